@@ -38,20 +38,20 @@ class Jagged:
     def __post_init__(self) -> None:
         bags = self.offsets.numel() - 1
         if self.keys.dtype != torch.int64 or self.offsets.dtype != torch.int64:
-            raise ConfigError(f"Jagged: got keys {self.keys.dtype}, offsets {self.offsets.dtype}, expected int64")
+            raise ConfigError("Jagged", f"got keys {self.keys.dtype}, offsets {self.offsets.dtype}, expected int64")
         if self.keys.dim() != 1 or self.offsets.dim() != 1:
             got = f"keys {list(self.keys.shape)}, offsets {list(self.offsets.shape)}"
-            raise ConfigError(f"Jagged: got {got}, expected [N] and [S * B + 1]")
+            raise ConfigError("Jagged", f"got {got}, expected [N] and [S * B + 1]")
         if bags < 0 or (self.names and bags % len(self.names)) or (not self.names and bags):
-            raise ConfigError(f"Jagged: got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
+            raise ConfigError("Jagged", f"got {bags + 1} offsets for {len(self.names)} features, expected S * B + 1")
         weights = self.weights
         if self.offsets.device != self.keys.device or (weights is not None and weights.device != self.keys.device):
             of_weights = "" if weights is None else f" and weights on {weights.device}"
             got = f"keys on {self.keys.device}, offsets on {self.offsets.device}{of_weights}"
-            raise ConfigError(f"Jagged: got {got}, expected all of them on one device")
+            raise ConfigError("Jagged", f"got {got}, expected all of them on one device")
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != self.keys.shape):
             raise ConfigError(
-                f"Jagged: got weights {weights.dtype}{list(weights.shape)}, expected float32{list(self.keys.shape)}"
+                "Jagged", f"got weights {weights.dtype}{list(weights.shape)}, expected float32{list(self.keys.shape)}"
             )
 
     @property
@@ -83,14 +83,14 @@ class Batch:
         weight, size = self.weight, self.label.shape[0]
         if weight is not None:
             if weight.dtype != torch.float32 or weight.shape != (size,):
-                raise ConfigError(f"Batch: got weight {weight.dtype}{list(weight.shape)}, expected float32[{size}]")
+                raise ConfigError("Batch", f"got weight {weight.dtype}{list(weight.shape)}, expected float32[{size}]")
             if weight.device != self.label.device:
                 raise ConfigError(
-                    f"Batch: got weight on {weight.device}, label on {self.label.device}, expected them on one device"
+                    "Batch", f"got weight on {weight.device}, label on {self.label.device}, expected them on one device"
                 )
         for name, values in self.metadata.items():
             if len(values) != size:
-                raise ConfigError(f"Batch: got {len(values)} values of metadata {name!r}, expected {size}")
+                raise ConfigError("Batch", f"got {len(values)} values of metadata {name!r}, expected {size}")
 
     @property
     def batch_size(self) -> int:
@@ -163,7 +163,9 @@ def one_hot(names: Sequence[str], keys: Tensor) -> Jagged:
         ConfigError: Keys of another shape or type.
     """
     if keys.dim() != 2 or keys.shape[0] != len(names):
-        raise ConfigError(f"one_hot: got keys {list(keys.shape)} for {len(names)} features, expected [{len(names)}, B]")
+        raise ConfigError(
+            "one_hot", f"got keys {list(keys.shape)} for {len(names)} features, expected [{len(names)}, B]"
+        )
     offsets = torch.arange(keys.numel() + 1, device=keys.device)
     return Jagged(names=tuple(names), keys=keys.reshape(-1), offsets=offsets)
 
@@ -200,7 +202,7 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
         ConfigError: Limits that are not one a feature, or offsets that fall or do not cover the keys.
     """
     if len(limits) != len(jagged.names):
-        raise ConfigError(f"limits: got {len(limits)}, expected one for each of {len(jagged.names)} features")
+        raise ConfigError("limits", f"got {len(limits)}, expected one for each of {len(jagged.names)} features")
     check_offsets(jagged)
     lengths = jagged.offsets.diff()
     most = max(1, jagged.keys.numel())
@@ -223,7 +225,7 @@ def check_offsets(jagged: Jagged) -> None:
     if bool(falls.any()):
         index = int(falls.nonzero()[0]) + 1
         got, num_keys = int(jagged.offsets[index]), jagged.keys.numel()
-        raise ConfigError(f"offsets[{index}]: got {got}, expected offsets rising from 0 to the {num_keys} keys")
+        raise ConfigError(f"offsets[{index}]", f"got {got}, expected offsets rising from 0 to the {num_keys} keys")
 
 
 def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
@@ -290,7 +292,7 @@ def column(batch: Batch, name: str) -> Tensor | pa.Array:
     batch_size, first = batch.batch_size, sparse.names.index(name) * batch.batch_size
     offsets = sparse.offsets[first : first + batch_size + 1]
     if not torch.equal(offsets - offsets[0], torch.arange(batch_size + 1, device=offsets.device)):
-        raise ConfigError(f"column {name!r}: got lists of keys, expected a column of one key a sample")
+        raise ConfigError(f"column {name!r}", "got lists of keys, expected a column of one key a sample")
     start = int(offsets[0])
     return sparse.keys[start : start + batch_size]
 
@@ -311,7 +313,7 @@ def column_codes(batch: Batch, name: str) -> Tensor:
 def _check_covered(jagged: Jagged) -> None:
     first, last, num_keys = int(jagged.offsets[0]), int(jagged.offsets[-1]), jagged.keys.numel()
     if first != 0 or last != num_keys:
-        raise ConfigError(f"offsets: got {first} to {last}, expected to rise from 0 to the {num_keys} keys")
+        raise ConfigError("offsets", f"got {first} to {last}, expected to rise from 0 to the {num_keys} keys")
 
 
 def _with_parts(jagged: Jagged, names: tuple[str, ...], parts: Sequence[slice], offsets: Tensor) -> Jagged:

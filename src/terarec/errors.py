@@ -2,7 +2,7 @@
 
 Every error that a user can cause derives from `TerarecError` and from the builtin that fits it, so that both
 ``except terarec.errors.TerarecError`` and ``except ValueError`` work. A message is one line: what was received,
-where (argument, JSON path, or file with row group, line or column), and what is accepted.
+where (argument, JSON path, or file with row group, line or column: `TerarecError.where`), and what is accepted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,20 @@ from pathlib import Path
 
 
 class TerarecError(Exception):
-    """Base of all errors that terarec raises on purpose."""
+    """Base of all errors that terarec raises on purpose.
+
+    Attributes:
+        where: Argument, JSON path, or file with row group, line or column; "" if the message alone says it.
+        problem: Received value and accepted ones.
+
+    Args:
+        parts: The message, or `where` and `problem`, which "WHERE: PROBLEM" joins; an empty `where` is left out.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        *where, self.problem = map(str, parts or ("",))
+        self.where = where[0] if where else ""
+        super().__init__(f"{self.where}: {self.problem}" if self.where else self.problem)
 
 
 class ConfigError(TerarecError, ValueError):

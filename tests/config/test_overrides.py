@@ -24,6 +24,7 @@ from terarec.spec import (
     freq,
     lru,
 )
+from tests.errors import at
 
 RUN = RunSpec(data="d")
 
@@ -134,7 +135,7 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
 
 def test_a_path_is_assigned_once() -> None:
     """A9: the last of two values is not taken silently."""
-    with pytest.raises(ConfigError, match=r"a\.b: got it twice"):
+    with pytest.raises(ConfigError, check=at("a.b")):
         parse_assignments(["a.b=1", "a.b = 2"])
 
 
@@ -162,14 +163,14 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
     )
     narrow = override(RUN, {"model.tables.dtype": "bfloat16"}).model.tables
     assert narrow.table("t", rows=5, width=4) == TableSpec(name="t", rows=5, width=4, dtype="bfloat16")
-    with pytest.raises(ConfigError, match=r"model\.tables.*dtype.*'float64'.*'bfloat16'"):
+    with pytest.raises(ConfigError, check=at("model.tables.dtype")):
         override(RUN, {"model.tables.dtype": "float64"})
     message = r"model\.tables\.admit is none, expected model\.tables\.admit\.kind=\.\.\. too, one of freq"
     with pytest.raises(ConfigError, match=message):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.admit.count": "3"})
-    with pytest.raises(ConfigError, match=r"tables\.kind: got 'dynamc' \(did you mean 'dynamic'\?\), expected one of"):
+    with pytest.raises(ConfigError, check=at("model.tables.kind")):
         override(RUN, {"model.tables.kind": "dynamc"})  # A13
-    with pytest.raises(ConfigError, match=r"model\.tables.*max_rows"):
+    with pytest.raises(ConfigError, check=at("model.tables.max_rows")):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.evict.kind": "lfu"})
 
 

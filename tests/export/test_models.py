@@ -29,6 +29,7 @@ from terarec.spec import (
     TableSpec,
     TablesSpec,
 )
+from tests.errors import at
 from tests.export.samples import run as run_onnx
 from tests.models.every import ALLOWED, COLUMN_MODELS, MODELS, ROWS, dataset, random_batch
 from tests.params import in_every_run
@@ -309,7 +310,7 @@ def test_what_cannot_be_exported_is_reported_in_one_line(
 def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = dataset()
     model = trained("wide_deep", columns)
-    with pytest.raises(ConfigError, match=r"format: got 'onx' \(did you mean 'onnx'\?\), expected one of onnx, torch"):
+    with pytest.raises(ConfigError, check=at("format")):
         export_model(model, tmp_path / "out", dataset=columns, format="onx")
     with pytest.raises(ConfigError, match="got a WideDeep without dataset, expected"):
         export_model(model, tmp_path / "out")

@@ -8,6 +8,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.metrics import MetricSet, find_metric, metric_names
+from tests.errors import at
 from tests.metrics.oracles import expected
 
 NAMES = [
@@ -145,7 +146,7 @@ def test_several_classes():
         assert found.found.values["accuracy"] == pytest.approx(np.average(right[part], weights=weights[part]), rel=1e-6)
     with pytest.raises(ConfigError, match="the number of a class, 0 to 2"):
         held.update(logits=logits, scores=logits, labels=np.full(60, 3.0), columns={"half": slices})
-    with pytest.raises(ConfigError, match="3 scores for 1 label"):
+    with pytest.raises(ConfigError, check=at("gauc")):
         MetricSet(["gauc"], ["kind"], group="u").update(logits=logits, labels=labels, columns={"u": slices})
     for name in ("auc", "ne", "rmse"):
         for columns in ((), ("half",)):
@@ -181,7 +182,7 @@ def test_columns_of_every_kind(values, shown):
 def test_a_column_has_one_type():
     held = MetricSet(["mae"], ["x"], slices=["column"])
     held.update(scores=np.zeros(1), labels=np.zeros(1), columns={"column": np.array([1])})
-    with pytest.raises(ConfigError, match="column 'column': got double values after int64 ones"):
+    with pytest.raises(ConfigError, check=at("column 'column'")):
         held.update(scores=np.zeros(1), labels=np.zeros(1), columns={"column": np.array([1.5])})
 
 

@@ -23,6 +23,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from tests.errors import at
 from tests.hugectr.graphs import evaluated, new_trainer
 from tests.models.planted import planted_batch
 
@@ -191,7 +192,7 @@ def test_an_embedding_may_be_named_like_a_method(name):
 
 
 def test_an_embedding_may_not_be_named_like_what_every_module_has():
-    with pytest.raises(ConfigError, match="embedding name: got 'training', expected another"):
+    with pytest.raises(ConfigError, check=at("embedding name")):
         GraphModel(graph_of_one_embedding("training"))
 
 
@@ -307,9 +308,9 @@ def test_layers_that_do_not_fit_are_rejected_with_names_and_shapes(layers, messa
 
 def test_batches_and_names_that_do_not_fit_are_rejected():
     model = GraphModel(planted_graph(), seed=1)
-    with pytest.raises(ConfigError, match=r"got 2 label and 2 dense columns, expected 1 \(click\) and 2"):
+    with pytest.raises(ConfigError, check=at("batch")):
         model.loss(planted_batch(4, num_labels=2))
-    with pytest.raises(ConfigError, match="tensor: got 'flatt', expected one of click, dense, e, flat"):
+    with pytest.raises(ConfigError, check=at("tensor")):
         model.tensor(planted_batch(4), "flatt")
     with pytest.raises(ConfigError, match="got the optimizer 'default', expected one of 'fast'"):
         new_trainer(model, SGDSpec(), {"fast": SGDSpec()})

@@ -6,6 +6,7 @@ import torch
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS
 from terarec.ops import row_gradient_norm, row_update_
+from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS
 from tests.ops.rules import make_gradients, make_rule, make_state
 
@@ -79,12 +80,12 @@ def test_the_same_bits(implementation, pooling, kind, mode, dtype):
 def test_a_place_outside_the_weights_is_rejected():
     weights, gradients = make_gradients(8, "sum", 5, 2)
     wrong = gradients[0]._replace(places=torch.full_like(gradients[0].keys, len(weights)))
-    with pytest.raises(ConfigError, match=rf"places: got .*{len(weights)}.*0 <= place < {len(weights)}"):
+    with pytest.raises(ConfigError, check=at("places")):
         row_update_(weights, (), [wrong], make_rule("sgd"), step=1)
-    with pytest.raises(ConfigError, match="places"):
+    with pytest.raises(ConfigError, check=at("places")):
         row_update_(weights, (), [gradients[0], wrong], make_rule("sgd"), step=1)
     state = make_state(make_rule("adam", "global"), weights)
-    with pytest.raises(ConfigError, match="'global'"):
+    with pytest.raises(ConfigError, check=at("mode")):
         row_update_(
             weights, state, [gradients[0]._replace(places=gradients[0].keys)], make_rule("adam", "global"), step=1
         )

@@ -9,6 +9,7 @@ from torch import nn
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.row_rules import RULE_KINDS
 from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
+from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS, on_every_host
 from tests.ops.rules import make_gradients, make_rule, make_state
@@ -187,12 +188,12 @@ def test_what_does_not_fit_is_rejected():
     weights, gradients = make_gradients(16, "sum", 4, 1)
     state = (torch.zeros_like(weights),)
     rule = make_rule("adagrad")
-    with pytest.raises(ConfigError, match=r"^state: got nothing, expected float32\[1014, 16\] for 'adagrad'"):
+    with pytest.raises(ConfigError, check=at("state")):
         row_update_(weights, (), gradients, rule, step=1)
-    with pytest.raises(ConfigError, match=r"^step: got 0"):
+    with pytest.raises(ConfigError, check=at("step")):
         row_update_(weights, state, gradients, rule, step=0)
     short = BagGradient(gradients[0].keys, gradients[0].offsets, gradients[0].grad[:3], gradients[0].layout)
-    with pytest.raises(ConfigError, match=r"^grad: got float32\[3, 64\], expected float32\[4, 64\]"):
+    with pytest.raises(ConfigError, check=at("grad")):
         row_update_(weights, state, [short], rule, step=1)
     with pytest.raises(ConfigError, match=r"^RowRule\.kind: got 'adadelta'"):
         state_shapes("adadelta", 1, 1)

@@ -11,6 +11,7 @@ from torch import nn
 from terarec.errors import ConfigError
 from terarec.optim import build_dense_optimizer
 from terarec.spec import AdaGradSpec, AdamSpec, FTRLSpec, MomentumSpec, NesterovSpec, SGDSpec
+from tests.errors import at
 
 
 def sgd(w, s, g, lr, t):
@@ -131,6 +132,6 @@ def test_ftrl_divides_by_its_rate():
     weight.grad = torch.ones(2)
     optimizer = build_dense_optimizer(FTRLSpec(), [weight])
     optimizer.param_groups[0]["lr"] = 0.0
-    with pytest.raises(ConfigError, match=r"FTRL: got the learning rate 0\.0, expected one > 0"):
+    with pytest.raises(ConfigError, check=at("FTRL")):
         optimizer.step()
     assert torch.equal(weight, torch.ones(2))

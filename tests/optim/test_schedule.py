@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.optim import LearningRateSchedule
+from tests.errors import at
 
 LENGTH = 40
 
@@ -71,21 +72,21 @@ def test_the_last_rate_bounds_the_fall_and_may_exceed_the_base():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"base_lr": -1.0}, "base_lr"),
-        ({"base_lr": math.nan}, "base_lr"),
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"warmup_steps": 1.5}, "warmup_steps"),
-        ({"decay_start": -1}, "decay_start"),
-        ({"decay_steps": 0}, "decay_steps"),
-        ({"decay_power": 0.5}, "decay_power"),
-        ({"end_lr": -0.1}, "end_lr"),
+        ({"base_lr": -1.0}, "LearningRateSchedule.base_lr"),
+        ({"base_lr": math.nan}, "LearningRateSchedule.base_lr"),
+        ({"warmup_steps": -1}, "LearningRateSchedule.warmup_steps"),
+        ({"warmup_steps": 1.5}, "LearningRateSchedule.warmup_steps"),
+        ({"decay_start": -1}, "LearningRateSchedule.decay_start"),
+        ({"decay_steps": 0}, "LearningRateSchedule.decay_steps"),
+        ({"decay_power": 0.5}, "LearningRateSchedule.decay_power"),
+        ({"end_lr": -0.1}, "LearningRateSchedule.end_lr"),
     ],
 )
 def test_bad_numbers_are_named(change, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(message)):
         LearningRateSchedule(**{"base_lr": 1.0, **change})
 
 
 def test_steps_count_from_one():
-    with pytest.raises(ConfigError, match="got step 0, expected steps from 1"):
+    with pytest.raises(ConfigError, check=at("LearningRateSchedule.lr")):
         LearningRateSchedule(base_lr=1.0).lr(0)

@@ -4,6 +4,7 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.spec.registry import Registry, unknown_name
+from tests.errors import at
 
 
 def test_entries_are_listed_in_their_order() -> None:
@@ -16,7 +17,7 @@ def test_entries_are_listed_in_their_order() -> None:
 
 
 def test_a_second_entry_of_a_name_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"^fruit 'pear': got a second one, 2, expected another name$"):
+    with pytest.raises(ConfigError, check=at("fruit 'pear'")):
         Registry("fruit", [("pear", 1), ("pear", 2)])
 
 
@@ -33,7 +34,7 @@ def test_a_decorator_registers_functions_and_classes() -> None:
     again = type("Named", (), {"__module__": Named.__module__, "__qualname__": Named.__qualname__})
     registry.add("named", again)  # as when a module is reloaded
     assert registry["named"] is again
-    with pytest.raises(ConfigError, match=r"thing 'called': got a second one, .*Other"):
+    with pytest.raises(ConfigError, check=at("thing 'called'")):
 
         @registry.register("called")
         class Other: ...
@@ -41,10 +42,8 @@ def test_a_decorator_registers_functions_and_classes() -> None:
 
 def test_unknown_names_suggest_the_nearest() -> None:
     registry = Registry("fruit", {"pear": 1, "apple": 2})
-    with pytest.raises(
-        ConfigError, match=r"^basket\.fruit: got 'aple' \(did you mean 'apple'\?\), expected one of pear, "
-    ):
+    with pytest.raises(ConfigError, check=at("basket.fruit")):
         registry.find("aple", "basket.fruit")
-    with pytest.raises(ConfigError, match=r"^fruit: got 'x', expected one of pear@K, apple$"):
+    with pytest.raises(ConfigError, check=at("fruit")):
         registry.find("x", listed=["pear@K", "apple"])
     assert str(unknown_name("fruit", "q" * 100, registry)).startswith(f"fruit: got '{'q' * 55}...")

@@ -28,6 +28,7 @@ from terarec.spec import (
 )
 from terarec.train import build, predict
 from terarec.train.run_dir import check_columns
+from tests.errors import at
 from tests.train.small_run import changed
 
 
@@ -185,13 +186,13 @@ def test_data_may_have_other_weights_and_metadata_than_that_of_the_training(tmp_
     check_columns(wider, tmp_path / "new", spec, tmp_path / "old")
     check_columns(spec, tmp_path / "old", wider, tmp_path / "new")
     for name in ("other", "oldest"):
-        with pytest.raises(ConfigError, match=r"workflow\.json is not that of the training"):
+        with pytest.raises(ConfigError, check=at("data set 'odd'")):
             check_columns(wider, tmp_path / name, spec, tmp_path / "old")
 
 
 def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, odd_data):
     build(changed(spec, max_steps=1), tmp_path / "RUN").fit()
-    with pytest.raises(ConfigError, match="data set 'odd': got the columns click, buy, city, expected those that the"):
+    with pytest.raises(ConfigError, check=at("data set 'odd'")):
         predict(tmp_path / "RUN", odd_data, "train", tmp_path / "scores.parquet")
     with pytest.raises(ConfigError, match="no split 'test', expected one of"):
         predict(tmp_path / "RUN", spec.data, "test", tmp_path / "scores.parquet")
@@ -202,7 +203,7 @@ def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, 
     (copy / "train").mkdir(parents=True)
     (copy / "train/part-00000.parquet").write_bytes((odd_data / "train/part-00000.parquet").read_bytes())
     write_dataset(dataclasses.replace(grown, categorical=(column,)), copy)
-    with pytest.raises(ConfigError, match="data set 'grown', column 'city': 10 rows, expected 9 rows as in training"):
+    with pytest.raises(ConfigError, check=at("data set 'grown', column 'city'")):
         predict(tmp_path / "ODD", copy, "train", tmp_path / "scores.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ODD", "RUN", "grown"]
 
@@ -221,7 +222,7 @@ def test_a_model_described_otherwise_is_rejected(tmp_path, spec):
     text = json.loads((tmp_path / "run.json").read_text())
     text["model"] |= {"top": [9]}
     (tmp_path / "run.json").write_text(json.dumps(text))
-    with pytest.raises(ConfigError, match=r"weights 'top.*': got shape \[8, .*\], expected \[9, "):
+    with pytest.raises(ConfigError, check=at("weights 'top.layers.0.weight'")):
         load_model(tmp_path)
 
 

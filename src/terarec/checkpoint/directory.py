@@ -83,7 +83,7 @@ class Manifest:
         for entry in self.files:
             if entry.file == file:
                 return entry
-        raise FormatError(f"{MANIFEST}: names no file {file!r}, which every checkpoint has")
+        raise FormatError(MANIFEST, f"names no file {file!r}, which every checkpoint has")
 
 
 def write_manifest(checkpoint: Path, step: int, files: Sequence[FileEntry]) -> None:
@@ -100,7 +100,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
-        raise DataNotFoundError(f"{checkpoint}: holds no {MANIFEST}, expected a complete checkpoint")
+        raise DataNotFoundError(checkpoint, f"holds no {MANIFEST}, expected a complete checkpoint")
     try:
         manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
@@ -109,11 +109,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     for entry in manifest.files:
         file = checkpoint / entry.file
         if not file.is_file():
-            raise FormatError(f"{file}: missing, expected a file of {entry.bytes} bytes")
+            raise FormatError(file, f"missing, expected a file of {entry.bytes} bytes")
         if not file.resolve().is_relative_to(inside):
-            raise FormatError(f"{file}: a link to {file.resolve()}, expected a file inside {checkpoint}")
+            raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
         if file.stat().st_size != entry.bytes:
-            raise FormatError(f"{file}: {file.stat().st_size} bytes, expected {entry.bytes}")
+            raise FormatError(file, f"{file.stat().st_size} bytes, expected {entry.bytes}")
     return manifest
 
 
@@ -145,7 +145,7 @@ def latest(directory: Path) -> Path:
     """
     checkpoints = complete_checkpoints(directory)
     if not checkpoints:
-        raise DataNotFoundError(f"{directory}: holds no complete checkpoint, expected step-*/{MANIFEST}")
+        raise DataNotFoundError(directory, f"holds no complete checkpoint, expected step-*/{MANIFEST}")
     return checkpoints[-1]
 
 
@@ -166,7 +166,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
     if which == "best":
         step = best_step(directory)
         if step is None:
-            raise ConfigError(f"{directory}: no checkpoint is marked as the best one, expected 'last' or a step")
+            raise ConfigError(directory, "no checkpoint is marked as the best one, expected 'last' or a step")
     elif str(which).isdecimal():
         step = int(which)
     else:
@@ -175,7 +175,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
     path = step_path(directory, step)
     if not (path / MANIFEST).is_file():
         steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in complete_checkpoints(directory))
-        raise ConfigError(f"{directory}: holds no checkpoint of step {step}, expected one of {steps}")
+        raise ConfigError(directory, f"holds no checkpoint of step {step}, expected one of {steps}")
     return path
 
 
@@ -195,7 +195,7 @@ def best_step(directory: Path) -> int | None:
         return None
     step = read_versioned_json(path, _BEST_FORMAT, _BEST_VERSION).get("step")
     if not isinstance(step, int):
-        raise FormatError(f"{path}: $.step: got {step!r}, expected an integer")
+        raise FormatError(path, f"$.step: got {step!r}, expected an integer")
     return step
 
 
@@ -211,7 +211,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
     """
     target = step_path(directory, step)
     if (target / MANIFEST).is_file():
-        raise StorageError(f"{target}: a checkpoint of this step exists already, expected a new step")
+        raise StorageError(target, "a checkpoint of this step exists already, expected a new step")
     try:
         _remove_leftovers(directory)
         directory.mkdir(parents=True, exist_ok=True)  # stays when this checkpoint fails
@@ -225,7 +225,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
         if not isinstance(reason, OSError):
             raise
         raise StorageError(
-            f"{target}: the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
+            target, f"the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
         ) from error
 
 

@@ -108,8 +108,9 @@ def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:
         content = json.dumps({"step": state.step, "progress": state.progress, "rng": rng}, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"progress: {error}, expected JSON data; of a row optimizer that is step_state(): the tables hold the "
-            "state of its rows"
+            "progress",
+            f"{error}, expected JSON data; of a row optimizer that is step_state(): the tables hold the "
+            "state of its rows",
         ) from None
     write_bytes(checkpoint / STATE, content)
     return FileEntry(file=STATE, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
@@ -167,7 +168,7 @@ class Checkpoint:
         """
         pieces = self._pieces(parse_table_file)
         if set(pieces) != set(tables):
-            raise ConfigError(f"{self.path}: holds the tables {sorted(pieces)}, expected {sorted(tables)}")
+            raise ConfigError(self.path, f"holds the tables {sorted(pieces)}, expected {sorted(tables)}")
         memories = self._pieces(parse_memory_file) if with_state else {}
         for name, entries in pieces.items():
             self._load_table(tables[name], entries, with_state=with_state)
@@ -186,12 +187,13 @@ class Checkpoint:
             if KEYS in tensors and not table.is_dynamic:
                 expected |= {"of_rows": str(len(table)), "seed": seed}
             if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != has_keys:
-                raise FormatError(f"{self.path / entry.file}: describes itself as {metadata}, expected {expected}")
+                raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected {expected}")
             rows = _rows(tensors, done)
             if with_state and set(rows.state) != set(table.state_names):
                 raise ConfigError(
-                    f"{self.path}: table {table.name!r} comes with the optimizer state {sorted(rows.state)}, "
-                    f"expected {sorted(table.state_names)}"
+                    self.path,
+                    f"table {table.name!r} comes with the optimizer state {sorted(rows.state)}, "
+                    f"expected {sorted(table.state_names)}",
                 )
             if entry is entries[0]:
                 table.clear()
@@ -200,7 +202,7 @@ class Checkpoint:
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
             done += len(rows.keys)
         if done != num_rows:
-            raise FormatError(f"{self.path}: holds {done} of the {num_rows} rows of table {table.name!r}")
+            raise FormatError(self.path, f"holds {done} of the {num_rows} rows of table {table.name!r}")
 
     def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
         """Return the number of rows of a table by its first piece; a static one must have as many as `table`."""
@@ -208,15 +210,13 @@ class Checkpoint:
         is_dynamic = KEYS in tensors and "of_rows" not in metadata
         if is_dynamic != table.is_dynamic:
             got, expected = kinds[is_dynamic], kinds[table.is_dynamic]
-            raise ConfigError(f"{self.path}: table {table.name!r} is {got}, expected a {expected} one")
+            raise ConfigError(self.path, f"table {table.name!r} is {got}, expected a {expected} one")
         num_rows = metadata.get("rows", "")
         held = metadata.get("of_rows", num_rows)
         if not table.is_dynamic and held != str(len(table)):
-            raise ConfigError(f"{self.path}: table {table.name!r} has {held} rows, expected {len(table)}")
+            raise ConfigError(self.path, f"table {table.name!r} has {held} rows, expected {len(table)}")
         if "of_rows" in metadata and not metadata.get("seed", "").isdecimal():
-            raise FormatError(
-                f"{self.path}: table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number"
-            )
+            raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
         return int(num_rows) if num_rows.isdecimal() else -1
 
     def _pieces(self, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
@@ -254,17 +254,17 @@ def load(path: Path) -> Checkpoint:
     manifest = read_manifest(path)
     state = _read_state(path / STATE, manifest.entry(STATE))
     if state["step"] != manifest.step:
-        raise FormatError(f"{path / MANIFEST}: $.step is {manifest.step}, but {STATE} is of step {state['step']}")
+        raise FormatError(path / MANIFEST, f"$.step is {manifest.step}, but {STATE} is of step {state['step']}")
     return Checkpoint(path, manifest, state)
 
 
 def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise FormatError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
+        raise FormatError(path, f"damaged: its SHA-256 is not the one in {MANIFEST}")
     try:
         state = parse_json(content)
         rng = bytearray(base64.b64decode(str(state["rng"]), validate=True))
         return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": rng}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise FormatError(f"{path}: expected step, progress and rng ({shortened(repr(error))})") from None
+        raise FormatError(path, f"expected step, progress and rng ({shortened(repr(error))})") from None

@@ -32,7 +32,7 @@ def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
     try:
         array: NDArray[Any] = held.numpy()
     except TypeError:
-        raise ConfigError(f"checkpoint: tensor {name!r} is {tensor.dtype}, expected a type that NumPy has") from None
+        raise ConfigError("checkpoint", f"tensor {name!r} is {tensor.dtype}, expected a type that NumPy has") from None
     return array
 
 
@@ -65,7 +65,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     try:
         return tensors, json.dumps({"groups": groups, "plain": plain})
     except TypeError as error:
-        raise ConfigError(f"optimizer state: {error}, expected tensors, numbers, strings, lists") from None
+        raise ConfigError("optimizer state", f"{error}, expected tensors, numbers, strings, lists") from None
 
 
 def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
             state.setdefault(int(index), {})[name] = tensor
         groups = [{name: _unboxed(value) for name, value in group.items()} for group in rest["groups"]]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise FormatError(f"optimizer state: damaged: {shortened(repr(error))}") from None
+        raise FormatError("optimizer state", f"damaged: {shortened(repr(error))}") from None
     return {"state": state, "param_groups": groups}
 
 
@@ -92,7 +92,9 @@ def _boxed(name: str, value: Any) -> Any:
         return {"tuple": list(value)}
     if isinstance(value, Tensor):
         if value.dim() or value.dtype != torch.float32:
-            raise ConfigError(f"optimizer option {name!r}: got {value.dtype}{list(value.shape)}, expected one float32")
+            raise ConfigError(
+                f"optimizer option {name!r}", f"got {value.dtype}{list(value.shape)}, expected one float32"
+            )
         return {"tensor": value.item()}
     return value
 

@@ -55,7 +55,7 @@ def reject_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
     _, _, given = command.make_parser(ctx).parse_args(args=list(args))
     for parameter, times in Counter(given).items():
         if times > 1 and parameter.param_type_name == "option" and not parameter.multiple and not parameter.count:
-            raise ConfigError(f"{parameter.opts[0]}: got it {times} times, expected it once")
+            raise ConfigError(parameter.opts[0], f"got it {times} times, expected it once")
 
 
 class Lazy(Command):

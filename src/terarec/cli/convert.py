@@ -67,7 +67,7 @@ def convert(options: ConvertOptions, show: Show) -> None:
 def _check(options: ConvertOptions) -> None:
     targets = (*_KINDS, "dataset", "run")
     if options.to not in targets:
-        raise ConfigError(f"--to: got {options.to!r}, expected one of {', '.join(targets)}")
+        raise ConfigError("--to", f"got {options.to!r}, expected one of {', '.join(targets)}")
     is_dataset, is_run = options.to == "dataset", options.to == "run"
     is_records = not (is_dataset or is_run)
     for name, is_given, is_wanted in (
@@ -78,10 +78,10 @@ def _check(options: ConvertOptions) -> None:
         *((f"--{name.replace('_', '-')}", getattr(options, name) is not None, is_run) for name in _OF_RUNS),
     ):
         if is_given and not is_wanted:
-            raise ConfigError(f"{name}: has no meaning with --to {options.to}")
+            raise ConfigError(name, f"has no meaning with --to {options.to}")
     for name in ("records", "dense"):
         if is_run and getattr(options, name) is None:
-            raise ConfigError(f"--{name}: got none, expected a path with --to run")
+            raise ConfigError(f"--{name}", "got none, expected a path with --to run")
 
 
 def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:

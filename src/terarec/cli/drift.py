@@ -39,7 +39,7 @@ def drift(options: DriftOptions, show: Show) -> None:
     from terarec.io import check_new_file
 
     if options.out.suffix != ".html":
-        raise ConfigError(f"--out: got {options.out}, expected a file that ends in .html")
+        raise ConfigError("--out", f"got {options.out}, expected a file that ends in .html")
     for file in (options.out, options.out.with_suffix(".json")):
         check_new_file(file, replace=options.force)  # before a long look at the data
     splits = read_dataset(options.reference).splits
@@ -74,5 +74,5 @@ def _summarize_current(options: DriftOptions, name: str) -> DataSummary:
         wanted = None if options.current_split is None else [options.current_split]
         return summarize_dataset(first, wanted, name=name, allow_import=allowed)
     if options.current_split is not None:
-        raise ConfigError("--current-split: raw logs have no splits, expected a data set as CURRENT")
+        raise ConfigError("--current-split", "raw logs have no splits, expected a data set as CURRENT")
     return summarize_raw(options.current, options.reference, allow_import=allowed)

@@ -51,16 +51,16 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
     if path.is_dir():
         return _describe_model(options)
     found = "is no directory" if path.exists() else "no such directory"
-    raise DataNotFoundError(f"{path}: {found}, expected a data set, a RUN or a checkpoint")
+    raise DataNotFoundError(path, f"{found}, expected a data set, a RUN or a checkpoint")
 
 
 def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
     from terarec.cli.inspect_data import describe_column, describe_dataset
 
     if options.checkpoint is not None:
-        raise ConfigError(f"--checkpoint: {options.path} is a data set, expected a RUN")
+        raise ConfigError("--checkpoint", f"{options.path} is a data set, expected a RUN")
     if options.table is not None:
-        raise ConfigError(f"--table: {options.path} is a data set, which has columns, expected a RUN or a checkpoint")
+        raise ConfigError("--table", f"{options.path} is a data set, which has columns, expected a RUN or a checkpoint")
     if options.column is None:
         return describe_dataset(options.path, allow_import=options.allow_import or ())
     with show.progress(f"counting {options.column}", "rows") as progress:
@@ -83,10 +83,10 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
     path = options.path
     if not any((path / name).exists() for name in (MANIFEST, RUN_FILE, CHECKPOINT_DIRECTORY)):
         raise DataNotFoundError(
-            f"{path}: expected a data set (with {DATASET_FILE}), a RUN ({RUN_FILE}) or a checkpoint ({MANIFEST})"
+            path, f"expected a data set (with {DATASET_FILE}), a RUN ({RUN_FILE}) or a checkpoint ({MANIFEST})"
         )
     if options.column is not None:
-        raise ConfigError(f"--column: {path} is a model, which has tables, expected a data set")
+        raise ConfigError("--column", f"{path} is a model, which has tables, expected a data set")
     if options.table is None:
         return describe_checkpoint(path, options.checkpoint)
     return describe_table(

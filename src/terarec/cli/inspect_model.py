@@ -43,7 +43,7 @@ def choose_checkpoint(path: Path, which: str | None) -> Path:
     """
     if (path / MANIFEST).is_file():
         if which is not None:
-            raise ConfigError(f"--checkpoint: {path} is a checkpoint, expected a RUN")
+            raise ConfigError("--checkpoint", f"{path} is a checkpoint, expected a RUN")
         return path
     if not (path / RUN_FILE).is_file():
         return find(path / CHECKPOINT_DIRECTORY, which or "last")
@@ -96,7 +96,7 @@ def table_pieces(checkpoint: Path, manifest: Manifest, table: str) -> Iterator[A
         FormatError: a damaged file.
     """
     if table not in table_names(manifest):
-        raise ConfigError(f"{checkpoint}: no table {table!r}, expected one of {', '.join(table_names(manifest))}")
+        raise ConfigError(checkpoint, f"no table {table!r}, expected one of {', '.join(table_names(manifest))}")
     yield from _pieces(checkpoint, manifest, table, parse_table_file)
 
 

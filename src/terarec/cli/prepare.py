@@ -123,7 +123,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not name or not sign or not value:
-            raise ConfigError(f"{option}: got {text!r}, expected NAME=VALUE")
+            raise ConfigError(option, f"got {text!r}, expected NAME=VALUE")
         found.setdefault(name, []).append(value)
     return found
 
@@ -132,7 +132,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     found = pairs("--conf", texts)
     for name, values in found.items():
         if len(values) > 1:
-            raise ConfigError(f"--conf: got {name!r} {len(values)} times, expected it once")
+            raise ConfigError("--conf", f"got {name!r} {len(values)} times, expected it once")
     return {name: value for name, (value,) in found.items()}
 
 
@@ -310,9 +310,9 @@ def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
     for word in comma_separated(texts):
         column, _, count = word.rpartition("=")
         if not column or not count.isdecimal():
-            raise ConfigError(f"--buckets: got {word!r}, expected COLUMN=COUNT such as age=10")
+            raise ConfigError("--buckets", f"got {word!r}, expected COLUMN=COUNT such as age=10")
         if column in buckets:
-            raise ConfigError(f"--buckets: got {column!r} twice, expected it once")
+            raise ConfigError("--buckets", f"got {column!r} twice, expected it once")
         buckets[column] = int(count)
     return buckets
 
@@ -382,7 +382,7 @@ def _find(name: str, allow_import: Sequence[str]) -> Workflow:
     if path.is_file():
         return Workflow.from_json(path, allow_import=allow_import)
     known = ", ".join(sorted({"criteo", "csv", *PRESETS}))
-    raise ConfigError(f"WORKFLOW: got {name}, expected a file, a directory, or one of {known}")
+    raise ConfigError("WORKFLOW", f"got {name}, expected a file, a directory, or one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +404,7 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
 
     preset = PRESETS.find(options.name, "NAME")
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
-        raise ConfigError(f"--layout: got {options.layout!r} for {options.name}, which has one layout")
+        raise ConfigError("--layout", f"got {options.layout!r} for {options.name}, which has one layout")
     check_new_file(options.out, replace=options.force)
     chosen = {"min_count": options.min_count, "layout": options.layout}
     spec = preset(**{name: value for name, value in chosen.items() if value is not None})

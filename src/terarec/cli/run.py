@@ -73,7 +73,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     labels = [label.name for label in trained_on.labels]
     evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
     if options.k is not None and not isinstance(model, TwoTower):
-        raise ConfigError(f"--k: has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
+        raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)
     with show.progress("evaluating", "samples") as progress:
         found = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
@@ -135,7 +135,7 @@ def _retrieval(
 def _lengths(text: str) -> list[int]:
     words = comma_separated([text])
     if not words or not all(word.isdecimal() and int(word) for word in words):
-        raise ConfigError(f"--k: got {text!r}, expected numbers of items such as 10,50,100")
+        raise ConfigError("--k", f"got {text!r}, expected numbers of items such as 10,50,100")
     return [int(word) for word in words]
 
 
@@ -262,7 +262,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:
     for field in dataclasses.fields(options):
         if field.name in names and getattr(options, field.name) != field.default:
-            raise ConfigError(f"--{field.name.replace('_', '-')}: has no meaning for {what}")
+            raise ConfigError(f"--{field.name.replace('_', '-')}", f"has no meaning for {what}")
 
 
 def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:

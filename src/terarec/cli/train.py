@@ -55,7 +55,7 @@ def init_config(options: InitConfigOptions, show: Show) -> None:
 
     model = _MODELS.find(options.model)
     if options.factory is not None and options.model != "python":
-        raise ConfigError(f"--factory: has no meaning for {options.model}, expected the model python")
+        raise ConfigError("--factory", f"has no meaning for {options.model}, expected the model python")
     check_new_file(options.out, replace=options.force)
     dataset = read_spec(options.data)
     # A relative path counts from the folder of the file, so that both may be moved together.
@@ -179,7 +179,9 @@ def run_spec(options: TrainOptions) -> RunSpec:
 def _base(options: TrainOptions) -> RunSpec:
     """What the flags go on top of."""
     if options.config is not None and options.config_file is not None:
-        raise ConfigError(f"--config: got {options.config_file} and CONFIG.json {options.config}, expected one of them")
+        raise ConfigError(
+            "--config", f"got {options.config_file} and CONFIG.json {options.config}, expected one of them"
+        )
     config = options.config or options.config_file
     if config is not None:
         return load_run(config)
@@ -192,8 +194,9 @@ def _base(options: TrainOptions) -> RunSpec:
                 return dataclasses.replace(load_run(run / _RUN_FILE), init_from=None, reset_optimizer=False)
     if options.data is None:
         raise ConfigError(
-            "nothing to train on: got neither CONFIG.json nor --data, expected one of them, "
-            f"or --resume and a run in {options.out}, or --init-from and another run"
+            "nothing to train on",
+            "got neither CONFIG.json nor --data, expected one of them, "
+            f"or --resume and a run in {options.out}, or --init-from and another run",
         )
     return RunSpec(data=str(options.data))
 
@@ -246,7 +249,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
 
     split = spec.training.eval_split
     if split is None:
-        raise ConfigError("--seeds: training.eval_split is none, expected a split whose metrics are compared")
+        raise ConfigError("--seeds", "training.eval_split is none, expected a split whose metrics are compared")
     read_spec(Path(spec.data)).num_rows(split)  # refuses a split that is not there before the first training
 
     def done(result: SeedResult) -> None:

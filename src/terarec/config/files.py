@@ -144,7 +144,7 @@ def save_run(run: RunSpec, path: Path | str) -> None:
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise DataNotFoundError(f"{path.parent}: no such directory, expected one for {path.name}")
+        raise DataNotFoundError(path.parent, f"no such directory, expected one for {path.name}")
     write_json(path, to_data(run))
 
 
@@ -153,18 +153,18 @@ def _parse(path: Path, what: str) -> Any:
         text = without_comments(path.read_text(encoding="utf-8"))
         data = parse_json(text, object_pairs_hook=_distinct_fields)
     except FileNotFoundError:
-        raise DataNotFoundError(f"{path}: no such file, expected {what} in JSON") from None
+        raise DataNotFoundError(path, f"no such file, expected {what} in JSON") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: got a directory, expected {what} in JSON") from None
+        raise ConfigError(path, f"got a directory, expected {what} in JSON") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8, expected {what} in JSON") from None
+        raise ConfigError(path, f"byte {error.start} is not UTF-8, expected {what} in JSON") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
+        raise ConfigError(path, f"line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}, expected {what} in JSON") from None
+        raise ConfigError(path, f"{error}, expected {what} in JSON") from None
     repeated = _find_repeated(data)
     if repeated is not None:
-        raise ConfigError(f"{path}: {repeated}: the field occurs twice, expected it once")
+        raise ConfigError(path, f"{repeated}: the field occurs twice, expected it once")
     return data
 
 

@@ -31,7 +31,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
         if not equals or not path.strip():
             raise ConfigError(f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096")
         if path.strip() in changes:
-            raise ConfigError(f"{shortened(path.strip())}: got it twice, expected it once")
+            raise ConfigError(shortened(path.strip()), "got it twice, expected it once")
         changes[path.strip()] = text.strip()
     return changes
 
@@ -64,14 +64,14 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
         kinds = kinds_of(hint)
         part = present(hint)
         if not kinds and not dataclasses.is_dataclass(part):
-            raise ConfigError(f"{path}: {'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
+            raise ConfigError(path, f"{'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
         if data.get(group) is None:
             data[group] = _default(spec_type, group)
         data = data[group]
         spec_type = kinds.get(data.get("kind", "")) if kinds else part
         if spec_type is None and path != f"{'.'.join(groups)}.kind":
             inside = ".".join(groups[: depth + 1])
-            raise ConfigError(f"{path}: {inside} is none, expected {inside}.kind=... too, one of {', '.join(kinds)}")
+            raise ConfigError(path, f"{inside} is none, expected {inside}.kind=... too, one of {', '.join(kinds)}")
     if leaf == "kind" and kinds:
         _choose_kind(kinds, data, path, text)
         return
@@ -108,7 +108,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
     if type(None) in types and text.lower() in _NONE_WORDS:
         return None
     if any(dataclasses.is_dataclass(member) for member in types):
-        raise ConfigError(f"{path}: got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
+        raise ConfigError(path, f"got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
     hint = present(hint)
     if hint is Any or _holds_specs(hint) or (typing.get_origin(hint) is Mapping and text.startswith("{")):
         return _read_json(hint, text, path)
@@ -116,7 +116,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
         item = typing.get_args(hint)[1]
         pairs = [word.rpartition(":") for word in text.split(",")] if text else []
         if not all(colon for _, colon, _ in pairs):
-            raise ConfigError(f"{path}: got {quoted(text)}, expected name:value, as in a:0.5,b:0")
+            raise ConfigError(path, f"got {quoted(text)}, expected name:value, as in a:0.5,b:0")
         return {name.strip(): _read(item, value.strip(), path) for name, _, value in pairs}
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
@@ -144,7 +144,7 @@ def _read_json(hint: Any, text: str, path: str) -> Any:
     except ValueError:
         if hint is Any:
             return text
-        raise ConfigError(f"{path}: got {quoted(text)}, expected it in JSON") from None
+        raise ConfigError(path, f"got {quoted(text)}, expected it in JSON") from None
 
 
 def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
@@ -159,4 +159,4 @@ def _read_number(hint: Any, text: str, path: str) -> bool | int | float:
             pass
         else:
             return number
-    raise ConfigError(f"{path}: got {quoted(text)}, expected {expected}")
+    raise ConfigError(path, f"got {quoted(text)}, expected {expected}")

@@ -290,18 +290,20 @@ class BatchStream:
         state = {"repeat": False, "rows_skipped": 0, **state}
         for field, here in {"parts": None, **self._cut()}.items():
             if state.get(field) != here:
-                raise ConfigError(f"reader state: {field} is {state.get(field)!r}, expected {here!r} as in this reader")
+                raise ConfigError(
+                    "reader state", f"{field} is {state.get(field)!r}, expected {here!r} as in this reader"
+                )
         if "rows_read" not in state:
             batches: int = checks.argument("state['batches']", state.get("batches"), _COUNT)
             if batches > self.num_batches:
-                raise ConfigError(f"reader state: batches is {batches}, expected at most {self.num_batches}")
+                raise ConfigError("reader state", f"batches is {batches}, expected at most {self.num_batches}")
             state["rows_read"] = min(batches * self.options.batch_size, self.num_rows)
         epoch, rows, skipped, seed = (
             checks.argument(f"state[{field!r}]", state.get(field), _COUNT)
             for field in ("epoch", "rows_read", "rows_skipped", "seed")
         )
         if rows > self.num_rows:
-            raise ConfigError(f"reader state: rows_read is {rows}, expected at most {self.num_rows}")
+            raise ConfigError("reader state", f"rows_read is {rows}, expected at most {self.num_rows}")
         self.close()
         self._position = _Position(epoch=epoch, rows=rows, skipped=skipped)
         self.options = replace(self.options, seed=seed)
@@ -359,7 +361,7 @@ def _batches(
         for window, block, left_out in loaded:
             if window.epoch > epoch:
                 if not kept:
-                    raise FormatError("reader: the checksum of every record fails, expected some to repeat")
+                    raise FormatError("reader", "the checksum of every record fails, expected some to repeat")
                 epoch, kept = window.epoch, 0
             kept += block.num_rows
             used = _used_rows(window, position)
@@ -423,9 +425,11 @@ def _advance(held: deque[_Held], sampler: Sampler, rows: int) -> tuple[int, int]
 
 def _checked(feed: Feed, options: StreamOptions) -> Feed:
     if options.repeat and not sum(feed.group_rows):
-        raise FormatError("reader: the source holds no records, expected some to repeat")
+        raise FormatError("reader", "the source holds no records, expected some to repeat")
     if options.repeat and feed.parts is not None:
-        raise ConfigError("reader: got repeat with parts, expected one of them: batches would cross the parts' borders")
+        raise ConfigError(
+            "reader", "got repeat with parts, expected one of them: batches would cross the parts' borders"
+        )
     return feed
 
 

@@ -83,7 +83,7 @@ def open_reader(
             threads=threads,
         )
     if by_parts:
-        raise ConfigError(f"{records}: got by_parts=True for HugeCTR's files, expected a prepared data set with parts")
+        raise ConfigError(records, "got by_parts=True for HugeCTR's files, expected a prepared data set with parts")
     spec = read_records(records)
     return RecordReader(
         ColumnSource(spec, split, records.parent, read_spec(records).categorical),

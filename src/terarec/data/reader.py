@@ -125,8 +125,9 @@ class DatasetSource:
         expected = (len(self.group_rows), sum(self.group_rows))
         if by_parts and got != expected:
             raise FormatError(
-                f"{directory / split / PARTS_FILE}: parts of {got[0]} row groups with {got[1]} rows, expected "
-                f"{expected[0]} with {expected[1]} as in the shards"
+                directory / split / PARTS_FILE,
+                f"parts of {got[0]} row groups with {got[1]} rows, expected "
+                f"{expected[0]} with {expected[1]} as in the shards",
             )
 
     def read(self, group: int) -> ColumnBlock:
@@ -185,7 +186,7 @@ class InMemorySource:
 def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[pa.Array, ...]:
     names = [column.name for column in spec.metadata]
     if set(given) != set(names):
-        raise FormatError(f"{where}: got the metadata {sorted(given)}, expected {sorted(names)}")
+        raise FormatError(where, f"got the metadata {sorted(given)}, expected {sorted(names)}")
     arrays = []
     for column in spec.metadata:
         values = given[column.name]
@@ -194,7 +195,7 @@ def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[
             arrays.append(array.cast(METADATA_TYPES[column.type]))
         except (pa.ArrowException, TypeError) as error:
             reason = str(error).splitlines()[0]
-            raise FormatError(f"{where}, column {column.name!r}: {reason}, expected {column.type} values") from None
+            raise FormatError(f"{where}, column {column.name!r}", f"{reason}, expected {column.type} values") from None
     return tuple(arrays)
 
 
@@ -294,8 +295,9 @@ class Reader(IterableDataset[Batch]):
         worker = get_worker_info()
         if worker is not None:
             raise ConfigError(
-                f"reader: got a DataLoader with num_workers={worker.num_workers}, expected num_workers=0: "
-                "Reader(threads=..., prefetch=...) reads ahead itself"
+                "reader",
+                f"got a DataLoader with num_workers={worker.num_workers}, expected num_workers=0: "
+                "Reader(threads=..., prefetch=...) reads ahead itself",
             )
         return self._stream.start()
 

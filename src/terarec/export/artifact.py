@@ -151,7 +151,7 @@ def export_model(
             written = _write_graph(model, dataset, path, format, tables, key_inputs)
         elif dataset is None:
             raise ConfigError(
-                f"export: got a {type(model).__name__} without dataset, expected the columns that it reads"
+                "export", f"got a {type(model).__name__} without dataset, expected the columns that it reads"
             )
         else:
             written = _write_native(model, dataset, path, format, tables, key_inputs, scores)
@@ -231,7 +231,7 @@ def _write_graph(
     key_inputs: Sequence[KeyInput],
 ) -> _Written:
     if format != "onnx":
-        raise ConfigError(f"format: got {format!r} for a GraphModel, expected 'onnx'")
+        raise ConfigError("format", f"got {format!r} for a GraphModel, expected 'onnx'")
     export_onnx(model, path, embeddings=tables, key_inputs=key_inputs)
     spec = model.spec
     longest: dict[str, int] = {}

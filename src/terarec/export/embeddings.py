@@ -138,12 +138,12 @@ def emit_embedding(
 def _together(feature: GraphFeature, places: Places) -> tuple[str, str, int | None, int | str]:
     """What features have in common that one lookup serves: among others the length of their bags in the input."""
     if feature.read_column not in places:
-        raise ConfigError(f"key inputs: none has column {feature.read_column!r}, expected those of the embeddings")
+        raise ConfigError("key inputs", f"none has column {feature.read_column!r}, expected those of the embeddings")
     source, _ = places[feature.read_column]
     if feature.pooling == "concat" and (source.max_keys or 0) < feature.vectors:
         raise ConfigError(
-            f"key inputs: {feature.read_column!r} has max_keys={source.max_keys}, expected at least {feature.vectors} "
-            "for 'concat'"
+            "key inputs",
+            f"{feature.read_column!r} has max_keys={source.max_keys}, expected at least {feature.vectors} for 'concat'",
         )
     return feature.table, feature.pooling, feature.max_keys, source.max_keys or source.name
 

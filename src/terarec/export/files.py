@@ -55,8 +55,8 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
             program = torch.export.export(scoring, tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
         except Exception as error:  # whatever the code of a model raises on tensors without values
             raise ConfigError(
-                f"{type(scoring.model).__name__}: cannot be exported{_layer_of(error, scoring.model)}: "
-                f"{_first_line(error)}"
+                type(scoring.model).__name__,
+                f"cannot be exported{_layer_of(error, scoring.model)}: {_first_line(error)}",
             ) from error
     _forget_places(program.graph_module)
     return program
@@ -85,7 +85,7 @@ def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
         except torch.onnx.errors.OnnxExporterError as error:
             operation = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(error))
             reason = f"operation {operation[1]} has no form there" if operation else _first_line(error)
-            raise ConfigError(f"{type(scoring.model).__name__}: cannot be written as ONNX: {reason}") from error
+            raise ConfigError(type(scoring.model).__name__, f"cannot be written as ONNX: {reason}") from error
     assert made is not None  # as it is for `dynamo`
     made.model.ir_version = IR_VERSION
     for node in made.model.graph.all_nodes():
@@ -169,8 +169,8 @@ def export_onnx(
     """
     if not isinstance(model, GraphModel):
         raise ConfigError(
-            f"export_onnx: got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any "
-            "model"
+            "export_onnx",
+            f"got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any model",
         )
     graph = OnnxGraph()
     needed = needed_layers(model.spec)
@@ -194,7 +194,9 @@ def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], 
         bottoms = layer.bottoms[:1] if is_loss else layer.bottoms
         absent = [bottom for bottom in bottoms if bottom not in values]
         if absent:
-            raise ConfigError(f"layer {layer.tops[0]!r}: reads the label {absent[0]!r}, which predictions do not have")
+            raise ConfigError(
+                f"layer {layer.tops[0]!r}", f"reads the label {absent[0]!r}, which predictions do not have"
+            )
         found = emit(graph, layer.kind, module, [values[bottom] for bottom in bottoms])
         if is_loss:
             graph.output(layer.bottoms[1], found[0], model.shapes[bottoms[0]].dims)

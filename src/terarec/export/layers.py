@@ -390,5 +390,5 @@ def emit(graph: OnnxGraph, kind: str, layer: Layer, bottoms: list[str]) -> list[
         ConfigError: A kind that cannot be exported.
     """
     if kind not in EXPORTED_KINDS:
-        raise ConfigError(f"layer {kind}: has no form in ONNX files, expected one of {', '.join(EXPORTED_KINDS)}")
+        raise ConfigError(f"layer {kind}", f"has no form in ONNX files, expected one of {', '.join(EXPORTED_KINDS)}")
     return EXPORTED_KINDS[kind](graph, layer, *bottoms)

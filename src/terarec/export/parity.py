@@ -51,12 +51,12 @@ def max_difference(
             wanted = [scores.float().cpu().numpy() for scores in expected(batch)]
         for got, want in zip(found, wanted, strict=True):
             if got.shape != want.shape:
-                raise ConfigError(f"export: got scores {list(got.shape)} of the file, expected {list(want.shape)}")
+                raise ConfigError("export", f"got scores {list(got.shape)} of the file, expected {list(want.shape)}")
             difference = float(np.abs(got - want).max(initial=0.0))
             bound = TOLERANCE * max(1.0, float(np.abs(want).max(initial=0.0)))
             if not difference <= bound:
                 raise ConfigError(
-                    f"export: the file's scores are {difference:.3g} off the model's, expected at most {bound:.3g}"
+                    "export", f"the file's scores are {difference:.3g} off the model's, expected at most {bound:.3g}"
                 )
             largest = max(largest, difference)
     return largest

@@ -284,8 +284,9 @@ def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput
     for column in (*columns, *sorted(read)):
         if column not in known or columns.count(column) != 1:
             raise ConfigError(
-                f"key inputs: got column {column!r} {columns.count(column)} times, expected each of the columns that "
-                f"the model reads once: {', '.join(sorted(read))}"
+                "key inputs",
+                f"got column {column!r} {columns.count(column)} times, expected each of the columns that "
+                f"the model reads once: {', '.join(sorted(read))}",
             )
     return list(given)
 

@@ -158,15 +158,15 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
         if lengths.size and (lengths.max() > column.hotness or lengths.min() < 0):
             row = int(np.argmax((lengths > column.hotness) | (lengths < 0)))
             raise FormatError(
-                f"{where}, column {column.name!r}: row {row} holds {int(lengths[row])} keys, "
-                f"expected 0 to {column.hotness}"
+                f"{where}, column {column.name!r}",
+                f"row {row} holds {int(lengths[row])} keys, expected 0 to {column.hotness}",
             )
     assert isinstance(values, np.ndarray)
     if column.rows is not None and values.size and _leave(values, column.rows):
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
-            f"{where}, column {column.name!r}: key {int(values[position])} at position {position}, "
-            f"expected 0 <= key < {column.rows} ({promise})"
+            f"{where}, column {column.name!r}",
+            f"key {int(values[position])} at position {position}, expected 0 <= key < {column.rows} ({promise})",
         )
 
 
@@ -224,7 +224,8 @@ def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
     if not good.all():
         row = int(np.argmin(good))
         raise FormatError(
-            f"{where}, column {name!r}: row {row} has the weight {weight[row]}, expected a finite float32 number >= 0"
+            f"{where}, column {name!r}",
+            f"row {row} has the weight {weight[row]}, expected a finite float32 number >= 0",
         )
 
 
@@ -242,21 +243,21 @@ def check_sample_columns(
     """
     if spec.weight is None or weight is None:
         if spec.weight is not None:
-            raise FormatError(f"{where}, column {spec.weight!r}: got no weights, expected {num_rows}")
+            raise FormatError(f"{where}, column {spec.weight!r}", f"got no weights, expected {num_rows}")
         if weight is not None:
-            raise FormatError(f"{where}: got weights, expected none for a data set without a weight column")
+            raise FormatError(where, "got weights, expected none for a data set without a weight column")
     else:
         if not isinstance(weight, np.ndarray) or weight.shape != (num_rows,) or weight.dtype.kind not in "fiu":
             got = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, np.ndarray) else type(weight).__name__
-            raise FormatError(f"{where}, column {spec.weight!r}: got weights {got}, expected numbers[{num_rows}]")
+            raise FormatError(f"{where}, column {spec.weight!r}", f"got weights {got}, expected numbers[{num_rows}]")
         check_weights(spec.weight, weight, where)
     if len(metadata) != len(spec.metadata):
-        raise FormatError(f"{where}: got {len(metadata)} metadata columns, expected {len(spec.metadata)}")
+        raise FormatError(where, f"got {len(metadata)} metadata columns, expected {len(spec.metadata)}")
     for column, array in zip(spec.metadata, metadata, strict=True):
         if len(array) != num_rows or array.type != METADATA_TYPES[column.type]:
             expected = f"{num_rows} values of {METADATA_TYPES[column.type]}"
             raise FormatError(
-                f"{where}, column {column.name!r}: got {len(array)} values of {array.type}, expected {expected}"
+                f"{where}, column {column.name!r}", f"got {len(array)} values of {array.type}, expected {expected}"
             )
 
 
@@ -274,7 +275,7 @@ def metadata_array(values: pa.Array | pa.ChunkedArray, column: MetadataColumn, w
             array.validate(full=True)
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
-        raise FormatError(f"{where}, column {column.name!r}: {reason}, expected {column.type} values") from None
+        raise FormatError(f"{where}, column {column.name!r}", f"{reason}, expected {column.type} values") from None
     return array
 
 
@@ -296,18 +297,18 @@ def check_rows(
         FormatError: A wrong shape, number of columns, type of column, key or weight; the message starts with `where`.
     """
     if not isinstance(label, np.ndarray) or label.ndim != 2:
-        raise FormatError(f"{where}: got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")
+        raise FormatError(where, f"got label {_shape(label)}, expected an array [n, {len(spec.labels)}]")
     num_rows = int(label.shape[0])
     for name, array, columns in (("label", label, spec.labels), ("dense", dense, spec.dense)):
         if not isinstance(array, np.ndarray) or array.shape != (num_rows, len(columns)):
-            raise FormatError(f"{where}: got {name} {_shape(array)}, expected [{num_rows}, {len(columns)}]")
+            raise FormatError(where, f"got {name} {_shape(array)}, expected [{num_rows}, {len(columns)}]")
     if len(keys) != len(spec.categorical):
-        raise FormatError(f"{where}: got keys of {len(keys)} columns, expected {len(spec.categorical)}")
+        raise FormatError(where, f"got keys of {len(keys)} columns, expected {len(spec.categorical)}")
     for column, column_keys in zip(spec.categorical, keys, strict=True):
         listed = isinstance(column_keys, tuple)
         if listed != (column.hotness > 1):
             expected = "(values, offsets)" if column.hotness > 1 else "one key per row"
-            raise FormatError(f"{where}, column {column.name!r}: hotness is {column.hotness}, expected {expected}")
+            raise FormatError(f"{where}, column {column.name!r}", f"hotness is {column.hotness}, expected {expected}")
         _check_column_shape(column_keys, num_rows, f"{where}, column {column.name!r}")
         check_keys(column, column_keys, where)
     check_sample_columns(spec, num_rows, weight, metadata, where)
@@ -317,12 +318,12 @@ def check_rows(
 def _check_column_shape(keys: Keys, num_rows: int, where: str) -> None:
     values, offsets = keys if isinstance(keys, tuple) else (keys, None)
     if not np.issubdtype(values.dtype, np.integer) or values.ndim != 1:
-        raise FormatError(f"{where}: got {values.dtype}{_shape(values)} keys, expected integers[n]")
+        raise FormatError(where, f"got {values.dtype}{_shape(values)} keys, expected integers[n]")
     if offsets is None:
         if values.shape != (num_rows,):
-            raise FormatError(f"{where}: got {len(values)} keys for {num_rows} rows")
+            raise FormatError(where, f"got {len(values)} keys for {num_rows} rows")
     elif offsets.shape != (num_rows + 1,) or offsets[0] != 0 or offsets[-1] != len(values):
-        raise FormatError(f"{where}: got offsets {_shape(offsets)}, expected [{num_rows + 1}] from 0 to {len(values)}")
+        raise FormatError(where, f"got offsets {_shape(offsets)}, expected [{num_rows + 1}] from 0 to {len(values)}")
 
 
 def _shape(array: object) -> str:

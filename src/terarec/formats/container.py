@@ -110,7 +110,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
     try:
         stream = path.open("rb", buffering=0)
     except (FileNotFoundError, IsADirectoryError):
-        raise DataNotFoundError(f"{path}: no such file") from None
+        raise DataNotFoundError(path, "no such file") from None
     with stream:
         entries, metadata = _read_header(stream, digest, path)
         arrays = {}
@@ -119,7 +119,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
             _read(stream, digest, array.reshape(-1).view(np.uint8).data, path)
             arrays[name] = array
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise FormatError(f"{path}: damaged, SHA-256 is {digest.hexdigest()}, expected {sha256}")
+        raise FormatError(path, f"damaged, SHA-256 is {digest.hexdigest()}, expected {sha256}")
     return arrays, metadata
 
 
@@ -130,44 +130,44 @@ def _header(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[s
     for name, array in tensors.items():
         kind = _NAMES.get(array.dtype.newbyteorder("<"))
         if kind is None or name == METADATA:
-            raise FormatError(f"{path}: tensor {name!r} of type {array.dtype}, expected one of {', '.join(_DTYPES)}")
+            raise FormatError(path, f"tensor {name!r} of type {array.dtype}, expected one of {', '.join(_DTYPES)}")
         stop = start + array.nbytes
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
-        raise FormatError(f"{path}: the header takes {len(text)} bytes, expected at most {MAX_HEADER_BYTES}")
+        raise FormatError(path, f"the header takes {len(text)} bytes, expected at most {MAX_HEADER_BYTES}")
     return len(text).to_bytes(8, "little") + text
 
 
 def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
     size = os.fstat(stream.fileno()).st_size
     if size < 8:
-        raise FormatError(f"{path}: holds {size} bytes, expected a header length of 8 bytes first")
+        raise FormatError(path, f"holds {size} bytes, expected a header length of 8 bytes first")
     prefix = bytearray(8)
     _read(stream, digest, memoryview(prefix), path)
     length = int.from_bytes(prefix, "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
-        raise FormatError(f"{path}: header of {length} bytes in a file of {size}, expected one that fits")
+        raise FormatError(path, f"header of {length} bytes in a file of {size}, expected one that fits")
     text = bytearray(length)
     _read(stream, digest, memoryview(text), path)
     try:
         header = parse_json(text)
     except ValueError as error:
-        raise FormatError(f"{path}: the header is not JSON ({error})") from None
+        raise FormatError(path, f"the header is not JSON ({error})") from None
     metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError(f"{path}: the header is no object, or its {METADATA} holds something else than strings")
+        raise FormatError(path, f"the header is no object, or its {METADATA} holds something else than strings")
     entries = {name: _entry(path, name, described) for name, described in header.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
     end = 0
     for name, entry in ordered.items():
         if entry.start != end:
-            raise FormatError(f"{path}: tensor {name!r} starts at byte {entry.start}, expected {end}: hole or overlap")
+            raise FormatError(path, f"tensor {name!r} starts at byte {entry.start}, expected {end}: hole or overlap")
         end = entry.stop
     if 8 + length + end != size:
-        raise FormatError(f"{path}: holds {size} bytes, expected {8 + length + end} by its header")
+        raise FormatError(path, f"holds {size} bytes, expected {8 + length + end} by its header")
     return ordered, metadata
 
 
@@ -180,11 +180,11 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
     except (KeyError, TypeError, ValueError):
         is_valid = False
     if is_valid and stop - start != math.prod(shape) * dtype.itemsize:
-        raise FormatError(f"{path}: tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
+        raise FormatError(path, f"tensor {name!r} has bytes {start} to {stop}, expected {list(shape)} of {dtype}")
     # NumPy rejects an array without elements, too, if no memory could hold its other dimensions.
     if not is_valid or len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
         raise FormatError(
-            f"{path}: tensor {name!r} is described by {quoted(described)}, expected dtype, shape, data_offsets"
+            path, f"tensor {name!r} is described by {quoted(described)}, expected dtype, shape, data_offsets"
         )
     return _Entry(dtype, shape, start, stop)
 
@@ -202,6 +202,6 @@ def _read(stream: io.FileIO, digest: Any, view: memoryview, path: Path) -> None:
     while done < len(view):
         count = stream.readinto(view[done : done + _PIECE_BYTES])
         if not count:
-            raise FormatError(f"{path}: ended {len(view) - done} bytes early")
+            raise FormatError(path, f"ended {len(view) - done} bytes early")
         digest.update(view[done : done + count])
         done += count

@@ -24,14 +24,14 @@ def read_dataset(directory: Path) -> DatasetSpec:
         FormatError: The file is not JSON, not a data set, of another version, or a field is wrong (JSON path).
     """
     if not directory.is_dir():
-        raise DataNotFoundError(f"{directory}: no such directory, expected a data set made by 'terarec prepare'")
+        raise DataNotFoundError(directory, "no such directory, expected a data set made by 'terarec prepare'")
     path = directory / DATASET_FILE
     if not path.is_file():
-        raise DataNotFoundError(f"{directory}: holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
+        raise DataNotFoundError(directory, f"holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
     data = read_versioned_json(path, FORMAT, VERSION, oldest=_OLDEST)
     for field in data:
         if field != "dataset":
-            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'dataset'")
+            raise FormatError(path, f"$.{field}: unknown field, expected only 'dataset'")
     try:
         return from_data(DatasetSpec, data.get("dataset"), f"{path}: $.dataset")
     except ConfigError as error:
@@ -53,7 +53,7 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
     for split, shards in spec.splits.items():
         for shard in shards:
             if shard.file.split("/")[:-1] != [split]:
-                raise FormatError(f"{directory}: shard {shard.file!r} of split {split!r}, expected {split}/<file>")
+                raise FormatError(directory, f"shard {shard.file!r} of split {split!r}, expected {split}/<file>")
         if spec.storage == "parquet" and shards:
             files = [((location or directory) / shard.file).resolve() for shard in shards]
             write_file_list(directory / split / FILE_LIST, files)
@@ -78,5 +78,5 @@ def workflow_files(spec: DatasetSpec, directory: Path) -> tuple[str, ...]:
     workflow = directory / spec.workflow
     found = [path for path in workflow.rglob("*") if path.is_file()]
     if not found:
-        raise DataNotFoundError(f"{workflow}: no such workflow, which {directory / DATASET_FILE} names")
+        raise DataNotFoundError(workflow, f"no such workflow, which {directory / DATASET_FILE} names")
     return tuple(sorted(path.relative_to(directory).as_posix() for path in found))

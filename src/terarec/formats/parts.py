@@ -82,7 +82,7 @@ def write_parts(
     """
     groups = [(shard, index) for shard in _open(spec, directory, split) for index in range(len(shard.group_rows))]
     if count < 1 or not groups:
-        raise ConfigError(f"parts: got {count} for split {split!r} of {len(groups)} row groups, expected at least 1")
+        raise ConfigError("parts", f"got {count} for split {split!r} of {len(groups)} row groups, expected at least 1")
     if count > len(groups):
         _logger.warning("parts: %d requested, split %r has %d row groups", count, split, len(groups))
         count = len(groups)
@@ -110,12 +110,12 @@ def read_parts(directory: Path, split: str) -> tuple[PartSpec, ...]:
     path = directory / split / PARTS_FILE
     if not path.is_file():
         raise DataNotFoundError(
-            f"{directory}: split {split!r} has no parts, expected a data set of 'terarec prepare ... --parts N'"
+            directory, f"split {split!r} has no parts, expected a data set of 'terarec prepare ... --parts N'"
         )
     try:
         return from_data(PartsSpec, read_versioned_json(path, _FORMAT, _VERSION)).parts
     except ConfigError as error:
-        raise FormatError(f"{path}: {error}") from None
+        raise FormatError(path, f"{error}") from None
 
 
 def read_part_keys(directory: Path, split: str, part: PartSpec) -> dict[str, NDArray[np.int64]]:
@@ -126,12 +126,12 @@ def read_part_keys(directory: Path, split: str, part: PartSpec) -> dict[str, NDA
         FormatError: The file is damaged.
     """
     if part.keyset is None:
-        raise DataNotFoundError(f"{directory}: a part of split {split!r} has no keyset, expected parts with keysets")
+        raise DataNotFoundError(directory, f"a part of split {split!r} has no keyset, expected parts with keysets")
     path = directory / split / part.keyset
     arrays, _ = read_tensors(path, sha256=part.sha256)
     for name, keys in arrays.items():
         if keys.dtype != np.int64 or keys.ndim != 1:
-            raise FormatError(f"{path}: keys of {name!r} are {keys.dtype}{list(keys.shape)}, expected int64[n]")
+            raise FormatError(path, f"keys of {name!r} are {keys.dtype}{list(keys.shape)}, expected int64[n]")
     return arrays
 
 

@@ -86,11 +86,11 @@ class RawShard:
         self._words = record_words(spec)
         _check_representable(spec, str(path))
         if not path.is_file():
-            raise DataNotFoundError(f"{path}: no such shard")
+            raise DataNotFoundError(path, "no such shard")
         size, record = path.stat().st_size, self._words * 4
         if size % record or (num_rows is not None and size != num_rows * record):
             promised = "a multiple" if num_rows is None else f"{num_rows} rows (dataset.json)"
-            raise FormatError(f"{path}: holds {size} bytes, expected {promised} of {record} bytes each")
+            raise FormatError(path, f"holds {size} bytes, expected {promised} of {record} bytes each")
         self.num_rows = size // record
         step = default_group_rows(spec)
         self.group_rows = tuple(min(step, self.num_rows - start) for start in range(0, self.num_rows, step))
@@ -109,7 +109,7 @@ class RawShard:
             stream.seek(index * self._step * self._words * 4)
             found = _read_all(stream, records.reshape(-1).view(np.uint8).data)
         if found != records.nbytes:
-            raise FormatError(f"{where}: holds {found} bytes, expected {records.nbytes}")
+            raise FormatError(where, f"holds {found} bytes, expected {records.nbytes}")
         floats = records.view(_FLOAT)
         num_labels = len(self._spec.labels)
         first_key = num_labels + len(self._spec.dense)
@@ -133,7 +133,7 @@ def _check_representable(spec: DatasetSpec, where: str) -> None:
     for column in spec.categorical:
         if column.rows is None or column.rows > INT32_ROWS:
             keys = "any int64 keys" if column.rows is None else f"{column.rows} rows"
-            raise FormatError(f"{where}, column {column.name!r}: {keys}, raw int32 keys reach {INT32_ROWS}")
+            raise FormatError(f"{where}, column {column.name!r}", f"{keys}, raw int32 keys reach {INT32_ROWS}")
 
 
 def _fixed_width(column: CategoricalColumn, keys: Keys, where: str) -> NDArray[Any]:
@@ -144,8 +144,8 @@ def _fixed_width(column: CategoricalColumn, keys: Keys, where: str) -> NDArray[A
     if (lengths != column.hotness).any():
         row = int(np.argmax(lengths != column.hotness))
         raise FormatError(
-            f"{where}, column {column.name!r}: row {row} holds {int(lengths[row])} keys, "
-            f"raw shards hold exactly {column.hotness}"
+            f"{where}, column {column.name!r}",
+            f"row {row} holds {int(lengths[row])} keys, raw shards hold exactly {column.hotness}",
         )
     return values.reshape(-1, column.hotness)
 

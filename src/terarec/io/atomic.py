@@ -84,7 +84,7 @@ class AtomicFile:
             self.abort()
             if error.errno in DISK_FULL:
                 raise StorageError(
-                    f"{self.path}: {os.strerror(error.errno)} after {written} bytes; nothing was left behind"
+                    self.path, f"{os.strerror(error.errno)} after {written} bytes; nothing was left behind"
                 ) from error
             raise
         except BaseException:
@@ -243,7 +243,7 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
             raise
         reason = f"{error.strerror or error}"
         what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
-        raise StorageError(f"{out}: {what}") from error
+        raise StorageError(out, f"{what}") from error
 
 
 def replace_directory(partial: Path, out: Path) -> None:

@@ -48,7 +48,7 @@ def read_json(path: str | Path, expected: str = "JSON") -> Any:
     except FormatError:
         raise
     except ValueError as error:
-        raise FormatError(f"{path}: not JSON ({error}), expected {expected}") from None
+        raise FormatError(path, f"not JSON ({error}), expected {expected}") from None
 
 
 def write_versioned_json(
@@ -84,15 +84,16 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
     data = read_json(path, f"a {name!r} file")
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:
-        raise FormatError(f"{path}: $.format is {quoted(found)}, expected {name!r}")
+        raise FormatError(path, f"$.format is {quoted(found)}, expected {name!r}")
     number = data.get("version")
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise FormatError(f"{path}: $.version is {quoted(number)}, expected an integer >= 1")
+        raise FormatError(path, f"$.version is {quoted(number)}, expected an integer >= 1")
     if number > version:
-        raise FormatError(f"{path}: {name} version {number} is newer than this terarec reads (up to {version})")
+        raise FormatError(path, f"{name} version {number} is newer than this terarec reads (up to {version})")
     if number < oldest:
         raise FormatError(
-            f"{path}: {name} version {number} was made by an earlier development state, expected version {oldest}; "
-            "make it again"
+            path,
+            f"{name} version {number} was made by an earlier development state, expected version {oldest}; "
+            "make it again",
         )
     return number, {key: value for key, value in data.items() if key not in ("format", "version")}

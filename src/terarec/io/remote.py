@@ -78,13 +78,13 @@ def read_text(path: str | Path) -> str:
     try:
         return file.read(0, file.size).tobytes().decode()
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: byte {error.start} is not UTF-8 text") from None
+        raise FormatError(path, f"byte {error.start} is not UTF-8 text") from None
 
 
 class _LocalFile:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise DataNotFoundError(f"{path}: no such file")
+            raise DataNotFoundError(path, "no such file")
         self.name = str(path)
         self.size = path.stat().st_size
         self._path = path
@@ -115,7 +115,7 @@ class _RemoteFile:
         try:
             self.size = int(self._files.size(self._path))
         except FileNotFoundError:
-            raise DataNotFoundError(f"{url}: no such file") from None
+            raise DataNotFoundError(url, "no such file") from None
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         content = self._files.cat_file(self._path, start=start, end=stop) if stop > start else b""
@@ -145,12 +145,12 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise MissingDependencyError(f"{url}: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{url}: {error}, expected a path or a URL that fsspec knows") from None
+        raise ConfigError(url, f"{error}, expected a path or a URL that fsspec knows") from None
     return files, path
 
 
 def _cut_short(name: str, found: int, stop: int) -> FormatError:
-    return FormatError(f"{name}: ends at byte {found}, expected at least {stop} bytes as when it was opened")
+    return FormatError(name, f"ends at byte {found}, expected at least {stop} bytes as when it was opened")
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = read_versioned_json(path, FORMAT, VERSION)
         if not all(isinstance(found.get(part), dict) for part in ("fingerprint", "phases")):
-            raise FormatError(f"{path}: expected the objects fingerprint and phases")
+            raise FormatError(path, "expected the objects fingerprint and phases")
         return found
     except FormatError as error:
         raise FormatError(f"{error}; restart=True discards the work of the interrupted run") from error

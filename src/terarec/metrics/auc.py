@@ -84,7 +84,7 @@ class AUC:
         if not self._labels:
             self._labels = [_Scores() for _ in range(num_labels)]
         if len(self._labels) != num_labels:
-            raise ConfigError(f"AUC.update: got {num_labels} labels, expected {len(self._labels)} as before")
+            raise ConfigError("AUC.update", f"got {num_labels} labels, expected {len(self._labels)} as before")
 
 
 def auc_by_group(

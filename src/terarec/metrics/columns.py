@@ -44,7 +44,7 @@ def as_columns(
     bad = np.isnan(score_columns)
     if bad.any():
         row = int(bad.any(axis=1).argmax())
-        raise ConfigError(f"{metric}.update: got NaN as the score of row {row}, expected numbers")
+        raise ConfigError(f"{metric}.update", f"got NaN as the score of row {row}, expected numbers")
     return score_columns, label_columns
 
 
@@ -60,10 +60,10 @@ def as_weights(metric: str, weights: Values | None, rows: int) -> FloatColumns |
     if held.shape == (rows, 1):
         held = held[:, 0]
     if held.shape != (rows,):
-        raise ConfigError(f"{metric}.update: got weights {list(held.shape)} for {rows} samples, expected [{rows}]")
+        raise ConfigError(f"{metric}.update", f"got weights {list(held.shape)} for {rows} samples, expected [{rows}]")
     bad = ~((held >= 0) & (held < np.inf))
     if bad.any():
-        raise ConfigError(f"{metric}.update: got the weight {held[bad][0]}, expected finite numbers >= 0")
+        raise ConfigError(f"{metric}.update", f"got the weight {held[bad][0]}, expected finite numbers >= 0")
     return held
 
 
@@ -76,7 +76,7 @@ def check_labels(metric: str, labels: FloatColumns, accepted: LabelRange) -> Non
     else:
         bad = np.isinf(labels)
     if bad.any():
-        raise ConfigError(f"{metric}.update: got the label {labels[bad][0]}, expected {_EXPECTED[accepted]}")
+        raise ConfigError(f"{metric}.update", f"got the label {labels[bad][0]}, expected {_EXPECTED[accepted]}")
 
 
 def check_class_numbers(metric: str, labels: FloatColumns, num_classes: int) -> None:
@@ -84,14 +84,14 @@ def check_class_numbers(metric: str, labels: FloatColumns, num_classes: int) -> 
     bad = ~(np.isnan(labels) | ((labels >= 0) & (labels < num_classes) & (labels == np.floor(labels))))
     if bad.any():
         expected = f"the number of a class, 0 to {num_classes - 1}"
-        raise ConfigError(f"{metric}.update: got the label {labels[bad][0]}, expected {expected}")
+        raise ConfigError(f"{metric}.update", f"got the label {labels[bad][0]}, expected {expected}")
 
 
 def check_one_score(metric: str, scores: FloatColumns, labels: FloatColumns) -> None:
     """Raise `ConfigError` if scores [B, C] are those of several classes of one label."""
     if scores.shape != labels.shape:
         got = f"{scores.shape[1]} scores for {labels.shape[1]} label"
-        raise ConfigError(f"{metric}: got {got}, expected one score a label")
+        raise ConfigError(metric, f"got {got}, expected one score a label")
 
 
 def mean_over_labels(values: Sequence[float]) -> float:

@@ -43,7 +43,7 @@ class NDCG:
         score_columns, label_columns = as_columns("NDCG", scores, labels)
         bad = ~((label_columns >= 0) & (label_columns < np.inf))
         if bad.any():
-            raise ConfigError(f"NDCG.update: got the label {label_columns[bad][0]}, expected finite numbers >= 0")
+            raise ConfigError("NDCG.update", f"got the label {label_columns[bad][0]}, expected finite numbers >= 0")
         self._expect_labels(score_columns.shape[1])
         self._batches.append((score_columns.copy(), label_columns.copy()))  # the caller may reuse his buffers
         return self
@@ -70,7 +70,7 @@ class NDCG:
     def _expect_labels(self, num_labels: int) -> None:
         if self._batches and self._batches[0][0].shape[1] != num_labels:
             before = self._batches[0][0].shape[1]
-            raise ConfigError(f"NDCG.update: got {num_labels} labels, expected {before} as before")
+            raise ConfigError("NDCG.update", f"got {num_labels} labels, expected {before} as before")
 
 
 def _gain(scores: FloatColumns, labels: FloatColumns) -> float:
@@ -142,6 +142,6 @@ class HitRate:
     def _add(self, counts: npt.NDArray[np.int64]) -> None:
         if self._counts is not None and self._counts.shape != counts.shape:
             raise ConfigError(
-                f"HitRate.update: got {counts.shape[1]} labels, expected {self._counts.shape[1]} as before"
+                "HitRate.update", f"got {counts.shape[1]} labels, expected {self._counts.shape[1]} as before"
             )
         self._counts = counts if self._counts is None else self._counts + counts

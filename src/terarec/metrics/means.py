@@ -134,7 +134,9 @@ class LabelMeanMetric(ABC):
 
     def _add(self, totals: Floats, weights: Floats) -> None:
         if self._totals is not None and len(self._weights) != len(weights):
-            raise ConfigError(f"{self.NAME}.update: got {len(weights)} labels, expected {len(self._weights)} as before")
+            raise ConfigError(
+                f"{self.NAME}.update", f"got {len(weights)} labels, expected {len(self._weights)} as before"
+            )
         self._totals = totals if self._totals is None else self._totals + totals
         self._weights = weights if not len(self._weights) else self._weights + weights
 
@@ -268,7 +270,7 @@ class SMAPE(LabelMeanMetric):
         """Raise `ConfigError` unless predictions and labels are finite and not negative."""
         bad = ~((predictions >= 0) & (predictions < np.inf))
         if bad.any():
-            raise ConfigError(f"SMAPE.update: got the prediction {predictions[bad][0]}, expected finite numbers >= 0")
+            raise ConfigError("SMAPE.update", f"got the prediction {predictions[bad][0]}, expected finite numbers >= 0")
         super().check(predictions, labels)
 
     @classmethod

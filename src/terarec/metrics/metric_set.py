@@ -56,15 +56,15 @@ class MetricSet:
         for what, names in (("metrics", metrics), ("labels", labels), ("slices", slices)):
             repeated = [name for number, name in enumerate(names) if name in names[:number]]
             if repeated:
-                raise ConfigError(f"{what}: {repeated[0]!r} occurs twice, expected distinct names")
+                raise ConfigError(what, f"{repeated[0]!r} occurs twice, expected distinct names")
         if not labels:
-            raise ConfigError("labels: got none, expected at least one")
+            raise ConfigError("labels", "got none, expected at least one")
         if max_slices < 1:
-            raise ConfigError(f"max_slices: got {max_slices}, expected at least 1")
+            raise ConfigError("max_slices", f"got {max_slices}, expected at least 1")
         self._metrics = tuple(find_metric(name) for name in metrics)
         grouped = [metric.name for metric in self._metrics if metric.needs_group]
         if grouped and group is None:
-            raise ConfigError(f"metric {grouped[0]!r}: got no group column, expected one, such as the user's id")
+            raise ConfigError(f"metric {grouped[0]!r}", "got no group column, expected one, such as the user's id")
         self._labels, self._slices, self._max_slices = tuple(labels), tuple(slices), max_slices
         self._group = group if grouped else None
         self.reset()
@@ -127,13 +127,13 @@ class MetricSet:
                 )
         if "loss" in self.reads:
             if loss is None:
-                raise ConfigError("MetricSet.update: got no loss, expected the mean loss of the batch")
+                raise ConfigError("MetricSet.update", "got no loss, expected the mean loss of the batch")
             self._loss.update(float(loss))
         if truth is None:
             return
         if truth.shape[1] != len(self._labels):
             expected = f"{len(self._labels)}: {', '.join(self._labels)}"
-            raise ConfigError(f"MetricSet.update: got {truth.shape[1]} labels, expected {expected}")
+            raise ConfigError("MetricSet.update", f"got {truth.shape[1]} labels, expected {expected}")
         held = as_weights("MetricSet", weights, len(truth))
         arrays = {name: column_array(name, _column(name, columns), len(truth)) for name in self.columns}
         if held is not None and not held.all():
@@ -214,12 +214,12 @@ class MetricSet:
 
 def _given(name: str, values: Values | None) -> Values:
     if values is None:
-        raise ConfigError(f"MetricSet.update: got no {name}, expected {name}, which a metric reads")
+        raise ConfigError("MetricSet.update", f"got no {name}, expected {name}, which a metric reads")
     return values
 
 
 def _column(name: str, columns: Mapping[str, ColumnValues] | None) -> ColumnValues:
     if columns is None or name not in columns:
         got = ", ".join(columns or ()) or "none"
-        raise ConfigError(f"MetricSet.update: got the columns {got}, expected {name!r} among them")
+        raise ConfigError("MetricSet.update", f"got the columns {got}, expected {name!r} among them")
     return columns[name]

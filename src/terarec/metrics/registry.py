@@ -70,9 +70,9 @@ def find_metric(name: str) -> Metric:
     kind = _METRICS.find(base, listed=metric_names())
     if has_k and not (kind.k != "none" and re.fullmatch("[1-9][0-9]{0,8}", text)):
         expected = f"{base!r} alone" if kind.k == "none" else f"an integer >= 1 after {base + '@'!r}"
-        raise ConfigError(f"metric: got {name!r}, expected {expected}")
+        raise ConfigError("metric", f"got {name!r}, expected {expected}")
     if kind.k == "required" and not has_k:
-        raise ConfigError(f"metric: got {name!r}, expected the length of the list, such as {base + '@10'!r}")
+        raise ConfigError("metric", f"got {name!r}, expected the length of the list, such as {base + '@10'!r}")
     return kind.make(name, int(text) if has_k else None)
 
 

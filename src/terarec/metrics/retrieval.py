@@ -87,11 +87,11 @@ def evaluate_retrieval(
     num_users, num_items = len(user_vectors), len(item_vectors)
     for length in k:
         if not 1 <= length <= num_items:
-            raise ConfigError(f"k: got {length}, expected 1 to {num_items}, the number of items")
+            raise ConfigError("k", f"got {length}, expected 1 to {num_items}, the number of items")
     for name in metrics:
         RANKING_METRICS.find(name, "metrics")
     if not k or not metrics:
-        raise ConfigError("k, metrics: got none, expected at least one of each")
+        raise ConfigError("k, metrics", "got none, expected at least one of each")
     wanted = _pairs("relevant", relevant, num_users, num_items)
     masked = wanted[:0] if seen is None else _pairs("seen", seen, num_users, num_items)
     findable = np.setdiff1d(wanted, masked, assume_unique=True)
@@ -167,7 +167,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
     beyond = min(k + 1, scores.shape[1])
     values, items = scores.topk(beyond, dim=1)
     if bool(values[:, :1].isnan().any()):  # the highest of all for `topk`
-        raise ConfigError("scores: got NaN, expected numbers: the dot products of the vectors overflow")
+        raise ConfigError("scores", "got NaN, expected numbers: the dot products of the vectors overflow")
     if beyond > k:
         # `topk` takes any of the items whose scores equal the last one.
         tied = (values[:, k - 1] == values[:, k]).nonzero()[:, 0]
@@ -191,16 +191,16 @@ def _first_of_equals(scores: Tensor, values: Tensor, k: int) -> Tensor:
 def _check_vectors(user_vectors: Tensor, item_vectors: Tensor) -> None:
     shapes = f"users {list(user_vectors.shape)} and items {list(item_vectors.shape)}"
     if user_vectors.dim() != 2 or item_vectors.dim() != 2 or user_vectors.shape[1] != item_vectors.shape[1]:
-        raise ConfigError(f"vectors: got {shapes}, expected [U, D] and [I, D]")
+        raise ConfigError("vectors", f"got {shapes}, expected [U, D] and [I, D]")
     if not len(item_vectors):
-        raise ConfigError(f"vectors: got {shapes}, expected at least one item")
+        raise ConfigError("vectors", f"got {shapes}, expected at least one item")
     if user_vectors.device != item_vectors.device:
         got = f"users on {user_vectors.device} and items on {item_vectors.device}"
-        raise ConfigError(f"vectors: got {got}, expected one device")
+        raise ConfigError("vectors", f"got {got}, expected one device")
     for name, vectors in (("user_vectors", user_vectors), ("item_vectors", item_vectors)):
         bad = ~vectors.isfinite().all(dim=1)
         if bool(bad.any()):
-            raise ConfigError(f"{name}: got numbers that are not finite in row {int(bad.nonzero()[0])}")
+            raise ConfigError(name, f"got numbers that are not finite in row {int(bad.nonzero()[0])}")
 
 
 def _pairs(name: str, lists: ItemLists, num_users: int, num_items: int) -> Integers:
@@ -208,17 +208,19 @@ def _pairs(name: str, lists: ItemLists, num_users: int, num_items: int) -> Integ
     offsets, items = _as_int64(f"{name}.offsets", lists.offsets), _as_int64(f"{name}.items", lists.items)
     if offsets.shape != (num_users + 1,) or items.ndim != 1:
         got = f"offsets {list(offsets.shape)} and items {list(items.shape)}"
-        raise ConfigError(f"{name}: got {got}, expected [{num_users + 1}] and [N]")
+        raise ConfigError(name, f"got {got}, expected [{num_users + 1}] and [N]")
     if offsets[0] != 0 or offsets[-1] != len(items) or (np.diff(offsets) < 0).any():
-        raise ConfigError(f"{name}.offsets: got other numbers, expected them to rise from 0 to the {len(items)} items")
+        raise ConfigError(
+            f"{name}.offsets", f"got other numbers, expected them to rise from 0 to the {len(items)} items"
+        )
     bad = (items < 0) | (items >= num_items)
     if bad.any():
-        raise ConfigError(f"{name}.items: got {items[bad][0]}, expected 0 to {num_items - 1}")
+        raise ConfigError(f"{name}.items", f"got {items[bad][0]}, expected 0 to {num_items - 1}")
     return np.unique(np.repeat(np.arange(num_users), np.diff(offsets)) * num_items + items)
 
 
 def _as_int64(name: str, values: Tensor | npt.NDArray[np.int64]) -> Integers:
     held = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if held.dtype.kind not in "iu":
-        raise ConfigError(f"{name}: got {held.dtype}, expected integers")
+        raise ConfigError(name, f"got {held.dtype}, expected integers")
     return held.astype(np.int64)

@@ -61,7 +61,7 @@ class SampleStore:
         for name, chunks in self._columns.items():
             if chunks and chunks[0].type != columns[name].type:
                 got = f"{columns[name].type} values after {chunks[0].type} ones"
-                raise ConfigError(f"column {name!r}: got {got}, expected one type in all batches")
+                raise ConfigError(f"column {name!r}", f"got {got}, expected one type in all batches")
             chunks.append(columns[name])
 
     def join(self) -> None:
@@ -121,16 +121,16 @@ def column_array(name: str, values: ColumnValues, rows: int) -> pa.Array:
     if not isinstance(values, pa.Array):
         flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
         if flat.ndim != 1:
-            raise ConfigError(f"column {name!r}: got values {list(values.shape)}, expected one a sample, [{rows}]")
+            raise ConfigError(f"column {name!r}", f"got values {list(values.shape)}, expected one a sample, [{rows}]")
         values = pa.array(flat.copy(), from_pandas=True)
     if len(values) != rows:
-        raise ConfigError(f"column {name!r}: got {len(values)} values for {rows} samples, expected one a sample")
+        raise ConfigError(f"column {name!r}", f"got {len(values)} values for {rows} samples, expected one a sample")
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     try:
         return _as_stored(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         expected = "integers of 64 bits, numbers, booleans or strings"
-        raise ConfigError(f"column {name!r}: got values of type {values.type}, expected {expected}") from error
+        raise ConfigError(f"column {name!r}", f"got values of type {values.type}, expected {expected}") from error
 
 
 def _as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:

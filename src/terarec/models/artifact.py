@@ -173,6 +173,6 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         expected = list(mine[key].shape) if key in mine else None
         if got != expected:
             raise ConfigError(
-                f"weights {key!r}: got shape {got}, expected {expected}; was the model described otherwise?"
+                f"weights {key!r}", f"got shape {got}, expected {expected}; was the model described otherwise?"
             )
     model.load_state_dict(state, strict=False)

@@ -43,8 +43,9 @@ def logits_of(model: nn.Module, output: object) -> Tensor:
     logits = output if find is None else find(output)
     if not isinstance(logits, Tensor):
         raise ConfigError(
-            f"{type(model).__name__}: got {type(logits).__name__} from it, expected logits [B, C], or a method "
-            "output_logits(output) that returns them"
+            type(model).__name__,
+            f"got {type(logits).__name__} from it, expected logits [B, C], or a method "
+            "output_logits(output) that returns them",
         )
     return logits
 

@@ -94,19 +94,22 @@ def _check_columns(spec: DINSpec, dataset: DatasetSpec) -> None:
         for role, name in (("target", pair.target), ("history", pair.history)):
             if name not in columns:
                 raise ConfigError(
-                    f"din: sequences[{index}].{role}: data set {dataset.name!r} has no categorical column {name!r}"
-                    f"{did_you_mean(name, columns)}, expected one of {', '.join(columns) or 'some'}"
+                    "din",
+                    f"sequences[{index}].{role}: data set {dataset.name!r} has no categorical column {name!r}"
+                    f"{did_you_mean(name, columns)}, expected one of {', '.join(columns) or 'some'}",
                 )
         target, history = columns[pair.target], columns[pair.history]
         if target.hotness > 1:
             raise ConfigError(
-                f"din: sequences[{index}].target: {pair.target!r} is a list of up to {target.hotness} keys, expected a "
-                "column of one key a sample"
+                "din",
+                f"sequences[{index}].target: {pair.target!r} is a list of up to {target.hotness} keys, expected a "
+                "column of one key a sample",
             )
         if target.rows != history.rows:
             raise ConfigError(
-                f"din: sequences[{index}]: {pair.target!r} has {_ids(target)}, {pair.history!r} has {_ids(history)}, "
-                "expected both to have the same ids (one vocabulary for both columns)"
+                "din",
+                f"sequences[{index}]: {pair.target!r} has {_ids(target)}, {pair.history!r} has {_ids(history)}, "
+                "expected both to have the same ids (one vocabulary for both columns)",
             )
 
 

@@ -35,8 +35,9 @@ class DLRM(nn.Module):
         is_dot = spec.interaction == "dot" and num_keys > 0
         if is_dot and num_vectors < 2:
             raise ConfigError(
-                f"dlrm: data set {dataset.name!r} has one categorical and no dense column, whose vector has no pair, "
-                "expected two columns, or interaction 'cat'"
+                "dlrm",
+                f"data set {dataset.name!r} has one categorical and no dense column, whose vector has no pair, "
+                "expected two columns, or interaction 'cat'",
             )
         generator = torch.Generator().manual_seed(seed)
         self.bottom = mlp(spec, num_dense, spec.bottom, None, generator) if num_dense else None

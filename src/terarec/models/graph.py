@@ -136,7 +136,7 @@ class GraphModel(nn.Module):
         columns = []
         for label in self.spec.labels:
             if label.name not in found:
-                raise ConfigError(f"label {label.name!r}: no loss reads it, expected one for logits of all labels")
+                raise ConfigError(f"label {label.name!r}", "no loss reads it, expected one for logits of all labels")
             logits = found[label.name]
             columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
         return torch.cat(columns, dim=1)
@@ -165,7 +165,7 @@ class GraphModel(nn.Module):
         """
         losses = list(self._weight_of)
         if name not in self.shapes and name not in losses:
-            raise ConfigError(f"tensor: got {name!r}, expected one of {', '.join((*self.shapes, *losses))}")
+            raise ConfigError("tensor", f"got {name!r}, expected one of {', '.join((*self.shapes, *losses))}")
         tensors = self(batch)
         return tensors[name] if name in tensors else self.losses(tensors)[name]
 
@@ -176,7 +176,7 @@ class GraphModel(nn.Module):
             ConfigError: No embedding of that name.
         """
         if name not in self.embeddings:
-            raise ConfigError(f"embedding: got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
+            raise ConfigError("embedding", f"got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
         return cast(EmbeddingCollection, self.embeddings[name])
 
     def _inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -184,8 +184,9 @@ class GraphModel(nn.Module):
         dims = [label.dim for label in spec.labels]
         if batch.label.shape[1] != sum(dims) or (spec.dense_dim and batch.dense.shape[1] != spec.dense_dim):
             raise ConfigError(
-                f"batch: got {batch.label.shape[1]} label and {batch.dense.shape[1]} dense columns, expected "
-                f"{sum(dims)} ({', '.join(label.name for label in spec.labels)}) and {spec.dense_dim}"
+                "batch",
+                f"got {batch.label.shape[1]} label and {batch.dense.shape[1]} dense columns, expected "
+                f"{sum(dims)} ({', '.join(label.name for label in spec.labels)}) and {spec.dense_dim}",
             )
         tensors = dict(zip((label.name for label in spec.labels), torch.split(batch.label, dims, dim=1), strict=True))
         if spec.dense_dim:
@@ -233,7 +234,9 @@ def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | No
         ("dense columns", graph.dense_dim, len(dataset.dense)),
     ):
         if got != wanted and (what == "label columns" or got):
-            raise ConfigError(f"graph: reads {got} {what}, data set {dataset.name!r} gives {wanted}, expected as many")
+            raise ConfigError(
+                "graph", f"reads {got} {what}, data set {dataset.name!r} gives {wanted}, expected as many"
+            )
     columns = {column.name: column for column in dataset.categorical}
     for embedding in graph.embeddings:
         rows = {table.name: table.rows for table in embedding.tables if isinstance(table, TableSpec)}
@@ -241,29 +244,31 @@ def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | No
             column = columns.get(feature.read_column)
             if column is None:
                 raise ConfigError(
-                    f"graph: feature {feature.name!r} reads {feature.read_column!r}, which data set {dataset.name!r} "
+                    "graph",
+                    f"feature {feature.name!r} reads {feature.read_column!r}, which data set {dataset.name!r} "
                     f"does not have{did_you_mean(feature.read_column, columns)}, expected one of "
-                    f"{', '.join(columns) or 'its categorical columns, which are none'}"
+                    f"{', '.join(columns) or 'its categorical columns, which are none'}",
                 )
             held = rows.get(feature.table)
             if held is not None and (column.rows is None or column.rows > held):
                 ids = "any keys" if column.rows is None else f"{column.rows} ids"
                 raise ConfigError(
-                    f"graph: table {feature.table!r} has {held} rows, column {column.name!r} {ids}, expected a row for "
-                    "each id"
+                    "graph",
+                    f"table {feature.table!r} has {held} rows, column {column.name!r} {ids}, expected a row for "
+                    "each id",
                 )
 
 
 def _loss_weights(spec: GraphSpec, losses: list[GraphLayer]) -> dict[str, float]:
     """Top of each loss -> weight of the label that it reads."""
     if not losses:
-        raise ConfigError("graph: got no loss layer, expected at least one, such as binary_cross_entropy")
+        raise ConfigError("graph", "got no loss layer, expected at least one, such as binary_cross_entropy")
     labels: dict[str, GraphLabel] = {label.name: label for label in spec.labels}
     for loss in losses:
         if len(loss.bottoms) != 2 or loss.bottoms[1] not in labels:
             raise ConfigError(
-                f"{loss.kind} {loss.tops[0]!r}: got bottoms {list(loss.bottoms)}, expected logits and one of the "
-                f"labels {', '.join(labels)}"
+                f"{loss.kind} {loss.tops[0]!r}",
+                f"got bottoms {list(loss.bottoms)}, expected logits and one of the labels {', '.join(labels)}",
             )
     return {loss.tops[0]: labels[loss.bottoms[1]].weight for loss in losses}
 
@@ -294,10 +299,10 @@ def _build_layer(layer: GraphLayer, shapes: dict[str, TensorShape], generator: t
     try:
         module = build_layer(layer.kind, bottoms, layer.options, generator=generator)
     except ConfigError as error:
-        raise ConfigError(f"layer {layer.tops[0]!r} (bottoms {', '.join(layer.bottoms)}): {error}") from None
+        raise ConfigError(f"layer {layer.tops[0]!r} (bottoms {', '.join(layer.bottoms)})", f"{error}") from None
     tops = module.output_shapes
     if len(layer.tops) != max(1, len(tops)):
-        raise ConfigError(f"{layer.kind}: got tops {', '.join(layer.tops)}, expected {max(1, len(tops))} of them")
+        raise ConfigError(layer.kind, f"got tops {', '.join(layer.tops)}, expected {max(1, len(tops))} of them")
     shapes.update(zip(layer.tops, tops, strict=False))
     return module
 
@@ -311,7 +316,7 @@ class Embeddings(nn.ModuleDict):
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
         if key in self.__dict__:
-            raise ConfigError(f"embedding name: got {key!r}, expected another, which no torch.nn.Module uses itself")
+            raise ConfigError("embedding name", f"got {key!r}, expected another, which no torch.nn.Module uses itself")
         self._modules[key] = module  # `add_module` would look for attributes of that name
 
 

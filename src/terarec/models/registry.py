@@ -63,7 +63,7 @@ def python_model(
     model = factory(dataset, num_outputs=outputs, seed=seed, **spec.options)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model: factory {spec.factory!r}: returned {type(model).__name__}, expected a torch.nn.Module"
+            "model", f"factory {spec.factory!r}: returned {type(model).__name__}, expected a torch.nn.Module"
         )
     return model
 

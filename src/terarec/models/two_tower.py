@@ -50,7 +50,7 @@ class TwoTower(nn.Module):
         super().__init__()
         outputs = num_outputs or len(dataset.labels)
         if outputs != 1:
-            raise ConfigError(f"two_tower: got {outputs} labels in data set {dataset.name!r}, expected 1")
+            raise ConfigError("two_tower", f"got {outputs} labels in data set {dataset.name!r}, expected 1")
         _check_columns(spec, dataset)
         generator = torch.Generator().manual_seed(seed)
         self.user = Tower(spec, spec.user, dataset, generator=generator, seed=seed)
@@ -87,8 +87,8 @@ class TwoTower(nn.Module):
         keys = select(batch.sparse, [self.item_key]).keys
         if keys.shape[0] != batch.batch_size:
             raise ConfigError(
-                f"two_tower: got {keys.shape[0]} keys of {self.item_key!r} for {batch.batch_size} samples, "
-                "expected one for each"
+                "two_tower",
+                f"got {keys.shape[0]} keys of {self.item_key!r} for {batch.batch_size} samples, expected one for each",
             )
         log_q = None
         if self.frequency is not None:
@@ -148,8 +148,9 @@ def _check_columns(spec: TwoTowerSpec, dataset: DatasetSpec) -> None:
         for name in getattr(spec, tower):
             if name not in known:
                 raise ConfigError(
-                    f"two_tower: {tower}: data set {dataset.name!r} has no column {name!r}{did_you_mean(name, known)}, "
-                    f"expected some of {', '.join(known)}"
+                    "two_tower",
+                    f"{tower}: data set {dataset.name!r} has no column {name!r}{did_you_mean(name, known)}, "
+                    f"expected some of {', '.join(known)}",
                 )
 
 

@@ -68,7 +68,7 @@ class Layer(nn.Module):
     def reject(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
         """Raise ConfigError: these inputs (under these options) are not what the layer accepts."""
         given = "".join(f", {name}={value!r}" for name, value in options.items())
-        raise ConfigError(f"layer {cls.KIND}: inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
+        raise ConfigError(f"layer {cls.KIND}", f"inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
 
     @classmethod
     def require(cls, condition: bool, shapes: Sequence[TensorShape], expected: str, **options: object) -> None:
@@ -110,7 +110,7 @@ class WeightedLayer(Layer):
         own = self.file_parameters()
         shapes, expected = [tuple(tensor.shape) for tensor in tensors], [tuple(tensor.shape) for tensor in own]
         if shapes != expected:
-            raise ConfigError(f"layer {self.KIND}: weights of shapes {shapes}, expected {expected}")
+            raise ConfigError(f"layer {self.KIND}", f"weights of shapes {shapes}, expected {expected}")
         with torch.no_grad():
             for mine, tensor in zip(own, tensors, strict=True):
                 mine.copy_(tensor)

@@ -50,7 +50,7 @@ class LayerOption:
         try:
             return self.rule.read(given)
         except (ValueError, OverflowError):
-            raise ConfigError(f"layer {kind}: {self.name} is {given!r}, expected {self.accepted}") from None
+            raise ConfigError(f"layer {kind}", f"{self.name} is {given!r}, expected {self.accepted}") from None
 
 
 def integer(name: str, meaning: str, *, default: Any = REQUIRED, low: int = 1) -> LayerOption:

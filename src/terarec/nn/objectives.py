@@ -66,7 +66,7 @@ class BinaryObjective:
         """Return one logit a label."""
         if self._weights and len(self._weights) != num_labels:
             raise ConfigError(
-                f"objective.label_weights: got {len(self._weights)}, expected one for each of {num_labels} labels"
+                "objective.label_weights", f"got {len(self._weights)}, expected one for each of {num_labels} labels"
             )
         return num_labels
 
@@ -103,14 +103,14 @@ class MultiClassObjective:
             ConfigError: Several label columns.
         """
         if num_labels != 1:
-            raise ConfigError(f"objective: got 'multi_class' for {num_labels} labels, expected one, the class")
+            raise ConfigError("objective", f"got 'multi_class' for {num_labels} labels, expected one, the class")
         return self._spec.classes
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean of -log softmax(x)[class]."""
         classes = batch.label[:, 0].long()
         if bool(((classes < 0) | (classes >= self._spec.classes) | (classes != batch.label[:, 0])).any()):
-            raise ConfigError(f"label: got a value that is no class, expected integers 0 to {self._spec.classes - 1}")
+            raise ConfigError("label", f"got a value that is no class, expected integers 0 to {self._spec.classes - 1}")
         losses = cross_entropy(logits.float(), classes, label_smoothing=self._spec.label_smoothing, reduction="none")
         return _weighted_mean(losses, batch)
 
@@ -218,7 +218,7 @@ class SampledSoftmaxObjective:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean of -log softmax(x / temperature)[0]."""
         if logits.dim() != 2 or logits.shape[1] < 2:
-            raise ConfigError(f"sampled_softmax: got logits {list(logits.shape)}, expected [B, 1 + N] with N >= 1")
+            raise ConfigError("sampled_softmax", f"got logits {list(logits.shape)}, expected [B, 1 + N] with N >= 1")
         losses = -(logits.float() / self._temperature).log_softmax(1)[:, 0]
         return _weighted_mean(losses, batch)
 
@@ -246,4 +246,4 @@ def _weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
 
 def _check_shape(logits: Tensor, label: Tensor) -> None:
     if logits.shape != label.shape:
-        raise ConfigError(f"model: got logits {list(logits.shape)}, expected {list(label.shape)} as the labels have")
+        raise ConfigError("model", f"got logits {list(logits.shape)}, expected {list(label.shape)} as the labels have")

@@ -145,13 +145,13 @@ def _complete(kind: LayerKind, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in names:
             accepted = f"expected {', '.join(names)}" if names else "it takes none"
-            raise ConfigError(f"layer {kind.kind}: there is no option {name!r}, {accepted}")
+            raise ConfigError(f"layer {kind.kind}", f"there is no option {name!r}, {accepted}")
     values = {}
     for option in kind.options:
         if option.name in given:
             values[option.name] = option.value(kind.kind, given[option.name])
         elif option.default is REQUIRED:
-            raise ConfigError(f"layer {kind.kind}: {option.name} is missing, expected {option.accepted}")
+            raise ConfigError(f"layer {kind.kind}", f"{option.name} is missing, expected {option.accepted}")
         else:
             values[option.name] = option.default
     return values

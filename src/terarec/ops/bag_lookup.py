@@ -199,7 +199,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
             message has the row.
     """
     if weights.dim() != 2 or weights.dtype not in checks.ROW_TYPES:
-        raise ConfigError(f"weights: got {checks.name(weights)}, expected float32, bfloat16 or float16 [V, D]")
+        raise ConfigError("weights", f"got {checks.name(weights)}, expected float32, bfloat16 or float16 [V, D]")
     return quantize_in_torch(weights)
 
 
@@ -234,7 +234,7 @@ def quantized_bag_lookup(
     fits = packed.dim() == 2 and packed.shape[1] == columns and packed.shape[0] >= layout.num_rows
     if not fits or packed.dtype != torch.uint8:
         raise ConfigError(
-            f"packed: got {checks.name(packed)}, expected uint8[V, {columns}] with V >= {layout.num_rows}"
+            "packed", f"got {checks.name(packed)}, expected uint8[V, {columns}] with V >= {layout.num_rows}"
         )
     checks.bags_fit(packed, keys, offsets, layout, key_weights)
     result: Tensor

@@ -61,8 +61,9 @@ def _weights_fit(weights: Tensor, layout: BagLayout) -> None:
     fits = len(shape) == 2 and shape[1] == layout.width and shape[0] >= layout.num_rows
     if not fits or weights.dtype not in ROW_TYPES:
         raise ConfigError(
-            f"weights: got {name(weights)}, expected float32, bfloat16 or float16 [V, {layout.width}] "
-            f"with V >= {layout.num_rows}"
+            "weights",
+            f"got {name(weights)}, expected float32, bfloat16 or float16 [V, {layout.width}] "
+            f"with V >= {layout.num_rows}",
         )
 
 
@@ -80,15 +81,15 @@ def bags_fit(
     float32 of the shape of the result.
     """
     if keys.dtype != torch.int64 or keys.dim() != 1:
-        raise ConfigError(f"keys: got {name(keys)}, expected int64[N]")
+        raise ConfigError("keys", f"got {name(keys)}, expected int64[N]")
     num_features = len(layout.feature_names)
     num_bags = offsets.numel() - 1  # read in half the time of `shape`
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or num_bags % num_features:
         raise ConfigError(
-            f"offsets: got {name(offsets)}, expected int64[S * B + 1] for the S = {num_features} features"
+            "offsets", f"got {name(offsets)}, expected int64[S * B + 1] for the S = {num_features} features"
         )
     if num_bags < 0:
-        raise ConfigError("offsets: got an empty tensor, expected int64[S * B + 1]")
+        raise ConfigError("offsets", "got an empty tensor, expected int64[S * B + 1]")
     if grad is not None:
         _gradient_fits(grad, keys, offsets, layout)
         same_device(rows, (grad,))
@@ -102,14 +103,14 @@ def bags_fit(
 def places_fit(places: Tensor, keys: Tensor, weights: Tensor, width: int) -> None:
     """Raise unless ``places int64[N]`` of the keys are rows of ``weights [V, width]``."""
     if weights.dim() != 2 or weights.shape[1] != width or weights.dtype not in ROW_TYPES:
-        raise ConfigError(f"weights: got {name(weights)}, expected float32, bfloat16 or float16 [V, {width}]")
+        raise ConfigError("weights", f"got {name(weights)}, expected float32, bfloat16 or float16 [V, {width}]")
     if places.dtype != torch.int64 or places.shape != keys.shape:
-        raise ConfigError(f"places: got {name(places)}, expected int64{list(keys.shape)}, one a key")
+        raise ConfigError("places", f"got {name(places)}, expected int64{list(keys.shape)}, one a key")
     same_device(weights, (places,))
     if places.numel():
         low, high = (int(bound) for bound in torch.aminmax(places))
         if low < 0 or high >= weights.shape[0]:
-            raise ConfigError(f"places: got {low} to {high}, expected 0 <= place < {weights.shape[0]}")
+            raise ConfigError("places", f"got {low} to {high}, expected 0 <= place < {weights.shape[0]}")
 
 
 def same_device(first: Tensor, others: Sequence[Tensor]) -> None:
@@ -121,20 +122,20 @@ def same_device(first: Tensor, others: Sequence[Tensor]) -> None:
 
 def _several_devices(tensors: Sequence[Tensor]) -> ConfigError:
     devices = sorted({str(held.device) for held in tensors})
-    return ConfigError(f"devices: got {', '.join(devices)}, expected all tensors on one device")
+    return ConfigError("devices", f"got {', '.join(devices)}, expected all tensors on one device")
 
 
 def _key_weights_fit(key_weights: Tensor, keys: Tensor, layout: BagLayout) -> None:
     if key_weights.dtype != torch.float32 or key_weights.shape != keys.shape:
-        raise ConfigError(f"key_weights: got {name(key_weights)}, expected float32{list(keys.shape)}, one a key")
+        raise ConfigError("key_weights", f"got {name(key_weights)}, expected float32{list(keys.shape)}, one a key")
     if not layout.takes_key_weights:
-        raise ConfigError(f"key_weights: got some with pooling {layout.pooling}, expected 'sum', 'mean' or 'sqrtn'")
+        raise ConfigError("key_weights", f"got some with pooling {layout.pooling}, expected 'sum', 'mean' or 'sqrtn'")
 
 
 def _gradient_fits(grad: Tensor, keys: Tensor, offsets: Tensor, layout: BagLayout) -> None:
     expected = result_shape(keys, offsets, len(layout.feature_names), layout.width, layout.is_pooled)
     if grad.shape != expected or grad.dtype != torch.float32:
-        raise ConfigError(f"grad: got {name(grad)}, expected float32{list(expected)} as the lookup's result")
+        raise ConfigError("grad", f"got {name(grad)}, expected float32{list(expected)} as the lookup's result")
 
 
 def bad_key(layout: BagLayout, feature: int, position: int, key: int) -> KeyOutOfRangeError:

@@ -42,29 +42,31 @@ class BagLayout:
         tables = len(self.table_names)
         if len(self.table_base) != tables or len(self.table_rows) != tables:
             raise ConfigError(
-                f"BagLayout: got {tables} tables, {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
-                "expected as many of each"
+                "BagLayout",
+                f"got {tables} tables, {len(self.table_base)} bases and {len(self.table_rows)} row counts, "
+                "expected as many of each",
             )
         if any(number < 0 for number in (*self.table_base, *self.table_rows)):
             raise ConfigError(
-                f"BagLayout: got table_base {self.table_base} and table_rows {self.table_rows}, expected none below 0"
+                "BagLayout", f"got table_base {self.table_base} and table_rows {self.table_rows}, expected none below 0"
             )
         features = len(self.feature_names)
         if features == 0 or len(self.feature_table) != features or len(self.pooling) != features:
             raise ConfigError(
-                f"BagLayout: got {features} features with {len(self.feature_table)} tables and {len(self.pooling)} "
-                "poolings, expected at least one feature and as many of each"
+                "BagLayout",
+                f"got {features} features with {len(self.feature_table)} tables and {len(self.pooling)} "
+                "poolings, expected at least one feature and as many of each",
             )
         if any(not 0 <= table < tables for table in self.feature_table):
-            raise ConfigError(f"BagLayout.feature_table: got {self.feature_table}, expected 0 <= index < {tables}")
+            raise ConfigError("BagLayout.feature_table", f"got {self.feature_table}, expected 0 <= index < {tables}")
         if any(pooling not in _CODES for pooling in self.pooling):
             raise ConfigError(
-                f"BagLayout.pooling: got {self.pooling}, expected one of {', '.join(map(repr, _CODES))} for each"
+                "BagLayout.pooling", f"got {self.pooling}, expected one of {', '.join(map(repr, _CODES))} for each"
             )
         if len({pooling == "none" for pooling in self.pooling}) > 1:
-            raise ConfigError(f"BagLayout.pooling: got {self.pooling}, expected 'none' for all features or for none")
+            raise ConfigError("BagLayout.pooling", f"got {self.pooling}, expected 'none' for all features or for none")
         if self.width < 1:
-            raise ConfigError(f"BagLayout.width: got {self.width}, expected at least 1")
+            raise ConfigError("BagLayout.width", f"got {self.width}, expected at least 1")
         # Computed before a compiler comes, which could not trace it.
         _ = self.extents, self.pooling_codes, self.array
 

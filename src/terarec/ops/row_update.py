@@ -113,7 +113,7 @@ def row_update_(
     traced = is_traced(weights)
     _check_gradients(weights, gradients, traced)
     if rule.updates_all_rows and gradients[0].places is not None:
-        raise ConfigError("mode: got 'global' for rows with places, expected 'local' or 'lazy_global'")
+        raise ConfigError("mode", "got 'global' for rows with places, expected 'local' or 'lazy_global'")
     _check_state(weights, state, rule, step)
     _check_factors(table_lr, gradients, rule)
     found = _kernel_gradients(gradients)
@@ -197,7 +197,7 @@ def _check_gradients(weights: Tensor, gradients: Sequence[BagGradient], traced: 
             checks.bags_fit(weights, keys, offsets, layout, key_weights, grad)
             checks.places_fit(places, keys, weights, layout.width)
     if len({held.places is None for held in gradients}) > 1:
-        raise ConfigError("places: got some gradients without, expected them for all or none")
+        raise ConfigError("places", "got some gradients without, expected them for all or none")
 
 
 def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step: int) -> None:
@@ -207,9 +207,9 @@ def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step
         held_shapes = [(held.dtype, tuple(held.shape)) for held in state]
         if held_shapes != expected:
             got = _listed(held_shapes)
-            raise ConfigError(f"state: got {got}, expected {_listed(expected)} for {rule.kind!r}")
+            raise ConfigError("state", f"got {got}, expected {_listed(expected)} for {rule.kind!r}")
     if not 1 <= step < 2**31:
-        raise ConfigError(f"step: got {step}, expected 1 <= step < 2^31")
+        raise ConfigError("step", f"got {step}, expected 1 <= step < 2^31")
 
 
 def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], rule: RowRule) -> None:
@@ -219,11 +219,12 @@ def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], ru
         tables = len(held.layout.table_names)
         if table_lr.device.type != "cpu" or table_lr.dtype != torch.float32 or tuple(table_lr.shape) != (tables,):
             got = f"{_listed([(table_lr.dtype, tuple(table_lr.shape))])} on {table_lr.device}"
-            raise ConfigError(f"table_lr: got {got}, expected float32[{tables}] in host memory, one for each table")
+            raise ConfigError("table_lr", f"got {got}, expected float32[{tables}] in host memory, one for each table")
         if rule.updates_all_rows and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
             raise ConfigError(
-                f"table_lr: got {table_lr.tolist()} for tables that share rows, expected one factor for all of them in "
-                "mode 'global'"
+                "table_lr",
+                f"got {table_lr.tolist()} for tables that share rows, expected one factor for all of them in "
+                "mode 'global'",
             )
 
 

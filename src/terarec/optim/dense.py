@@ -115,7 +115,7 @@ class FTRL(optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             if not group["lr"] > 0.0:
-                raise ConfigError(f"FTRL: got the learning rate {group['lr']!r}, expected one > 0: it divides by it")
+                raise ConfigError("FTRL", f"got the learning rate {group['lr']!r}, expected one > 0: it divides by it")
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     _move(parameter, parameter.grad, self._state(parameter, group), group)
@@ -161,7 +161,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     if isinstance(spec, TorchOptimizerSpec):
         return _torch_optimizer(spec, [parameter for parameter in parameters if parameter.numel()])
     if spec.rows is not None:
-        raise ConfigError("dense optimizer: got options for rows, expected none: they are for tables")
+        raise ConfigError("dense optimizer", "got options for rows, expected none: they are for tables")
     parameters = [parameter for parameter in parameters if parameter.numel()]
     if isinstance(spec, SGDSpec):
         return optim.SGD(parameters, lr=spec.lr, fused=True)
@@ -179,7 +179,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
 
 def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
     if spec.name in _UNUSABLE:
-        raise ConfigError(f"dense optimizer: got {spec.name!r}, which {_UNUSABLE[spec.name]}, expected another class")
+        raise ConfigError("dense optimizer", f"got {spec.name!r}, which {_UNUSABLE[spec.name]}, expected another class")
     classes: dict[str, Callable[..., optim.Optimizer]] = {
         name: value
         for name, value in vars(optim).items()
@@ -195,7 +195,9 @@ def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter
         return classes[spec.name](parameters, lr=spec.lr, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         problem = " ".join(str(error).split())
-        raise ConfigError(f"dense optimizer: torch.optim.{spec.name} refuses {dict(spec.options)}: {problem}") from None
+        raise ConfigError(
+            "dense optimizer", f"torch.optim.{spec.name} refuses {dict(spec.options)}: {problem}"
+        ) from None
 
 
 def _momentum(spec: MomentumSpec | NesterovSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -247,7 +249,7 @@ def _names(optimizer: optim.Optimizer) -> tuple[str, ...]:
     for kind, names in _NAMES:
         if isinstance(optimizer, kind):
             return names
-    raise ConfigError(f"dense_states: got {type(optimizer).__name__}, expected what build_dense_optimizer makes")
+    raise ConfigError("dense_states", f"got {type(optimizer).__name__}, expected what build_dense_optimizer makes")
 
 
 def _complete(optimizer: optim.Optimizer, parameter: nn.Parameter, names: tuple[str, ...]) -> None:

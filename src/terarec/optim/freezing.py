@@ -80,8 +80,9 @@ def _check_patterns(patterns: Collection[str], names: Collection[str]) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"freeze: got {pattern!r}{did_you_mean(pattern, names)}, which matches no parameter and no table, "
-                f"expected patterns of {', '.join(map(repr, list(names)[:5]))}{', ...' if len(names) > 5 else ''}"
+                "freeze",
+                f"got {pattern!r}{did_you_mean(pattern, names)}, which matches no parameter and no table, "
+                f"expected patterns of {', '.join(map(repr, list(names)[:5]))}{', ...' if len(names) > 5 else ''}",
             )
 
 
@@ -90,6 +91,7 @@ def _check_whole(collections: Iterable[tuple[str, RowParameters]], found: Collec
         mine = [table for table in module.tables if table in found]
         if mine and len(mine) < len(module.tables):
             raise ConfigError(
-                f"freeze: got {', '.join(map(repr, mine))} of the tables {', '.join(map(repr, module.tables))} without "
-                "a row optimizer, expected rows=..., or all tables of the collection"
+                "freeze",
+                f"got {', '.join(map(repr, mine))} of the tables {', '.join(map(repr, module.tables))} without "
+                "a row optimizer, expected rows=..., or all tables of the collection",
             )

@@ -45,15 +45,16 @@ class LossScaler:
         growth_interval: int = 2000,
     ) -> None:
         if not 0.0 < scale < float("inf"):
-            raise ConfigError(f"loss scale: got {scale!r}, expected a finite number > 0")
+            raise ConfigError("loss scale", f"got {scale!r}, expected a finite number > 0")
         self._static = float(scale)
         self._is_unscaled = False
         self._scaler: torch.amp.GradScaler | None = None
         if dynamic:
             if not (growth > 1.0 and 0.0 < backoff < 1.0 and growth_interval >= 1):
                 raise ConfigError(
-                    f"loss scale: got growth {growth!r}, backoff {backoff!r} and growth_interval {growth_interval!r}, "
-                    "expected growth > 1, 0 < backoff < 1 and growth_interval >= 1"
+                    "loss scale",
+                    f"got growth {growth!r}, backoff {backoff!r} and growth_interval {growth_interval!r}, "
+                    "expected growth > 1, 0 < backoff < 1 and growth_interval >= 1",
                 )
             self._scaler = torch.amp.GradScaler(
                 device,
@@ -125,7 +126,7 @@ class LossScaler:
         expected = self.state_dict()
         if set(state) != set(expected):
             got, wanted = (", ".join(sorted(names)) for names in (state, expected))
-            raise ConfigError(f"loss scale: got a state with {got}, expected one with {wanted}")
+            raise ConfigError("loss scale", f"got a state with {got}, expected one with {wanted}")
         if self._scaler is None:
             self._static = float(state["scale"])
         else:

@@ -256,8 +256,9 @@ class RowOptimizer(optim.Optimizer):
             ConfigError: always.
         """
         raise ConfigError(
-            "row optimizer: it is not copied or pickled, since its state lies beside the rows; expected a RowOptimizer "
-            "made for the copy of the model, with load_state_dict(optimizer.state_dict())"
+            "row optimizer",
+            "it is not copied or pickled, since its state lies beside the rows; expected a RowOptimizer "
+            "made for the copy of the model, with load_state_dict(optimizer.state_dict())",
         )
 
     def step_state(self) -> dict[str, Any]:
@@ -282,13 +283,15 @@ class RowOptimizer(optim.Optimizer):
         """
         missing = {"kind", "lr", "num_steps", "num_skipped"} - set(state)
         if missing:
-            raise ConfigError(f"row optimizer: got a state without {', '.join(sorted(missing))}, expected all of them")
+            raise ConfigError(
+                "row optimizer", f"got a state without {', '.join(sorted(missing))}, expected all of them"
+            )
         mine, kinds = self._kinds(), state["kind"]
         if (dict.fromkeys(mine, kinds) if isinstance(kinds, str) else kinds) != mine:
-            raise ConfigError(f"row optimizer: got the state of {_listed(kinds)}, expected {_listed(mine)}")
+            raise ConfigError("row optimizer", f"got the state of {_listed(kinds)}, expected {_listed(mine)}")
         rates = state["lr"] if isinstance(state["lr"], list) else [state["lr"]]
         if len(rates) != len(self.param_groups):
-            raise ConfigError(f"row optimizer: got {len(rates)} groups, expected {len(self.param_groups)}")
+            raise ConfigError("row optimizer", f"got {len(rates)} groups, expected {len(self.param_groups)}")
         for group, rate in zip(self.param_groups, rates, strict=True):
             group["lr"] = float(rate)
         self.num_steps, self.num_skipped = int(state["num_steps"]), int(state["num_skipped"])
@@ -334,13 +337,14 @@ class RowOptimizer(optim.Optimizer):
         missing = {"state", "param_groups", "row_optimizer"} - set(state)
         if missing:
             raise ConfigError(
-                f"row optimizer: got a state without {', '.join(sorted(missing))}, expected what state_dict() returned "
-                "(load_step_state() takes what step_state() returned)"
+                "row optimizer",
+                f"got a state without {', '.join(sorted(missing))}, expected what state_dict() returned "
+                "(load_step_state() takes what step_state() returned)",
             )
         self._check_is_owner()
         if len(state["param_groups"]) != len(self.param_groups):
             got = len(state["param_groups"])
-            raise ConfigError(f"row optimizer: got {got} groups, expected {len(self.param_groups)}")
+            raise ConfigError("row optimizer", f"got {got} groups, expected {len(self.param_groups)}")
         writes = [
             write for number, owner in self._numbered() for write in state_writes(owner, state["state"].get(number))
         ]
@@ -371,8 +375,9 @@ class RowOptimizer(optim.Optimizer):
             name = self._rule_name(arena)
             if name not in self._rules:
                 raise ConfigError(
-                    f"row optimizer: {_described(arena)}: got the optimizer {name!r}"
-                    f"{did_you_mean(name, self._rules)}, expected one of {', '.join(map(repr, self._rules))}"
+                    "row optimizer",
+                    f"{_described(arena)}: got the optimizer {name!r}"
+                    f"{did_you_mean(name, self._rules)}, expected one of {', '.join(map(repr, self._rules))}",
                 )
             tables.setdefault(name, [])
         for table in (table for owner in owners for table in owner.tables.values()):
@@ -444,9 +449,10 @@ class RowOptimizer(optim.Optimizer):
         for arena, token in self._tokens:
             if arena.attached is not token:
                 raise ConfigError(
-                    f"row optimizer: {_described(arena)} were given to a later RowOptimizer, which replaced their "
+                    "row optimizer",
+                    f"{_described(arena)} were given to a later RowOptimizer, which replaced their "
                     "state; expected one row optimizer for each collection: options for single tables are table_lr and "
-                    "frozen"
+                    "frozen",
                 )
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
@@ -504,7 +510,8 @@ def _check_is_alone() -> None:
         world_size = torch.distributed.get_world_size()
         if world_size > 1:
             raise ConfigError(
-                f"row optimizer: got a process group of {world_size} ranks, expected one: the gradients of rows are "
+                "row optimizer",
+                f"got a process group of {world_size} ranks, expected one: the gradients of rows are "
                 "not exchanged between ranks (DistributedDataParallel exchanges those of dense parameters alone), so "
-                "each rank would train tables of its own"
+                "each rank would train tables of its own",
             )

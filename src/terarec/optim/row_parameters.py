@@ -68,14 +68,15 @@ def roots_of(group: Mapping[str, Any]) -> list[nn.Module]:
     unknown = sorted(set(group) - {"params", "lr"})
     if unknown or "params" not in group:
         got = f"a group with {unknown[0]!r}" if unknown else "a group without 'params'"
-        raise ConfigError(f"row optimizer: got {got}, expected 'params' and, if its rate is its own, 'lr'")
+        raise ConfigError("row optimizer", f"got {got}, expected 'params' and, if its rate is its own, 'lr'")
     roots = group["params"]
     roots = [roots] if isinstance(roots, nn.Module) else list(roots)
     for root in roots:
         if not isinstance(root, nn.Module):
             raise ConfigError(
-                f"row optimizer: got {type(root).__name__}, expected modules with tables, or groups "
-                '{"params": modules, "lr": rate}; parameters alone do not tell their tables'
+                "row optimizer",
+                f"got {type(root).__name__}, expected modules with tables, or groups "
+                '{"params": modules, "lr": rate}; parameters alone do not tell their tables',
             )
     return roots
 
@@ -92,7 +93,9 @@ def check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
     for owners in per_group:
         mine = {id(arena) for owner in owners for arena in owner.arenas}
         if mine & seen:
-            raise ConfigError("row optimizer: got a module whose tables are in an earlier group, expected each in one")
+            raise ConfigError(
+                "row optimizer", "got a module whose tables are in an earlier group, expected each in one"
+            )
         seen |= mine
     every = [owner for owners in per_group for owner in owners]
     if every:
@@ -102,11 +105,13 @@ def check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
 def check_names(owners: Sequence[RowParameters]) -> None:
     """Raise `ConfigError` if `owners` have no tables, or two of one name."""
     if not any(owner.arenas for owner in owners):
-        raise ConfigError("row optimizer: got a module without embedding tables, expected an EmbeddingCollection in it")
+        raise ConfigError(
+            "row optimizer", "got a module without embedding tables, expected an EmbeddingCollection in it"
+        )
     counts = Counter(name for owner in owners for name in owner.tables)
     name, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
-        raise ConfigError(f"row optimizer: {count} tables are named {name!r}, expected distinct names")
+        raise ConfigError("row optimizer", f"{count} tables are named {name!r}, expected distinct names")
 
 
 def state_of(owner: RowParameters) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def _table_state(table: AnyTable) -> dict[str, Tensor]:
 def state_writes(owner: RowParameters, loaded: Any) -> list[Callable[[], object]]:
     """Return the calls that set the state of `owner` to `loaded`, which is checked by then."""
     if not isinstance(loaded, Mapping):
-        raise ConfigError("row optimizer: got no state for a parameter, expected that of each collection")
+        raise ConfigError("row optimizer", "got no state for a parameter, expected that of each collection")
     if not owner.tables:
         held = {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
         _check_shapes("a weight", held, loaded)
@@ -137,8 +142,8 @@ def state_writes(owner: RowParameters, loaded: Any) -> list[Callable[[], object]
     found = loaded.get("tables", {})
     if set(found) != set(owner.tables):
         raise ConfigError(
-            f"row optimizer: got the state of tables {', '.join(sorted(found)) or 'none'}, expected "
-            f"{', '.join(sorted(owner.tables))}"
+            "row optimizer",
+            f"got the state of tables {', '.join(sorted(found)) or 'none'}, expected {', '.join(sorted(owner.tables))}",
         )
     return [write for name, table in owner.tables.items() for write in _table_writes(table, found[name])]
 
@@ -156,8 +161,9 @@ def _table_writes(table: AnyTable, loaded: Mapping[str, Tensor]) -> list[Callabl
     if not isinstance(keys, Tensor) or not torch.equal(keys.to(held["keys"].device), held["keys"]):
         got = keys.numel() if isinstance(keys, Tensor) else 0
         raise ConfigError(
-            f"row optimizer: {what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
-            "which the table holds: load the model's state_dict() first"
+            "row optimizer",
+            f"{what}: got the state of {got:,} keys, expected that of the {held['keys'].numel():,} keys "
+            "which the table holds: load the model's state_dict() first",
         )
     _check_shapes(what, held, loaded)
     return [partial(_import_state, table, held["keys"], loaded)]
@@ -174,4 +180,4 @@ def _check_shapes(what: str, held: Mapping[str, Tensor], loaded: Mapping[str, An
     got = {name: list(value.shape) if isinstance(value, Tensor) else None for name, value in loaded.items()}
     expected = {name: list(tensor.shape) for name, tensor in held.items()}
     if got != expected:
-        raise ConfigError(f"row optimizer: {what}: got state of {got}, expected {expected}")
+        raise ConfigError("row optimizer", f"{what}: got state of {got}, expected {expected}")

@@ -28,7 +28,7 @@ def check_spec(what: str, spec: object, accepted: UnionType) -> None:
     if not isinstance(spec, accepted):
         names = [kind.__name__ for kind in get_args(accepted)]
         got = repr(spec) if isinstance(spec, str) else type(spec).__name__
-        raise ConfigError(f"{what}: got {got}, expected {', '.join(names[:-1])} or {names[-1]}")
+        raise ConfigError(what, f"got {got}, expected {', '.join(names[:-1])} or {names[-1]}")
 
 
 class TableRule(NamedTuple):
@@ -53,7 +53,7 @@ def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -
     """
     specs = spec if isinstance(spec, Mapping) else {DEFAULT_OPTIMIZER: spec}
     if not specs:
-        raise ConfigError("row optimizer: got no rule, expected at least one, such as {'default': AdamSpec()}")
+        raise ConfigError("row optimizer", "got no rule, expected at least one, such as {'default': AdamSpec()}")
     for name, each in specs.items():
         what = f"row optimizer: rule {name!r}" if isinstance(spec, Mapping) else "row optimizer"
         check_spec(what, each, SparseOptimizerSpec)
@@ -103,4 +103,4 @@ def check_tables(what: str, names: Collection[str], tables: Sequence[str]) -> No
     for name in names:
         if name not in tables:
             known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
-            raise ConfigError(f"{what}: got table {name!r}{did_you_mean(name, tables)}, expected {known}")
+            raise ConfigError(what, f"got table {name!r}{did_you_mean(name, tables)}, expected {known}")

@@ -78,7 +78,7 @@ class LearningRateSchedule:
             ConfigError: a step below 1.
         """
         if step < 1:
-            raise ConfigError(f"LearningRateSchedule.lr: got step {step}, expected steps from 1")
+            raise ConfigError("LearningRateSchedule.lr", f"got step {step}, expected steps from 1")
         if step <= self.warmup_steps:
             return self.base_lr * step / self.warmup_steps
         if self.decay_start == 0 or step <= self.decay_start:
@@ -139,7 +139,7 @@ def build_schedulers(
     """
     if not isinstance(spec, ScheduleSpec):
         names = [kind.__name__ for kind in get_args(ScheduleSpec)]
-        raise ConfigError(f"schedule: got {type(spec).__name__}, expected {', '.join(names[:-1])} or {names[-1]}")
+        raise ConfigError("schedule", f"got {type(spec).__name__}, expected {', '.join(names[:-1])} or {names[-1]}")
     if isinstance(spec, ConstantSchedule):
         return []
     return [_scheduler(spec, optimizer, mode) for optimizer in optimizers]
@@ -161,7 +161,7 @@ def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[An
         ConfigError: as many states as schedulers are expected. Nothing is changed.
     """
     if len(schedulers) != len(states):
-        raise ConfigError(f"schedulers: got the state of {len(states)}, expected that of {len(schedulers)}")
+        raise ConfigError("schedulers", f"got the state of {len(states)}, expected that of {len(schedulers)}")
     for scheduler, state in zip(schedulers, states, strict=True):
         scheduler.load_state_dict(_decoded(state))
 
@@ -224,7 +224,7 @@ def _encoded(what: str, value: Any) -> Any:
         return {name: [[_encoded(what, key), _encoded(what, item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         return [_encoded(what, item) for item in value]
-    raise ConfigError(f"{what}: got {type(value).__name__} in its state_dict(), expected numbers, strings and lists")
+    raise ConfigError(what, f"got {type(value).__name__} in its state_dict(), expected numbers, strings and lists")
 
 
 def _decoded(value: Any) -> Any:

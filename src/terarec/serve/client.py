@@ -65,7 +65,7 @@ class InferenceClient:
         tensors = []
         for name, values in columns.items():
             if name not in datatypes:
-                raise ConfigError(f"column {name!r}: the model does not know it, expected {', '.join(datatypes)}")
+                raise ConfigError(f"column {name!r}", f"the model does not know it, expected {', '.join(datatypes)}")
             tensors.append(_tensor(name, datatypes[name], values))
         body = self._call(f"{self._model}/infer", encode(InferRequest(inputs=tuple(tensors))))
         outputs = decode_infer_response(body).outputs

@@ -42,7 +42,7 @@ def check_elements(values: Elements, datatype: str, where: str) -> Elements:
     if not _fit(values, datatype):
         index = next(index for index, value in enumerate(values) if not _fit((value,), datatype))
         raise ConfigError(
-            f"{where}[{index}]: got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
+            f"{where}[{index}]", f"got {quoted(values[index], is_json=True)}, expected {_accepted(datatype)}"
         )
     return values
 
@@ -129,8 +129,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if len(self.data) != math.prod(self.shape):
             raise ConfigError(
-                f"tensor {self.name!r}: got {len(self.data)} elements, "
-                f"expected {math.prod(self.shape)} for shape {list(self.shape)}"
+                f"tensor {self.name!r}",
+                f"got {len(self.data)} elements, expected {math.prod(self.shape)} for shape {list(self.shape)}",
             )
 
 
@@ -280,7 +280,7 @@ def _parse(body: bytes | bytearray) -> Any:
     try:
         return parse_json(body, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
+        raise ConfigError(f"line {error.lineno} column {error.colno}", f"{error.msg}, expected JSON") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"byte {error.start} is not UTF-8, expected JSON") from None
     except ConfigError:
@@ -303,15 +303,15 @@ def _tensor(data: Any, where: str) -> Tensor:
     datatype = data["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise ConfigError(
-            f"{where}.datatype: got {quoted(datatype, is_json=True)}, expected one of {', '.join(DATATYPES)}"
+            f"{where}.datatype", f"got {quoted(datatype, is_json=True)}, expected one of {', '.join(DATATYPES)}"
         )
     shape = _list(data["shape"], f"{where}.shape", "a list of sizes such as [2, 1]")
     if len(shape) > MAX_DIMENSIONS:
-        raise ConfigError(f"{where}.shape: got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
+        raise ConfigError(f"{where}.shape", f"got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     for index, size in enumerate(shape):
         if type(size) is not int or not 0 <= size < 2**63:
             got = quoted(size, is_json=True)
-            raise ConfigError(f"{where}.shape[{index}]: got {got}, expected an integer from 0 to 2^63 - 1")
+            raise ConfigError(f"{where}.shape[{index}]", f"got {got}, expected an integer from 0 to 2^63 - 1")
     elements = _flatten(_list(data["data"], f"{where}.data", "a list"), shape, f"{where}.data")
     return Tensor(
         name=_text(data["name"], f"{where}.name"),
@@ -326,7 +326,7 @@ def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
     """Row-major elements of `data`, which is flat already or nested as `shape` says."""
     if len(shape) > 1 and data and isinstance(data[0], list):
         if len(data) != shape[0]:
-            raise ConfigError(f"{where}: got {len(data)} rows, expected {shape[0]} for shape {quoted(list(shape))}")
+            raise ConfigError(where, f"got {len(data)} rows, expected {shape[0]} for shape {quoted(list(shape))}")
         rows = [
             _flatten(_list(row, f"{where}[{index}]", "a list as the rows before it"), shape[1:], f"{where}[{index}]")
             for index, row in enumerate(data)
@@ -334,7 +334,7 @@ def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
         return list(chain.from_iterable(rows))
     if len(data) != math.prod(shape):
         raise ConfigError(
-            f"{where}: got {len(data)} elements, expected {quoted(math.prod(shape))} for shape {quoted(list(shape))}"
+            where, f"got {len(data)} elements, expected {quoted(math.prod(shape))} for shape {quoted(list(shape))}"
         )
     return data
 
@@ -356,25 +356,25 @@ def _check_fields(data: Any, where: str, known: Sequence[str], *, required: Sequ
     place = where or "the body"
     for name in _object(data, place):
         if name not in known:
-            raise ConfigError(f"{place}: unknown field {quoted(name, is_json=True)}, expected {', '.join(known)}")
+            raise ConfigError(place, f"unknown field {quoted(name, is_json=True)}, expected {', '.join(known)}")
     for name in required:
         if name not in data:
-            raise ConfigError(f"{place}: field {name!r} is missing, expected {', '.join(required)}")
+            raise ConfigError(place, f"field {name!r} is missing, expected {', '.join(required)}")
 
 
 def _object(data: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected an object")
+        raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected an object")
     return data
 
 
 def _list(data: Any, where: str, expected: str) -> list[Any]:
     if not isinstance(data, list):
-        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected {expected}")
+        raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected {expected}")
     return data
 
 
 def _text(data: Any, where: str) -> str:
     if not isinstance(data, str):
-        raise ConfigError(f"{where}: got {quoted(data, is_json=True)}, expected a string")
+        raise ConfigError(where, f"got {quoted(data, is_json=True)}, expected a string")
     return data

@@ -76,7 +76,7 @@ class InferenceService:
         metadata = self.model_metadata(name, version)
         for index, wanted in enumerate(request.outputs):
             if wanted.name != SCORE:
-                raise ConfigError(f"outputs[{index}].name: got {quoted(wanted.name)}, expected {SCORE!r}")
+                raise ConfigError(f"outputs[{index}].name", f"got {quoted(wanted.name)}, expected {SCORE!r}")
         scores = self._session.predict(self._columns(request))
         output = Tensor(name=SCORE, datatype="FP32", shape=scores.shape, data=float32_elements(scores))
         return InferResponse(
@@ -88,7 +88,7 @@ class InferenceService:
         for index, tensor in enumerate(request.inputs):
             column = self._checked_column(tensor, f"inputs[{index}]")
             if tensor.name in columns:
-                raise ConfigError(f"inputs[{index}].name: the input {tensor.name!r} occurs twice, expected it once")
+                raise ConfigError(f"inputs[{index}].name", f"the input {tensor.name!r} occurs twice, expected it once")
             columns[tensor.name] = tensor.data if column.hotness == 1 else _lists(tensor)
         return columns
 
@@ -96,18 +96,18 @@ class InferenceService:
         """Return the raw column that `tensor` gives, if its datatype and shape are right."""
         column = self._inputs.get(tensor.name)
         if column is None:
-            raise ConfigError(f"{where}.name: got {quoted(tensor.name)}, expected one of {', '.join(self._inputs)}")
+            raise ConfigError(f"{where}.name", f"got {quoted(tensor.name)}, expected one of {', '.join(self._inputs)}")
         accepted = _DATATYPES[column.kind]
         if tensor.datatype not in accepted:
             raise ConfigError(
-                f"{where}.datatype: got {tensor.datatype} for {tensor.name!r}, expected {' or '.join(accepted)}"
+                f"{where}.datatype", f"got {tensor.datatype} for {tensor.name!r}, expected {' or '.join(accepted)}"
             )
         if not _fits(tensor.shape, column.hotness):
             bound = "" if column.hotness is None else f" with n <= {column.hotness}"
             expected = "[B] or [B, 1]" if column.hotness == 1 else f"[B, n]{bound}"
             raise ConfigError(
-                f"{where}.shape: got {quoted(list(tensor.shape))} for {tensor.name!r}, "
-                f"expected {expected} for B records"
+                f"{where}.shape",
+                f"got {quoted(list(tensor.shape))} for {tensor.name!r}, expected {expected} for B records",
             )
         if tensor.shape[0] > self._max_batch:
             raise RequestTooLargeError(

@@ -26,10 +26,9 @@ class FieldError(ConfigError):
     """
 
     def __init__(self, owner: str, field: str, problem: str) -> None:
-        super().__init__(": ".join(filter(None, (".".join(filter(None, (owner, field))), problem))))
+        super().__init__(".".join(filter(None, (owner, field))), problem)
         self.owner = owner
         self.field = field
-        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def _decode_member(specs: Mapping[str, Any], data: Any, where: str) -> Any:
     if not isinstance(kind, str) or kind not in specs:
         if "kind" in data:
             raise unknown_choice(_inside(where, "kind"), kind, specs)
-        raise ConfigError(f"{_inside(where, 'kind')}: missing, expected one of {', '.join(map(repr, specs))}")
+        raise ConfigError(_inside(where, "kind"), f"missing, expected one of {', '.join(map(repr, specs))}")
     return _decode_spec(specs[kind], data, where)
 
 
@@ -165,41 +165,35 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in data:
-            raise ConfigError(f"{_root(where)}field {name!r} is missing, expected {', '.join(map(repr, fields))}")
+            raise ConfigError(where, f"field {name!r} is missing, expected {', '.join(map(repr, fields))}")
     values = {name: _decode(hints[name], value, _inside(where, name)) for name, value in data.items()}
     try:
         return spec_type(**values)
     except FieldError as error:
         place = _inside(where, error.field) if error.field else where
-        raise ConfigError(f"{_root(place)}{error.problem}") from None
+        raise ConfigError(place, error.problem) from None
 
 
 def unknown_field(where: str, key: str, fields: Collection[str]) -> ConfigError:
     """Return the error that a spec with these `fields` has no field `key`; `where` is the path of the spec."""
     hint = did_you_mean(key, fields)
     return ConfigError(
-        f"{_inside(where, shortened(key))}: unknown field{hint}, expected one of {', '.join(map(repr, fields))}"
+        _inside(where, shortened(key)), f"unknown field{hint}, expected one of {', '.join(map(repr, fields))}"
     )
 
 
 def unknown_choice(where: str, got: object, choices: Collection[object]) -> ConfigError:
     """Return the error that the field at the path `where` takes one of `choices` and not `got`."""
     hint = did_you_mean(got, (choice for choice in choices if isinstance(choice, str))) if isinstance(got, str) else ""
-    return ConfigError(
-        f"{_root(where)}got {quoted(got, is_json=True)}{hint}, expected one of {', '.join(map(repr, choices))}"
-    )
+    return ConfigError(where, f"got {quoted(got, is_json=True)}{hint}, expected one of {', '.join(map(repr, choices))}")
 
 
 def _mistyped(where: str, data: object, expected: str) -> ConfigError:
-    return ConfigError(f"{_root(where)}got {quoted(data, is_json=True)}, expected {expected}")
+    return ConfigError(where, f"got {quoted(data, is_json=True)}, expected {expected}")
 
 
 def _inside(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
-
-
-def _root(where: str) -> str:
-    return f"{where}: " if where else ""
 
 
 def finite_data(value: Any) -> Any:

@@ -24,9 +24,11 @@ def imported(name: str) -> Callable[..., Any]:
     try:
         found = functools.reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"function {name!r}: cannot be imported ({error}), expected 'package.module:name'") from None
+        raise ConfigError(
+            f"function {name!r}", f"cannot be imported ({error}), expected 'package.module:name'"
+        ) from None
     if not callable(found):
-        raise ConfigError(f"function {name!r}: is no function")
+        raise ConfigError(f"function {name!r}", "is no function")
     result: Callable[..., Any] = found
     return result
 
@@ -45,7 +47,7 @@ def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
         ConfigError: Names the thing, and what would allow it.
     """
     if isinstance(allow_import, str):
-        raise ConfigError(f"allow_import: got the text {allow_import!r}, expected a list of packages")
+        raise ConfigError("allow_import", f"got the text {allow_import!r}, expected a list of packages")
     module = name.partition(":")[0]
     top = module.partition(".")[0]
     if not _is_within(module, allow_import):
@@ -73,5 +75,5 @@ def _is_there(module: str) -> bool:
     except ModuleNotFoundError as error:
         if _is_within(module, [error.name or ""]):
             return False
-        raise ConfigError(f"module {module!r}: {error}, expected one that can be imported") from None
+        raise ConfigError(f"module {module!r}", f"{error}, expected one that can be imported") from None
     return True

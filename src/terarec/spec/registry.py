@@ -46,7 +46,7 @@ class Registry(Mapping[str, Entry]):
         """
         known = self._entries.get(name)
         if known is not None and _origin(known) != _origin(entry):
-            raise ConfigError(f"{self.what} {name!r}: got a second one, {_spelled(entry)}, expected another name")
+            raise ConfigError(f"{self.what} {name!r}", f"got a second one, {_spelled(entry)}, expected another name")
         self._entries[name] = entry
 
     def register(self, name: str | None = None) -> Callable[[Registered], Registered]:
@@ -88,7 +88,7 @@ def unknown_name(where: str, got: str, known: Collection[str], *, listed: Collec
         listed: Accepted names as they are listed; those of `known` where it is empty.
     """
     return ConfigError(
-        f"{where}: got {quoted(got)}{did_you_mean(got, known)}, expected one of {', '.join(listed or known)}"
+        where, f"got {quoted(got)}{did_you_mean(got, known)}, expected one of {', '.join(listed or known)}"
     )
 
 

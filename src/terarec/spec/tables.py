@@ -338,8 +338,8 @@ class StaticTablesSpec:
         """
         if rows is None:
             raise ConfigError(
-                f"tables: got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' "
-                "(--tables dynamic)"
+                "tables",
+                f"got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' (--tables dynamic)",
             )
         return TableSpec(
             name=name,

@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
     index = int(name.partition(":")[2] or 0)
     if index >= count:
         found = f"this machine has {count} that torch can use" if count else "torch finds no GPU here"
-        raise ConfigError(f"device: got {name!r}, but {found}, expected 'cpu', or 'auto' for what there is")
+        raise ConfigError("device", f"got {name!r}, but {found}, expected 'cpu', or 'auto' for what there is")
     return torch.device("cuda", index)
 
 

@@ -331,7 +331,7 @@ class MLflowLogger(PointLogger):
             for start in range(0, len(params), _MOST_PARAMS):
                 client.log_batch(self._run, params=params[start : start + _MOST_PARAMS])
         except Exception as error:  # of the network, the store or MLflow itself
-            raise ConfigError(f"mlflow: {self._uri}: {error}, expected the URI of a tracking server") from error
+            raise ConfigError("mlflow", f"{self._uri}: {error}, expected the URI of a tracking server") from error
         self._client = client
 
     def log_training(self, point: Point) -> None:

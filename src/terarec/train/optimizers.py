@@ -92,7 +92,7 @@ class Optimizers:
         for optimizer in (self.dense, self.rows):
             if optimizer is not None:
                 return float(optimizer.param_groups[0]["lr"])
-        raise ConfigError("optimizers: got none, expected a model with parameters or tables")
+        raise ConfigError("optimizers", "got none, expected a model with parameters or tables")
 
     @lr.setter
     def lr(self, value: float) -> None:

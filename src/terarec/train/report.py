@@ -166,7 +166,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
             slices = {name: container.get_slice(name) for name in container.keys()}  # noqa: SIM118
             return {name: tuple(s.get_shape()) for name, s in slices.items() if s.get_dtype() in ("F64", "F32", "F16")}
     except SafetensorError as error:
-        raise FormatError(f"{path}: damaged: {error}") from None
+        raise FormatError(path, f"damaged: {error}") from None
 
 
 def _evaluation_grid(log: RunLog) -> Grid:

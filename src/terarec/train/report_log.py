@@ -57,7 +57,7 @@ def read_log(path: Path) -> RunLog:
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        raise DataNotFoundError(f"{path}: no such file, expected the log of a training run") from None
+        raise DataNotFoundError(path, "no such file, expected the log of a training run") from None
     points = [read_point(path, number, line) for number, line in enumerate(lines, start=1)]
     return RunLog(
         training=_last_of_each_step([point for point in points if "loss" in point]),
@@ -76,12 +76,12 @@ def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         point = parse_json(line)
     except json.JSONDecodeError as error:
-        raise FormatError(f"{path}: line {number} column {error.colno}: {error.msg}, expected JSON") from None
+        raise FormatError(path, f"line {number} column {error.colno}: {error.msg}, expected JSON") from None
     except ValueError as error:
-        raise FormatError(f"{path}: line {number}: {error}, expected JSON") from None
+        raise FormatError(path, f"line {number}: {error}, expected JSON") from None
     if not isinstance(point, dict) or not all(isinstance(point.get(name), int) for name in ("step", "samples")):
         got = quoted(line.decode(errors="backslashreplace"))
-        raise FormatError(f"{path}: line {number}: got {got}, expected an object with step and samples")
+        raise FormatError(path, f"line {number}: got {got}, expected an object with step and samples")
     return point
 
 

@@ -37,8 +37,9 @@ def user_column(spec: TwoTowerSpec, dataset: DatasetSpec, group: str | None = No
         if name in single:
             return name
     raise ConfigError(
-        f"group: got none, and the user's tower has no column of one key a sample ({', '.join(spec.user)}), expected "
-        "the column that identifies users"
+        "group",
+        f"got none, and the user's tower has no column of one key a sample ({', '.join(spec.user)}), expected "
+        "the column that identifies users",
     )
 
 
@@ -98,7 +99,7 @@ def evaluate_towers(
     finally:
         model.train(was_training)
     if not user_vectors:
-        raise ConfigError(f"retrieval: got no sample with a user in column {user!r}, expected at least one")
+        raise ConfigError("retrieval", f"got no sample with a user in column {user!r}, expected at least one")
     if k is None:
         k = [length for length in DEFAULT_K if length <= len(items)] or [len(items)]
     return evaluate_retrieval(

@@ -142,14 +142,15 @@ class Run:
         if split in (None, "none") or (split == DEFAULT_EVAL_SPLIT and split not in self.dataset.splits):
             if self.spec.training.patience is not None:
                 raise ConfigError(
-                    f"training.patience: got {self.spec.training.patience} without a split to evaluate on, expected "
-                    f"training.eval_split to be one of {', '.join(map(repr, self.dataset.splits))}, or patience none"
+                    "training.patience",
+                    f"got {self.spec.training.patience} without a split to evaluate on, expected "
+                    f"training.eval_split to be one of {', '.join(map(repr, self.dataset.splits))}, or patience none",
                 )
             return None
         try:
             has_rows = self.dataset.num_rows(split) > 0
         except ConfigError as error:
-            raise ConfigError(f"training.eval_split: {error}, or none") from None
+            raise ConfigError("training.eval_split", f"{error}, or none") from None
         return self.reader(split) if has_rows else None
 
     def fit(self, *, resume: bool = False) -> FitReport:
@@ -253,8 +254,9 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     for path, before, now in differences(to_data(old.model), to_data(spec.model)):
         if path in _SAME:
             raise ConfigError(
-                f"init_from: model.{path} is {json.dumps(before)} in {run_dir / RUN_FILE}, got {json.dumps(now)}, "
-                "expected the same model"
+                "init_from",
+                f"model.{path} is {json.dumps(before)} in {run_dir / RUN_FILE}, got {json.dumps(now)}, "
+                "expected the same model",
             )
     directory = RunDirectory(run_dir)
     check_columns(dataset, Path(spec.data), read_dataset(directory.dataset), directory.dataset)
@@ -265,12 +267,12 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     try:
         load_dense_state(trainer.model, checkpoint.dense())
     except ConfigError as error:
-        raise ConfigError(f"init_from: {checkpoint.path}: {error}") from None
+        raise ConfigError("init_from", f"{checkpoint.path}: {error}") from None
     try:
         _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
     except (ConfigError, StorageError) as error:
         hint = "; --reset-optimizer loads the weights alone" if with_rows else ""
-        raise ConfigError(f"init_from: {checkpoint.path}: {error}{hint}") from None
+        raise ConfigError("init_from", f"{checkpoint.path}: {error}{hint}") from None
     return checkpoint.path
 
 
@@ -282,7 +284,7 @@ def _find(path: Path) -> tuple[Path, Checkpoint]:
     run_dir = path.absolute().parents[1]
     if not (run_dir / RUN_FILE).is_file():
         raise DataNotFoundError(
-            f"{path}: {run_dir} holds no {RUN_FILE}, which says what ids mean, expected a RUN or a checkpoint in one"
+            path, f"{run_dir} holds no {RUN_FILE}, which says what ids mean, expected a RUN or a checkpoint in one"
         )
     return run_dir, load(path)
 

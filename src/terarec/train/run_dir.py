@@ -95,7 +95,7 @@ class RunDirectory:
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         before = {entry.name for entry in self.path.iterdir()}
-        busy = ConfigError(f"{self.path}: another training runs there, expected a directory of its own")
+        busy = ConfigError(self.path, "another training runs there, expected a directory of its own")
         try:
             with file_lock(self.path / _LOCK_FILE, busy):
                 try:
@@ -124,12 +124,13 @@ class RunDirectory:
             return
         if not resume:
             expected = "expected an empty directory, or resume=True"
-            raise ConfigError(f"{self.path}: holds the checkpoints of a run, {expected}")
+            raise ConfigError(self.path, f"holds the checkpoints of a run, {expected}")
         for path, old, new in differences(to_data(load_run(self.run_file)), to_data(spec)):
             if path not in _MAY_CHANGE:
                 raise ConfigError(
-                    f"{self.run_file}: {path} is {json.dumps(old)}, got {json.dumps(new)}; "
-                    "a resumed run cannot change it; --init-from starts another run from its weights"
+                    self.run_file,
+                    f"{path} is {json.dumps(old)}, got {json.dumps(new)}; "
+                    "a resumed run cannot change it; --init-from starts another run from its weights",
                 )
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
@@ -145,11 +146,11 @@ class RunDirectory:
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise ConfigError(f"out: {self.path} is a file, {expected}")
+            raise ConfigError("out", f"{self.path} is a file, {expected}")
         unexpected = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
         if unexpected and not (self.run_file.is_file() and self.dataset.is_dir()):
             raise ConfigError(
-                f"out: {self.path} is not a run directory (unexpected entry {min(unexpected)!r}), {expected}"
+                "out", f"{self.path} is not a run directory (unexpected entry {min(unexpected)!r}), {expected}"
             )
 
     def _remove_all_but(self, names: set[str]) -> None:
@@ -170,12 +171,12 @@ def check_run(path: Path) -> None:
     """
     if not path.is_dir():
         raise DataNotFoundError(
-            f"{path}: no such directory, expected a RUN made by 'terarec train', which holds {RUN_FILE}"
+            path, f"no such directory, expected a RUN made by 'terarec train', which holds {RUN_FILE}"
         )
     if not (path / RUN_FILE).is_file():
         around = [parent for parent in path.absolute().parents[:2] if (parent / RUN_FILE).is_file()]
         expected = f"the RUN around it, {around[0]}" if around else "a RUN made by 'terarec train'"
-        raise DataNotFoundError(f"{path}: holds no {RUN_FILE}, expected {expected}")
+        raise DataNotFoundError(path, f"holds no {RUN_FILE}, expected {expected}")
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -206,14 +207,15 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
     """
     if dataset.column_names != trained_on.column_names:
         raise ConfigError(
-            f"data set {dataset.name!r}: got the columns {', '.join(dataset.column_names)}, "
-            f"expected those that the model was trained on: {', '.join(trained_on.column_names)}"
+            f"data set {dataset.name!r}",
+            f"got the columns {', '.join(dataset.column_names)}, "
+            f"expected those that the model was trained on: {', '.join(trained_on.column_names)}",
         )
     for column, known in zip(dataset.categorical, trained_on.categorical, strict=True):
         if column != known:
             raise ConfigError(
-                f"data set {dataset.name!r}, column {column.name!r}: {_shape(column)}, expected {_shape(known)} as in "
-                "training; were its ids fitted again?"
+                f"data set {dataset.name!r}, column {column.name!r}",
+                f"{_shape(column)}, expected {_shape(known)} as in training; were its ids fitted again?",
             )
     files = workflow_files(dataset, directory)
     known_files = workflow_files(trained_on, trained_directory)
@@ -221,8 +223,8 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
         is_known = file in files and file in known_files
         if not is_known or not _are_alike(directory / file, trained_directory / file):
             raise ConfigError(
-                f"data set {dataset.name!r}: {file} is not that of the training in {trained_directory}; were its ids "
-                "fitted again?"
+                f"data set {dataset.name!r}",
+                f"{file} is not that of the training in {trained_directory}; were its ids fitted again?",
             )
 
 

@@ -128,7 +128,7 @@ def fit_seeds(
         RunInterruptedError: A signal; the run goes on with `resume`.
     """
     if (out / RUN_FILE).is_file():
-        raise ConfigError(f"{out}: holds a run, expected a new directory for the runs of several seeds")
+        raise ConfigError(out, "holds a run, expected a new directory for the runs of several seeds")
     results = []
     for seed in range(spec.training.seed, spec.training.seed + count):
         directory = out / f"seed-{seed}"
@@ -187,5 +187,5 @@ def _read(file: Path, seed: int, directory: Path) -> SeedResult:
         metrics = {str(name): math.nan if value is None else float(value) for name, value in held}
         steps, epochs, seconds = int(figures["steps"]), int(figures["epochs"]), float(figures["seconds"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{file}: damaged ({error}), expected the figures of a finished run") from None
+        raise FormatError(file, f"damaged ({error}), expected the figures of a finished run") from None
     return SeedResult(seed=seed, out=directory, metrics=metrics, steps=steps, epochs=epochs, seconds=seconds)

@@ -253,7 +253,7 @@ class Trainer:
             RunInterruptedError: A signal stopped the training after a complete step.
         """
         if len(train_reader) == 0:
-            raise ConfigError("fit: the train split gives no batch, expected at least one")
+            raise ConfigError("fit", "the train split gives no batch, expected at least one")
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
         self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
@@ -341,8 +341,8 @@ class Trainer:
         if monitor not in self.evaluator.metrics:
             known = self.evaluator.metrics
             raise ConfigError(
-                f"training.monitor: got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics "
-                f"{', '.join(known)}"
+                "training.monitor",
+                f"got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics {', '.join(known)}",
             )
         return monitor
 

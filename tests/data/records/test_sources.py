@@ -8,6 +8,7 @@ from terarec.data.records import RawAsyncSource, RawSource, RecordLayout, Record
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.hugectr import FixedRecordWriter, raw_async_types, raw_types
 from tests.data.sources import row_numbers
+from tests.errors import at
 from tests.formats.hugectr.samples import make_layout, make_rows
 
 ONE_HOT = make_layout(slots=((1, True),) * 3, sizes=(1000, 1000, 1000))
@@ -80,20 +81,20 @@ def test_wrong_sources(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label_dim": 0}, "RecordLayout.label_dim: got 0, expected an integer >= 1"),
-        ({"dense_dim": -1}, "RecordLayout.dense_dim: got -1, expected an integer >= 0"),
-        ({"key_bytes": 2}, "RecordLayout.key_bytes: got 2, expected one of 4, 8"),
+        ({"label_dim": 0}, "RecordLayout.label_dim"),
+        ({"dense_dim": -1}, "RecordLayout.dense_dim"),
+        ({"key_bytes": 2}, "RecordLayout.key_bytes"),
         (
             {"slot_sizes": (5, 5)},
-            "RecordLayout.slot_sizes: got 2 sizes for 3 slots, expected one for each slot, or none",
+            "RecordLayout.slot_sizes",
         ),
-        ({"slot_sizes": (5, 5, -1)}, r"RecordLayout.slot_sizes: got \[5, 5, -1\], expected integers >= 0"),
-        ({"inputs": ONE_HOT.inputs * 2}, "RecordLayout.inputs: the name 'in0' occurs twice"),
+        ({"slot_sizes": (5, 5, -1)}, "RecordLayout.slot_sizes"),
+        ({"inputs": ONE_HOT.inputs * 2}, "RecordLayout.inputs"),
     ],
 )
 def test_wrong_layouts(changes, message):
     fields = {"label_dim": 1, "dense_dim": 0, "inputs": ONE_HOT.inputs, **changes}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(message)):
         RecordLayout(**fields)
 
 
@@ -110,5 +111,5 @@ def test_what_a_layout_says():
     assert layout.slot_names == ("wide.0", "deep.0", "deep.1")
     assert layout.most_keys == (2, 1, 3)
     assert layout.key_offsets == (0, 5, 11)
-    with pytest.raises(ConfigError, match=r"SparseInput.nnz_per_slot: got \[0\], expected layer widths"):
+    with pytest.raises(ConfigError, check=at("SparseInput.nnz_per_slot")):
         SparseInput(name="x", nnz_per_slot=(0,), is_fixed_length=True)

@@ -173,12 +173,12 @@ class ParquetSource:
         self.key_offsets: Sequence[int] = layout.key_offsets
         paths = read_file_list(file_list)
         if not paths:
-            raise FormatError(f"{file_list}: names no files, expected Parquet files")
+            raise FormatError(file_list, "names no files, expected Parquet files")
         first = paths[0]
         metadata = read_parquet_metadata(first.removesuffix(base_name(first)) + METADATA_FILE)
         self.left_out = tuple(path for path in paths if base_name(path) not in metadata.num_rows)
         if len(self.left_out) == len(paths):
-            raise FormatError(f"{metadata.path}: $.file_stats names none of the {len(paths)} files of {file_list}")
+            raise FormatError(metadata.path, f"$.file_stats names none of the {len(paths)} files of {file_list}")
         kept = [path for path in paths if path not in self.left_out]
         self._files = [ParquetRecordFile(path, layout, metadata) for path in kept]
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
@@ -223,7 +223,7 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
         )
     found = sum(source.group_rows)
     if found != entry.rows:
-        raise FormatError(f"{path}: holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
+        raise FormatError(path, f"holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
     return source
 
 

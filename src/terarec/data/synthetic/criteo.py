@@ -59,7 +59,7 @@ def generate(
     for name, value, minimum in (("rows", rows, 1), ("days", days, 1), ("seed", seed, 0)):
         check_count(name, value, minimum)
     if days > rows:
-        raise ConfigError(f"generate: days: got {days} for {rows} rows, expected at least one row a day")
+        raise ConfigError("generate", f"days: got {days} for {rows} rows, expected at least one row a day")
     options = {"days": days}
     return write_log(out, _pieces(rows, days, seed), rows=rows, seed=seed, options=options, progress=progress)
 
