@@ -1,9 +1,11 @@
 """One behaviour suite for every store; a new kind of store adds a factory and its name."""
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
-from terarec.spec import DynamicTableSpec, TableSpec, lru
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers, lru
 from terarec.spec.tables import RowType
-from terarec.storage import Arena, DynamicArena, DynamicTable, Rows, Store, dynamic_tables, static_tables
+from terarec.storage import (
+    Arena,
+    DynamicArena,
+    DynamicTable,
+    RowBatch,
+    Rows,
+    Store,
+    TieredArena,
+    TieredRows,
+    dynamic_tables,
+    static_tables,
+    tiered_tables,
+)
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 
 Factory = Callable[[list[TableSpec]], list[Store]]
@@ -36,7 +50,27 @@ def dynamic(specs: list[TableSpec], *, implementation: str, dtype: RowType = "fl
     return list(tables)
 
 
-FACTORIES: dict[str, Factory] = {"static": static}
+def static_in_tiers(specs: list[TableSpec]) -> list[Store]:
+    """Static tables with room for few of their rows; those that tests touch are in files."""
+    tiers = Tiers(host="1KiB", file=str(Path(tempfile.mkdtemp(dir=DIRECTORY.name))))
+    return list(tiered_tables(TieredArena([replace(spec, tiers=tiers) for spec in specs], seed=3)))
+
+
+def dynamic_in_tiers(specs: list[TableSpec]) -> list[Store]:
+    tiers = Tiers(device="1KiB", host="2KiB", file=str(Path(tempfile.mkdtemp(dir=DIRECTORY.name))))
+    like = [
+        DynamicTableSpec(name=spec.name, width=spec.width, init_scale=1 / math.sqrt(spec.rows), tiers=tiers)
+        for spec in specs
+    ]
+    tables = dynamic_tables(DynamicArena(like, seed=3))
+    for table, spec in zip(tables, specs, strict=True):
+        table.rows(torch.arange(spec.rows), train=True)
+    return list(tables)
+
+
+DIRECTORY = tempfile.TemporaryDirectory()
+IN_TIERS: dict[str, Factory] = {"static-tiers": static_in_tiers, "dynamic-tiers": dynamic_in_tiers}
+FACTORIES: dict[str, Factory] = {"static": static, **IN_TIERS}
 FACTORIES |= {f"dynamic-{name}": partial(dynamic, implementation=name) for name in INDEXES}
 NARROW: list[RowType] = ["bfloat16", "float16"]  # which play no part in an index: one of them is enough
 for narrow in NARROW:
@@ -52,6 +86,10 @@ def make(request: pytest.FixtureRequest) -> Factory:
 
 def specs(*rows: int, width: int = 4) -> list[TableSpec]:
     return [TableSpec(name=f"t{index}", rows=count, width=width) for index, count in enumerate(rows)]
+
+
+def is_in_tiers(store: Store) -> bool:
+    return isinstance(getattr(store.arena, "data", None), TieredRows)  # type: ignore[attr-defined]
 
 
 def row_type(store: Store) -> torch.dtype:
@@ -70,7 +108,11 @@ def test_it_is_a_store(make: Factory) -> None:
     (store,) = make(specs(7))
     assert isinstance(store, Store)
     assert (store.name, store.width, len(store), store.state_names) == ("t0", 4, 7, ())
+    assert store.row_bytes == max(16, 4 * row_type(store).itemsize) or not is_in_tiers(store)
+    if is_in_tiers(store):
+        return
     index_bytes = store.index_bytes if isinstance(store, DynamicTable) else 0
+    assert store.row_bytes == 4 * row_type(store).itemsize
     assert store.memory_bytes == 7 * 4 * row_type(store).itemsize + index_bytes
 
 
@@ -84,6 +126,11 @@ def test_rows_are_those_of_the_arena(make: Factory) -> None:
     _, store = make(specs(5, 9))
     keys = torch.tensor([3, 0, 3, 8])
     rows = store.rows(keys, train=False)
+    if is_in_tiers(store):
+        data = store.arena.data  # type: ignore[attr-defined]
+        batch = RowBatch(rows, keys, torch.full_like(keys, store.number))  # type: ignore[attr-defined]
+        assert torch.equal(data.weights[data.place(batch, purpose="test").slots], store.export(keys).weights)
+        return
     assert torch.equal(store.arena.weights[rows], store.export(keys).weights)  # type: ignore[attr-defined]
     assert torch.equal(store.rows(keys, train=True), rows)
 
@@ -197,7 +244,7 @@ def test_a_wrong_import_changes_nothing(
 @given(
     rows=st.integers(1, 40),
     keys=st.sets(st.integers(0, 39), max_size=40),
-    name=st.sampled_from(["static", *(f"dynamic-{name}" for name in FAST_INDEXES)]),
+    name=st.sampled_from(["static", *IN_TIERS, *(f"dynamic-{name}" for name in FAST_INDEXES)]),
 )
 def test_any_set_of_keys_round_trips(rows: int, keys: set[int], name: str) -> None:
     (store,) = FACTORIES[name](specs(rows))

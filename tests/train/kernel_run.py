@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from terarec.kernels import registry
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, DynamicTablesSpec, ModelSpec, RunSpec, TrainingSpec
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    ModelSpec,
+    RunSpec,
+    StaticTablesSpec,
+    Tiers,
+    TrainingSpec,
+)
 from terarec.train import Callback, Trainer, build
 from tests.train.planted import make_planted
 from tests.train.small_run import weights
@@ -21,7 +31,13 @@ from tests.train.small_run import weights
 CPU = torch.device("cpu")
 OPS = ("bag_lookup", "row_update_", "fill_keyed_rows", "HashIndex")
 DLRM = DLRMSpec(width=4, bottom=(8, 4), top=(8,))
-MODELS = {"static": DLRM, "dynamic": dataclasses.replace(DLRM, tables=DynamicTablesSpec())}
+TIERS = Tiers(device="8KiB", host="4KiB", file=".")
+MODELS = {
+    "static": DLRM,
+    "dynamic": dataclasses.replace(DLRM, tables=DynamicTablesSpec()),
+    "static in tiers": dataclasses.replace(DLRM, tables=StaticTablesSpec(tiers=TIERS)),
+    "dynamic in tiers": dataclasses.replace(DLRM, tables=DynamicTablesSpec(tiers=TIERS)),
+}
 STEPS, BEFORE_STOP, BATCH = 6, 4, 16
 
 
@@ -48,6 +64,9 @@ def train(
         The kernels that run, and the run's losses, metrics and weights with optimizer state.
     """
     data = directory / "data"
+    if model.tables.tiers is not None:
+        tiers = dataclasses.replace(model.tables.tiers, file=str(directory / "rows"))
+        model = dataclasses.replace(model, tables=dataclasses.replace(model.tables, tiers=tiers))
     make_planted(data, train=BATCH * STEPS - 5, valid=40, rows_per_group=25)  # the last batch is smaller
     losses = Losses()
     for most in stops:

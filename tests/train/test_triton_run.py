@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
 from tests.processes import run_python
 from tests.train.kernel_run import CASES, CPU, MODELS, OPS, assert_follows, train
+from tests.train.small_run import assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +30,13 @@ def test_training_on_triton_equals_training_on_the_core(tables, interpreted, tmp
     assert found["kernels"] == dict.fromkeys(OPS, "triton")
     assert expected["kernels"] == dict.fromkeys(OPS, "cpu")
     assert_follows(found, expected)
+
+
+@pytest.mark.parametrize("tables", ["static", "dynamic"])
+def test_tables_in_tiers_equal_those_in_memory(tables, interpreted):
+    plain, tiered = interpreted[tables], interpreted[f"{tables} in tiers"]
+    assert tiered["losses"] == plain["losses"]
+    assert_same(tiered["weights"], plain["weights"])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -46,6 +46,11 @@ class StagedRows:
         is_here = (mine[places] == rows) & self._is_valid[places]
         return is_here, places[is_here]
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all rows were taken or dropped."""
+        return not bool(self._is_valid.any())
+
     def take(self, rows: Tensor, out: Tensor, found: Tensor) -> Tensor:
         """Copy staged rows to ``out uint8[n, row_bytes]``, note in ``found bool[n]`` which are in the slower tier.
 
@@ -56,8 +61,9 @@ class StagedRows:
         if not places.numel():
             return is_here
         self._is_read.wait()
-        is_here, places = self.places(rows)  # a read that failed leaves none
-        there = self._found[places] if places.numel() else is_here[:0]
+        if not self._found.numel():  # the read failed
+            return torch.zeros_like(is_here)
+        there = self._found[places]
         targets = is_here.nonzero()[:, 0]
         out[targets[there]] = self._values[places[there]]
         found[targets] = there
@@ -99,6 +105,7 @@ class Lookahead:
         taken = torch.zeros(rows.numel(), dtype=torch.bool)
         for staged in self._staged:
             taken |= staged.take(rows, out, found)
+        self._staged = [staged for staged in self._staged if not staged.is_used_up]
         return taken
 
     def drop(self, rows: Tensor) -> None:

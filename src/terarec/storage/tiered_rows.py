@@ -579,6 +579,7 @@ class TieredRows:
         if not slots.numel() or memory.below is None:
             return
         owners = memory.slots.owners
+        slots = slots[owners.tables[slots].argsort(stable=True)]  # so that the rows of a table lie together
         batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(_CPU)
         state = {name: held.tensor[slots] for name, held in memory.state.items()}
         memory.below.write(batch, memory.format.pack(memory.weights.tensor[slots].cpu(), _on_cpu(state)))

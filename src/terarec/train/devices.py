@@ -14,6 +14,7 @@ import terarec
 from terarec.batch import Batch, to_device
 from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, KernelError
+from terarec.kernels.environment import triton_interprets
 from terarec.kernels.registry import OPS, active
 from terarec.spec import TrainingSpec
 from terarec.train.row_tiers import collections_in_tiers, read_ahead
@@ -55,7 +56,9 @@ def batches_on(
     On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
     `model` has tables in tiers, whose rows are read ahead.
     """
-    if model is not None and collections_in_tiers(model):
+    # Triton's interpreter runs in one thread at a time.
+    is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
+    if model is not None and collections_in_tiers(model) and not is_interpreted:
         return copied_ahead(read_ahead(((batch, reader.state_dict()) for batch in reader), model), device)
     if device.type == "cuda":
         return copied_ahead(((batch, reader.state_dict()) for batch in reader), device)
