@@ -37,6 +37,9 @@ class Place:
     optimizers = Optimizers.of(nn.Linear(1, 1), SGDSpec(lr=0.25), SGDSpec())
     optimizers.rows = SimpleNamespace(param_groups=[{"lr": 0.5}])
 
+    def tier_use(self):
+        return None  # the model has no table in tiers
+
 
 def test_the_log_has_a_line_every_few_steps_and_one_per_evaluation(tmp_path, spec):
     run = build(changed(spec, batch_size=50), tmp_path)  # 20 steps an epoch
