@@ -14,7 +14,7 @@ from gpu_clock import once, seconds
 from record import Row
 
 from terarec.etl import fit
-from terarec.etl.columns import Block, from_arrow
+from terarec.etl.columns import Rows, from_arrow
 from terarec.etl.device import DeviceTransform
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
@@ -79,22 +79,22 @@ def _fitted(path: Path) -> Workflow:
     return fit(Workflow.of(spec), [path], PrepareOptions())
 
 
-def _block(workflow: Workflow, batch: pa.RecordBatch) -> Block:
+def _block(workflow: Workflow, batch: pa.RecordBatch) -> Rows:
     kinds = workflow.plan.types[0]
     columns = {name: from_arrow(batch.column(name), found.kind) for name, found in kinds.items()}
-    return Block(columns, np.arange(batch.num_rows))
+    return Rows(columns, np.arange(batch.num_rows))
 
 
 def _cpu_seconds(workflow: Workflow, batch: pa.RecordBatch) -> float:
     block = _block(workflow, batch)
     start = time.perf_counter()
-    workflow.encode_block(workflow.apply(block))
+    workflow.encode_rows(workflow.apply(block))
     return time.perf_counter() - start
 
 
 def _check_right(workflow: Workflow, on_device: DeviceTransform, batch: pa.RecordBatch) -> None:
     """Raise unless the device's batch is the CPU's; logarithms may differ in the last place of float32."""
-    expected, made = workflow.encode_block(workflow.apply(_block(workflow, batch))), on_device(batch)
+    expected, made = workflow.encode_rows(workflow.apply(_block(workflow, batch))), on_device(batch)
     keys = np.concatenate([np.asarray(column) for column in expected.keys])
     np.testing.assert_array_equal(made.sparse.keys.cpu().numpy(), keys)
     np.testing.assert_array_equal(made.label.cpu().numpy(), expected.label)

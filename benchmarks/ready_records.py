@@ -6,11 +6,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
-from terarec.etl.columns import Block, Column, concatenate_blocks
-from terarec.etl.ops.record_values import Ragged, values_of_column
+from terarec.etl.columns import Rows, concatenate_rows
+from terarec.etl.ops.record_values import Ragged, values_of_array
 from terarec.etl.ready import PRESETS
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
@@ -49,13 +50,13 @@ def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str,
     tables = {table: tuple(str(raw / file) for file in found) for table, found in log.tables.items()}
     options = PrepareOptions(tables=tables, bad_input="skip")
     workflow = fit(Workflow.of(PRESETS[name]()), files, options=options)
-    rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip").blocks()))
+    rows = concatenate_rows(list(open_source(workflow.spec.source, files, "skip").blocks()))
     return workflow, served_records(workflow, rows)
 
 
-def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
+def served_records(workflow: Workflow, block: Rows) -> dict[str, list[Any]]:
     """The raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
-    brought: dict[str, Column | None] = {name: block.columns.get(name) for name in workflow.record_columns}
+    brought: dict[str, pa.Array | None] = {name: block.columns.get(name) for name in workflow.record_columns}
     for step, code in enumerate(workflow.plan.operators):
         block = code.transform(block, workflow.states.get(step))
         made = code.writes if code.stage == "grouped" else brought if code.stage == "rows" else ()
@@ -63,8 +64,8 @@ def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
     return {name: _as_lists(column) for name, column in brought.items() if column is not None}
 
 
-def _as_lists(column: Column) -> list[Any]:
-    values = values_of_column(column)
+def _as_lists(column: pa.Array) -> list[Any]:
+    values = values_of_array(column)
     if isinstance(values, Ragged):
         return values.each()
     return values.tolist() if isinstance(values, np.ndarray) else values

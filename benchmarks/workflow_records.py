@@ -13,7 +13,7 @@ import numpy as np
 from ready_records import LOGS, fitted_with_records
 from record import Row, append_rows, measure
 
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, array_of, numpy_values
 from terarec.etl.ops import Categorify, Clip, FillMissing, LogOp, SpillOptions
 from terarec.etl.workflow import Workflow, run_steps
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
@@ -44,17 +44,17 @@ def criteo() -> Workflow:
     )
 
 
-def training_block(generator: np.random.Generator) -> Block:
-    columns: dict[str, Column] = {"label": Column("integer", generator.integers(0, 2, TRAINING_ROWS))}
+def training_block(generator: np.random.Generator) -> Rows:
+    columns = {"label": array_of(generator.integers(0, 2, TRAINING_ROWS))}
     for name in NUMBERS:
-        columns[name] = Column("integer", generator.integers(-2, 10_000, TRAINING_ROWS))
+        columns[name] = array_of(generator.integers(-2, 10_000, TRAINING_ROWS))
     for name in CATEGORIES:
         ranks = np.minimum(generator.zipf(1.2, TRAINING_ROWS), DISTINCT).astype(np.uint64)
-        columns[name] = Column("hex32", (ranks * np.uint64(2654435761)).astype(np.uint32))
-    return Block(columns, np.arange(TRAINING_ROWS))
+        columns[name] = array_of((ranks * np.uint64(2654435761)).astype(np.uint32))
+    return Rows(columns, np.arange(TRAINING_ROWS))
 
 
-def fitted(workflow: Workflow, block: Block) -> Workflow:
+def fitted(workflow: Workflow, block: Rows) -> Workflow:
     """`workflow`, fitted on one block in memory."""
     plan = workflow.plan
     with tempfile.TemporaryDirectory() as directory:
@@ -68,12 +68,12 @@ def fitted(workflow: Workflow, block: Block) -> Workflow:
     return workflow
 
 
-def records(block: Block, first: int, count: int) -> dict[str, list[Any]]:
+def records(block: Rows, first: int, count: int) -> dict[str, list[Any]]:
     """Raw values as a request holds them, one in ten missing."""
     rows = slice(first, first + count)
-    raw: dict[str, list[Any]] = {name: block.columns[name].values[rows].tolist() for name in NUMBERS}
+    raw: dict[str, list[Any]] = {name: numpy_values(block.columns[name])[rows].tolist() for name in NUMBERS}
     for name in CATEGORIES:
-        raw[name] = [f"{value:08x}" for value in block.columns[name].values[rows].tolist()]
+        raw[name] = [f"{value:08x}" for value in numpy_values(block.columns[name])[rows].tolist()]
     for place, values in enumerate(raw.values()):
         for row in range(place % 10, count, 10):
             values[row] = None

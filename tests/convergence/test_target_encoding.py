@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, array_of, numbers_of
 from terarec.etl.ops import TargetEncoding
 from terarec.metrics import AUC
 from tests.etl.ops.fitting import blocks_of, fit
@@ -14,11 +14,11 @@ STEP = TargetEncoding(columns=("k",), target="y", outputs=("e",), smoothing=1.0)
 
 def aucs(keys: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """AUC of the encoding that training rows get, and of the one that would take their own labels along."""
-    columns = {"k": Column("integer", keys), "y": Column("number", labels.astype(np.float64))}
-    block = Block(columns, np.arange(ROWS), np.zeros(ROWS, dtype=np.uint8))
+    columns = {"k": array_of(keys), "y": array_of(labels.astype(np.float64))}
+    block = Rows(columns, np.arange(ROWS), np.zeros(ROWS, dtype=np.uint8))
     code, state = STEP, fit(STEP, blocks_of(block, 4096))
-    kept_apart = code.transform(block, state).columns["e"].values
-    in_fold = code.transform(Block(columns, block.rows), state).columns["e"].values
+    kept_apart = numbers_of(code.transform(block, state).columns["e"])
+    in_fold = numbers_of(code.transform(Rows(columns, block.ids), state).columns["e"])
     return AUC().update(kept_apart, labels).compute(), AUC().update(in_fold, labels).compute()
 
 

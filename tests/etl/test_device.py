@@ -12,7 +12,7 @@ import torch
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit
-from terarec.etl.columns import Block, ColumnType, RowFaultError, from_arrow, to_arrow
+from terarec.etl.columns import ColumnType, RowFaultError, Rows, from_arrow, is_missing, kind_of, list_offsets, numbers_of
 from terarec.etl.device import DeviceTransform
 from terarec.etl.ops import (
     Bucketize,
@@ -59,19 +59,20 @@ FITTED = [
 ]
 
 
-def check_same(step: Operator, state: State | None, block: Block) -> None:
+def check_same(step: Operator, state: State | None, block: Rows) -> None:
     """Check that the step does the same to tensors; logarithms may differ in the last place."""
-    columns = {name: CPU.column(to_arrow(block.columns[name]), block.columns[name].type) for name in step.reads}
+    columns = {name: CPU.column(block.columns[name], kind_of(block.columns[name])) for name in step.reads}
     expected = step.transform(block, state)
     made = step.tensor_function(state, CPU)(TensorBlock(columns, block.num_rows))
     assert set(made) == set(step.writes)
     for name, found in made.items():
         column = expected.columns[name]
-        assert found.type == column.type
-        offsets = None if found.offsets is None else found.offsets.tolist()
-        assert offsets == (None if column.offsets is None else column.offsets.tolist())
-        assert found.is_missing().tolist() == column.is_missing().tolist()
-        values, wanted = found.values.numpy(), np.asarray(column.values)
+        assert found.type == kind_of(column)
+        offsets, expected_offsets = found.offsets, list_offsets(column)
+        assert (offsets is None) == (expected_offsets is None)
+        assert offsets is None or offsets.tolist() == expected_offsets.tolist()
+        assert found.is_missing().tolist() == is_missing(column).tolist()
+        values, wanted = found.numbers().numpy(), numbers_of(column)
         if isinstance(step, LogOp):
             np.testing.assert_array_max_ulp(values, wanted, maxulp=2)
         else:
@@ -177,7 +178,7 @@ def test_a_workflow_gives_the_batches_of_its_data_set(fitted: Workflow) -> None:
     batch = raw_batch()
     kinds = {name: found.kind for name, found in fitted.plan.types[0].items()}
     columns = {name: from_arrow(batch.column(name), kind) for name, kind in kinds.items()}
-    block = fitted.encode_block(fitted.apply(Block(columns, np.arange(batch.num_rows))))
+    block = fitted.encode_rows(fitted.apply(Rows(columns, np.arange(batch.num_rows))))
     made = DeviceTransform(fitted, "cpu")(batch)
     names = [column.name for column in fitted.dataset_spec().categorical]
     assert made.sparse.names == tuple(names)

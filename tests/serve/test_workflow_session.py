@@ -29,7 +29,7 @@ def write_shop(directory: Path, columns: dict[str, list[Any]], spill: Path) -> P
     shards = {}
     for split in ("train", "valid"):
         with create_shard(spec, shard_path(directory, spec, split, 0)) as writer:
-            encoded = workflow.encode_block(workflow.apply(block))
+            encoded = workflow.encode_rows(workflow.apply(block))
             writer.write(encoded.label, encoded.dense, encoded.keys)
             shards[split] = (writer.close(),)
     write_dataset(dataclasses.replace(spec, splits=shards), directory)

@@ -1,4 +1,9 @@
-"""Columns and blocks, what flows between the sources, the operators and the sinks of a workflow; columns <-> Arrow."""
+"""Rows of Arrow arrays, what flows between the sources, operators and sinks of a workflow; NumPy views of the arrays.
+
+A missing value is null. The values of each kind have one Arrow type (`ARROW_TYPES`): texts are never empty, numbers are
+never NaN, ids are never null, since id 0 is that of a missing value. A row may hold a large_list of values; a missing
+list is an empty one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.formats.block import offsets_of
+from terarec.spec import MISSING_ID
 
 REFUSED_SHOWN = 10
 """Largest number of rejected values in an error."""
@@ -40,15 +46,67 @@ class RowFaultError(FormatError):
         self.kind = kind
 
 
+class IdType(pa.ExtensionType):  # type: ignore[misc]
+    """Arrow type of ids: int64 or int32, where 0 is the id of a missing value.
+
+    Args:
+        storage: Type of the numbers.
+    """
+
+    def __init__(self, storage: pa.DataType | None = None) -> None:
+        super().__init__(pa.int64() if storage is None else storage, "terarec.id")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> IdType:
+        return cls(storage_type)
+
+    def __hash__(self) -> int:
+        return hash(self.storage_type)
+
+
+pa.register_extension_type(IdType())
+
 Kind: TypeAlias = Literal["text", "integer", "number", "hex32", "id"]
 
-DTYPES: dict[str, type[np.generic]] = {
+ARROW_TYPES: Mapping[Kind, pa.DataType] = {
+    "text": pa.large_string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "hex32": pa.uint32(),
+    "id": IdType(),
+}
+"""Arrow type of the values of each kind; ids may also be int32."""
+
+DTYPES: Mapping[str, type[np.generic]] = {
     "number": np.float64,
     "integer": np.int64,
     "hex32": np.uint32,
     "id": np.int64,
 }
 """NumPy type of the values of each kind but text; ids may also be int32."""
+
+_KINDS: Mapping[type[pa.Array], Kind] = {
+    pa.LargeStringArray: "text",
+    pa.Int64Array: "integer",
+    pa.DoubleArray: "number",
+    pa.UInt32Array: "hex32",
+    pa.ExtensionArray: "id",
+}
+"""Class of an array -> kind of its values; to look a type up takes Arrow 2 us, as much as a view."""
+_TYPES: Mapping[tuple[np.dtype[Any], bool], pa.DataType] = {
+    (np.dtype(np.float64), False): pa.float64(),
+    (np.dtype(np.int64), False): pa.int64(),
+    (np.dtype(np.uint32), False): pa.uint32(),
+    (np.dtype(np.int64), True): IdType(),
+    (np.dtype(np.int32), True): IdType(pa.int32()),
+}
+"""NumPy type, and whether values are ids -> Arrow type."""
+_DTYPES: Mapping[type[pa.Array], np.dtype[Any]] = {
+    array: np.dtype(DTYPES[kind]) for array, kind in _KINDS.items() if kind in ("number", "integer", "hex32")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,165 +127,62 @@ class ColumnType:
         return f"lists of {self.kind}" if self.is_list else self.kind
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """n rows of one kind; with `offsets`, n lists whose items lie one after another in m `values`.
+def kind_of(array: pa.Array) -> Kind:
+    """Return the kind of the values of an array or of its lists."""
+    return _KINDS[type(array.values if is_list(array) else array)]
 
-    Attributes:
-        type: Kind of the values.
-        values: number: float64[m], NaN being missing. integer: int64[m]. hex32: uint32[m]. text: an Arrow large_string
-            array [m], null and "" being missing. id: int64[m] or int32[m], none missing.
-        missing: integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
-            kinds.
-        offsets: int64[n + 1], ``values[offsets[i]:offsets[i + 1]]`` is the list of row i, ``offsets[0]`` being 0; a
-            missing list is an empty one. None: one value a row, m = n.
+
+def is_list(array: pa.Array) -> bool:
+    """Return whether each row holds a list."""
+    return isinstance(array, pa.LargeListArray)
+
+
+# Arrays from NumPy: the buffers are shared, not copied.
+
+
+def array_of(values: NDArray[Any], missing: NDArray[np.bool_] | None = None, *, are_ids: bool = False) -> pa.Array:
+    """Return an Arrow array of ``values[m]`` that shares their memory.
+
+    Args:
+        values: float64, int64 or uint32, for ids int64 or int32, contiguous. Numbers are missing where they are NaN.
+        missing: Values that are missing, bool[m]; None for none of them.
+        are_ids: Whether they are ids.
     """
-
-    type: Kind
-    values: Any
-    missing: NDArray[np.bool_] | None = None
-    offsets: NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        """Number of rows n."""
-        return len(self.values) if self.offsets is None else len(self.offsets) - 1
-
-    @property
-    def is_list(self) -> bool:
-        """Whether each row holds a list."""
-        return self.offsets is not None
-
-    def is_missing(self) -> NDArray[np.bool_]:
-        """Return which of the m values are missing, bool[m]; "" among text is."""
-        if self.type == "number":
-            return np.isnan(np.asarray(self.values, dtype=np.float64))
-        if self.type == "text":
-            return np.equal(text_lengths(self.values), 0)
-        if self.missing is None:
-            return np.zeros(len(self.values), dtype=np.bool_)
-        return self.missing
-
-    def num_missing(self) -> int:
-        """Count the missing ones of the m values."""
-        if self.type in ("integer", "hex32", "id") and self.missing is None:
-            return 0
-        return int(np.count_nonzero(self.is_missing()))
-
-    def numbers(self) -> NDArray[np.float64]:
-        """Return the m numbers, integers or ids as float64, NaN where missing; may share memory with `values`."""
-        numbers = np.asarray(self.values, dtype=np.float64)
-        if self.missing is None:
-            return numbers
-        return np.where(self.missing, np.nan, numbers)
-
-    def write_numbers(self, out: NDArray[np.floating[Any]]) -> None:
-        """Write `numbers` into ``out[m]``."""
-        out[:] = self.values
-        if self.missing is not None:
-            out[self.missing] = np.nan
-
-    def flat(self) -> Column:
-        """Return the m values without their lists."""
-        return self if self.offsets is None else Column(self.type, self.values, self.missing)
-
-    def like(self, flat: Column) -> Column:
-        """Return `flat`, m values, in the lists of this column."""
-        return flat if self.offsets is None else Column(flat.type, flat.values, flat.missing, self.offsets)
-
-    def take(self, rows: NDArray[np.int64]) -> Column:
-        """Return the rows at these positions, int64[k], in this order."""
-        if self.offsets is None:
-            missing = None if self.missing is None else self.missing[rows]
-            return Column(self.type, _taken(self.values, rows), missing)
-        lengths = np.diff(self.offsets)[rows]
-        offsets = offsets_of(lengths)
-        items = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Column(
-            self.type, _taken(self.values, items), None if self.missing is None else self.missing[items], offsets
-        )
-
-    def slice(self, start: int, stop: int) -> Column:
-        """Return rows ``start <= i < stop``, sharing memory."""
-        if self.offsets is None:
-            missing = None if self.missing is None else self.missing[start:stop]
-            return Column(self.type, _cut(self.values, start, stop), missing)
-        first, last = int(self.offsets[start]), int(self.offsets[stop])
-        missing = None if self.missing is None else self.missing[first:last]
-        return Column(self.type, _cut(self.values, first, last), missing, self.offsets[start : stop + 1] - first)
+    if values.dtype == np.float64:
+        missing = np.isnan(values)
+    nulls = 0 if missing is None else np.count_nonzero(missing)
+    validity = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing is not None and nulls else None
+    buffers = [validity, pa.py_buffer(values)]
+    return pa.Array.from_buffers(_TYPES[values.dtype, are_ids], len(values), buffers, nulls)
 
 
-def concatenate_columns(columns: Sequence[Column]) -> Column:
-    """Concatenate at least one column of one kind."""
-    first = columns[0]
-    if len(columns) == 1:
-        return first
-    values: Any
-    if first.type == "text":
-        values = pa.concat_arrays([column.values for column in columns])
-    else:
-        values = np.concatenate([column.values for column in columns])
-    missing = None
-    if any(column.missing is not None for column in columns):
-        missing = np.concatenate([column.is_missing() for column in columns])
-    if first.offsets is None:
-        return Column(first.type, values, missing)
-    lengths = [np.diff(column.offsets) for column in columns if column.offsets is not None]
-    return Column(first.type, values, missing, offsets_of(np.concatenate(lengths)))
+def texts_of(
+    text: NDArray[np.uint8], offsets: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
+) -> pa.LargeStringArray:
+    """Return m texts that share the memory of their bytes and their offsets, int64[m + 1].
+
+    Args:
+        text: UTF-8 of all texts.
+        offsets: Where each begins.
+        missing: Texts that are missing, bool[m]; None for none of them.
+    """
+    validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(text), validity)
 
 
-def text_buffers(array: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the bytes of Arrow text and its offsets int64[n + 1], as views. A null has no bytes."""
-    _, offsets, text = array.buffers()
-    if offsets is None or offsets.size == 0:  # Arrow may leave the buffers of an empty array out
-        return np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    all_offsets = np.frombuffer(offsets, dtype=np.int64, count=array.offset + len(array) + 1)
-    return np.frombuffer(text or b"", dtype=np.uint8), all_offsets[array.offset :]
+def lists_of(items: pa.Array, offsets: NDArray[np.int64]) -> pa.LargeListArray:
+    """Return n lists of m items; list i begins at ``offsets int64[n + 1][i]``."""
+    return pa.LargeListArray.from_arrays(array_of(offsets), items)
 
 
-def text_lengths(array: pa.LargeStringArray) -> NDArray[np.int64]:
-    """Return the bytes of each text, int64[n]; 0 for a null."""
-    _, offsets = text_buffers(array)
-    lengths = np.diff(offsets)
-    if array.null_count:  # a null may have bytes
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
-    return lengths
+def like(array: pa.Array, values: pa.Array) -> pa.Array:
+    """Return m `values` in the lists of `array`, or as they are where it has none."""
+    offsets = list_offsets(array)
+    return values if offsets is None else lists_of(values, offsets)
 
 
-def _taken(values: Any, rows: NDArray[np.int64]) -> Any:
-    return values.take(pa.array(rows)) if isinstance(values, pa.Array) else values[rows]
-
-
-def _cut(values: Any, start: int, stop: int) -> Any:
-    return values.slice(start, stop - start) if isinstance(values, pa.Array) else values[start:stop]
-
-
-ARROW_TYPES: dict[Kind, pa.DataType] = {
-    "text": pa.large_string(),
-    "integer": pa.int64(),
-    "number": pa.float64(),
-    "hex32": pa.uint32(),
-    "id": pa.int64(),
-}
-"""The Arrow type of the values of each kind."""
-
-
-def to_arrow(column: Column) -> pa.Array:
-    """Return `column` as an Arrow array of its kind's type, or a large_list of it; missing values are null."""
-    if column.type == "text":
-        text = column.values
-        missing = column.is_missing()
-        values = pc.if_else(pa.array(~missing), text, None) if int(missing.sum()) > text.null_count else text
-    elif column.type == "number":
-        values = pa.array(column.values, type=pa.float64(), from_pandas=True)
-    else:
-        values = pa.array(column.values, type=ARROW_TYPES[column.type], mask=column.missing)
-    if column.offsets is None:
-        return values
-    return pa.LargeListArray.from_arrays(pa.array(column.offsets), values)
-
-
-def from_arrow(array: Any, kind: Kind) -> Column:
-    """Return the column of an Arrow array (or chunked array) whose values cast to the type of `kind` without loss.
+def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
+    """Return the array of `kind` of any Arrow array whose values cast to it without loss.
 
     Raises:
         pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: Values of another type.
@@ -238,82 +193,193 @@ def from_arrow(array: Any, kind: Kind) -> Column:
         array = array.dictionary_decode()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        flat = from_arrow(array.flatten(), kind)
-        return Column(kind, flat.values, flat.missing, offsets_of(lengths))
-    values = array.cast(ARROW_TYPES[kind])
+        return lists_of(from_arrow(array.flatten(), kind), offsets_of(lengths))
+    if isinstance(array.type, IdType):
+        array = array.storage
+    values = array.cast(pa.int64() if kind == "id" else ARROW_TYPES[kind])
     if kind == "text":
-        return Column(kind, values)
+        return without_empty(values)
     if kind == "number":
-        return Column(kind, values.fill_null(float("nan")).to_numpy(zero_copy_only=False))
-    missing = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    return Column(kind, values.fill_null(0).to_numpy(zero_copy_only=False), missing)
+        return array_of(numbers_of(values))
+    return pa.ExtensionArray.from_storage(IdType(), values) if kind == "id" else values
+
+
+def without_empty(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Return texts with null in the place of empty ones."""
+    empty = np.equal(_text_lengths(texts), 0)
+    if np.count_nonzero(empty) == texts.null_count:
+        return texts
+    return pc.if_else(pa.array(empty), pa.scalar(None, pa.large_string()), texts)
+
+
+# NumPy views of arrays.
+
+
+def flat(array: pa.Array) -> pa.Array:
+    """Return the m values of an array without their lists."""
+    return array.flatten() if is_list(array) else array
+
+
+def list_offsets(array: pa.Array) -> NDArray[np.int64] | None:
+    """Return where each list begins among the values of `flat`, int64[n + 1] from 0; None for one value a row."""
+    if not is_list(array):
+        return None
+    offsets: NDArray[np.int64] = array.offsets.to_numpy()
+    return offsets - offsets[0] if offsets[0] else offsets
+
+
+def list_lengths(array: pa.LargeListArray) -> NDArray[np.int64]:
+    """Return the lengths of the lists, int64[n]."""
+    lengths: NDArray[np.int64] = np.diff(array.offsets.to_numpy())
+    return lengths
+
+
+def numpy_values(array: pa.Array) -> NDArray[Any]:
+    """Return the numbers, integers or ids of an array without lists, as a view; anything may stand where one is null.
+
+    They are float64, int64, uint32 (hex32), or for ids int64 or int32.
+    """
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if not array.null_count:
+        return array.to_numpy()  # type: ignore[no-any-return]
+    dtype = _DTYPES[type(array)]
+    return np.frombuffer(array.buffers()[1], dtype, count=len(array), offset=array.offset * dtype.itemsize)
+
+
+def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:
+    """Return which values of an array without lists are null, bool[m]; None if none is."""
+    if not array.null_count:
+        return None
+    bits = ~np.frombuffer(array.buffers()[0], dtype=np.uint8)
+    return np.unpackbits(bits, bitorder="little", count=array.offset + len(array))[array.offset :].view(np.bool_)
+
+
+def is_missing(array: pa.Array) -> NDArray[np.bool_]:
+    """Return which of the m values are missing, bool[m]; of ids none is."""
+    values = flat(array)
+    mask = null_mask(values)
+    return np.zeros(len(values), dtype=np.bool_) if mask is None else mask
+
+
+def numbers_of(array: pa.Array) -> NDArray[np.float64]:
+    """Return the m numbers, integers or ids as float64, NaN where missing; may share the array's memory."""
+    found = flat(array)
+    if not found.null_count:
+        return numpy_values(found).astype(np.float64, copy=False)
+    out = np.empty(len(found))
+    write_numbers(found, out)
+    return out
+
+
+def write_numbers(array: pa.Array, out: NDArray[np.floating[Any]]) -> None:
+    """Write the `numbers_of` an array without lists into ``out[m]``."""
+    mask = null_mask(array)
+    out[:] = numpy_values(array)
+    if mask is not None:
+        out[mask] = np.nan
+
+
+def text_buffers(array: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of Arrow text and its offsets int64[n + 1], as views. A null may have bytes, too."""
+    _, offsets, text = array.buffers()
+    if offsets is None or offsets.size == 0:  # Arrow may leave the buffers of an empty array out
+        return np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    all_offsets = np.frombuffer(offsets, dtype=np.int64, count=array.offset + len(array) + 1)
+    return np.frombuffer(text or b"", dtype=np.uint8), all_offsets[array.offset :]
+
+
+def _text_lengths(array: pa.LargeStringArray) -> NDArray[np.int64]:
+    """Return the bytes of each text, int64[n]; 0 for a null."""
+    _, offsets = text_buffers(array)
+    lengths = np.diff(offsets)
+    mask = null_mask(array)
+    if mask is not None:
+        lengths[mask] = 0
+    return lengths
+
+
+def ids_as_integers(array: pa.Array) -> pa.Array:
+    """Return an array of ids, or lists of them, as int64; another one as it is."""
+    if kind_of(array) != "id":
+        return array
+    return like(array, flat(array).storage.cast(pa.int64()))
+
+
+def lookup_values(array: pa.Array) -> pa.Array:
+    """Return the m values under which an array's are looked up: integers for ids, null for id 0."""
+    found = flat(array)
+    if kind_of(found) != "id":
+        return found
+    ids = numpy_values(found).astype(np.int64, copy=False)
+    return array_of(ids, ids == MISSING_ID)
 
 
 TRAIN, VALID, TEST = 0, 1, 2
-"""Values of `Block.split`."""
+"""Values of `Rows.split`."""
 SPLIT_NAMES = ("train", "valid", "test")
-"""Names of the splits in a data set, by the values of `Block.split`."""
+"""Names of the splits in a data set, by the values of `Rows.split`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """n rows. Blocks are not changed: each step makes a new one, which shares the columns it leaves alone.
+class Rows:
+    """n rows. Each step makes new ones, which share the columns that it leaves alone.
 
     Attributes:
-        columns: Name -> column of n rows.
-        rows: int64[n], row ids, rising; described in docs/workflows.md.
+        columns: Name -> array of n values.
+        ids: int64[n], row ids, rising; described in docs/workflows.md.
         split: uint8[n], `TRAIN`, `VALID` or `TEST`; None before rows are split, and for records that are served.
     """
 
-    columns: Mapping[str, Column]
-    rows: NDArray[np.int64]
+    columns: Mapping[str, pa.Array]
+    ids: NDArray[np.int64]
     split: NDArray[np.uint8] | None = None
 
     @property
     def num_rows(self) -> int:
         """Number of rows n."""
-        return len(self.rows)
+        return len(self.ids)
 
-    def with_columns(self, columns: Mapping[str, Column]) -> Block:
-        """Return this block with `columns` added or replaced."""
-        return Block({**self.columns, **columns}, self.rows, self.split)
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The columns as a record batch."""
+        return pa.RecordBatch.from_arrays(list(self.columns.values()), names=list(self.columns))
 
-    def only(self, names: Sequence[str]) -> Block:
-        """Return this block with the columns `names` alone, in this order."""
-        return Block({name: self.columns[name] for name in names}, self.rows, self.split)
+    def with_columns(self, columns: Mapping[str, pa.Array]) -> Rows:
+        """Return these rows with `columns` added or replaced."""
+        return Rows({**self.columns, **columns}, self.ids, self.split)
 
-    def to_batch(self, names: Sequence[str]) -> pa.RecordBatch:
-        """Return the columns `names` as an Arrow batch; missing values are null."""
-        return pa.RecordBatch.from_arrays([to_arrow(self.columns[name]) for name in names], names=list(names))
+    def select(self, names: Sequence[str]) -> Rows:
+        """Return these rows with the columns `names` alone, in this order."""
+        return Rows({name: self.columns[name] for name in names}, self.ids, self.split)
 
-    def with_split(self, split: NDArray[np.uint8]) -> Block:
-        """Return this block with a split of its rows, uint8[n]."""
-        return Block(self.columns, self.rows, split)
+    def with_split(self, split: NDArray[np.uint8]) -> Rows:
+        """Return these rows with their split, uint8[n]."""
+        return Rows(self.columns, self.ids, split)
 
-    def take(self, positions: NDArray[np.int64]) -> Block:
+    def take(self, positions: NDArray[np.int64]) -> Rows:
         """Return the rows at these positions, int64[k], in this order."""
-        columns = {name: column.take(positions) for name, column in self.columns.items()}
-        return Block(columns, self.rows[positions], None if self.split is None else self.split[positions])
+        chosen = array_of(positions)
+        columns = {name: array.take(chosen) for name, array in self.columns.items()}
+        return Rows(columns, self.ids[positions], None if self.split is None else self.split[positions])
 
-    def slice(self, start: int, stop: int) -> Block:
+    def slice(self, start: int, stop: int) -> Rows:
         """Return rows ``start <= i < stop``, sharing memory."""
-        columns = {name: column.slice(start, stop) for name, column in self.columns.items()}
-        split = None if self.split is None else self.split[start:stop]
-        return Block(columns, self.rows[start:stop], split)
+        columns = {name: array.slice(start, stop - start) for name, array in self.columns.items()}
+        return Rows(columns, self.ids[start:stop], None if self.split is None else self.split[start:stop])
 
-    def keep(self, kept: NDArray[np.bool_]) -> Block:
+    def filter(self, kept: NDArray[np.bool_]) -> Rows:
         """Return the rows that are `kept`, bool[n]."""
         return self if kept.all() else self.take(np.flatnonzero(kept))
 
-    def training(self) -> Block:
+    def training(self) -> Rows:
         """Return the rows of the training part; all where rows are not split."""
-        return self if self.split is None else self.keep(self.split == TRAIN)
+        return self if self.split is None else self.filter(self.split == TRAIN)
 
 
-def concatenate_blocks(blocks: Sequence[Block]) -> Block:
-    """Concatenate at least one block; all have the same columns, and splits or none."""
-    first = blocks[0]
-    columns = {name: concatenate_columns([block.columns[name] for block in blocks]) for name in first.columns}
-    splits = [block.split for block in blocks if block.split is not None]
-    rows = np.concatenate([block.rows for block in blocks])
-    return Block(columns, rows, np.concatenate(splits) if splits else None)
+def concatenate_rows(parts: Sequence[Rows]) -> Rows:
+    """Concatenate at least one part; all have the same columns, and splits or none."""
+    columns = {name: pa.concat_arrays([part.columns[name] for part in parts]) for name in parts[0].columns}
+    splits = [part.split for part in parts if part.split is not None]
+    ids = np.concatenate([part.ids for part in parts])
+    return Rows(columns, ids, np.concatenate(splits) if splits else None)

@@ -76,7 +76,7 @@ class DeviceTransform:
 
         Args:
             rows: Batch with `columns`, of the types of the workflow's source, and with its metadata columns; null is
-                missing. `terarec.etl.columns.Block.to_batch` gives one for any source.
+                missing. `terarec.etl.columns.Rows.batch` is one for any source.
 
         Returns:
             A batch whose tensors are on the device.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import to_arrow
+from terarec.etl.columns import array_of, concatenate_rows, null_mask
 from terarec.etl.ops import (
     Categorify,
     DateParts,
@@ -230,13 +230,13 @@ def _read_sample(sources: Sequence[str | Path]) -> tuple[SourceSpec, list[_Sampl
     return replace(spec, missing=("", *sorted(words))), inferred, []
 
 
-def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> dict[str, pa.Array]:
+def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> Mapping[str, pa.Array]:
     """Return the first rows of the files; those that cannot be read are left out."""
     source = open_source(spec, sources, "skip", limit=SAMPLE_ROWS)
-    blocks = [{name: to_arrow(column) for name, column in block.columns.items()} for block in source.blocks()]
-    if not any(len(next(iter(block.values()))) for block in blocks):
+    rows = concatenate_rows(list(source.blocks()))
+    if not rows.num_rows:
         raise FormatError(f"{source.files[0].path}: no row of the sample can be read: {source.bad_input.first[0]}")
-    return {column.name: pa.concat_arrays([block[column.name] for block in blocks]) for column in spec.columns}
+    return rows.columns
 
 
 def _read_typed(
@@ -369,8 +369,7 @@ def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> _S
     if kind is None:
         return _inferred_text(name, texts, delimiter)
     spec = SourceColumn(name=name, type=kind)
-    column, _ = parse_texts(texts, "number" if kind == "number" else "integer")
-    return _SampledColumn(spec, to_arrow(column))
+    return _SampledColumn(spec, parse_texts(texts, "number" if kind == "number" else "integer")[0])
 
 
 def _number_type(name: str, values: pa.Array) -> SourceType | None:
@@ -380,9 +379,9 @@ def _number_type(name: str, values: pa.Array) -> SourceType | None:
     if _IS_TIME.search(name) and _time_format(values) is not None:
         return None
     for kind in ("integer", "number"):
-        column, bad = parse_texts(values, kind)
+        read, bad = parse_texts(values, kind)
         if bad is None or not bad.any():
-            if kind == "integer" and _are_seconds(name, to_arrow(column)):
+            if kind == "integer" and _are_seconds(name, read):
                 return "time"
             is_long = kind == "number" and pc.all(pc.match_substring_regex(values, r"^-?\d+$")).as_py()
             return None if is_long else "integer" if kind == "integer" else "number"  # ids of more than 64 bits
@@ -403,8 +402,7 @@ def _inferred_text(name: str, texts: pa.Array, delimiter: str | None = None) -> 
     form = _time_format(values) if len(values) else None
     if form is not None:
         seconds, _ = parse_times(texts, form)
-        missing = texts.is_null().to_numpy(zero_copy_only=False)
-        return _SampledColumn(SourceColumn(name=name, type="time", format=form), pa.array(seconds, mask=missing))
+        return _SampledColumn(SourceColumn(name=name, type="time", format=form), array_of(seconds, null_mask(texts)))
     if len(values) and pc.all(pc.match_substring_regex(values, "^[0-9a-fA-F]{8}$")).as_py():
         return _SampledColumn(SourceColumn(name=name, type="hex32"), texts)
     for separator in ("|", ";"):

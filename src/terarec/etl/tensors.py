@@ -8,12 +8,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terarec.etl.columns import ARROW_TYPES, REFUSED_SHOWN, Kind, RowFaultError
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    Kind,
+    RowFaultError,
+    flat,
+    from_arrow,
+    list_offsets,
+    null_mask,
+    numbers_of,
+    numpy_values,
+)
 from terarec.etl.values import ValueIds
 from terarec.kernels.encoding_types import HASH_SEED
 from terarec.kernels.hash_index import new_hash_index
@@ -171,22 +180,18 @@ class TensorDevice:
         Raises:
             pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: Values of another type.
         """
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-            lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-            offsets = torch.zeros(len(array) + 1, dtype=torch.int64)
-            torch.cumsum(torch.from_numpy(lengths.astype(np.int64)), 0, out=offsets[1:])
-            flat = self.column(array.flatten(), kind)
-            return TensorColumn(kind, flat.values, flat.missing, offsets.to(self.device))
-        values = array.cast(ARROW_TYPES[kind])
+        array = from_arrow(array, kind)
+        found, offsets = flat(array), list_offsets(array)
+        lists = None if offsets is None else self._moved(offsets)
         if kind == "number":
-            return TensorColumn(kind, self._moved(values.fill_null(float("nan"))))
-        missing = self._moved(values.is_null().cast(pa.uint8())).to(torch.bool) if values.null_count else None
-        return TensorColumn(kind, self._moved(values.fill_null(0)).to(torch.int64), missing)
+            return TensorColumn(kind, self._moved(numbers_of(found)), None, lists)
+        values, missing = numpy_values(found), null_mask(found)
+        if missing is None:
+            return TensorColumn(kind, self._moved(values).to(torch.int64), None, lists)
+        filled = self._moved(np.where(missing, 0, values)).to(torch.int64)
+        return TensorColumn(kind, filled, self._moved(missing), lists)
 
-    def _moved(self, array: pa.Array) -> Tensor:
-        values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    def _moved(self, values: NDArray[Any]) -> Tensor:
         if not values.flags.writeable:  # Arrow's memory, where torch warns of tensors that could write
             values = values.copy()
         if values.dtype == np.uint32:
@@ -206,7 +211,7 @@ class DeviceIds:
     def __init__(self, ids: ValueIds, device: torch.device, implementation: str) -> None:
         self._hash_buckets = ids.hash_buckets
         self._index = new_hash_index(device, implementation)
-        values = torch.from_numpy(ids.values.to_numpy(zero_copy_only=False).astype(np.int64))
+        values = torch.from_numpy(numpy_values(ids.values).astype(np.int64))
         self._index.assign(values.to(device), torch.arange(ids.first_id, ids.num_ids, device=device))
 
     def find(self, column: TensorColumn) -> TensorColumn:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import StorageError
-from terarec.etl.columns import Column, text_buffers
+from terarec.etl.columns import lookup_values, null_mask, numpy_values, text_buffers, texts_of
 from terarec.etl.partitions import Partitions
-from terarec.etl.values import ValueKind, as_values
+from terarec.etl.values import ValueKind
 from terarec.io import AtomicFile
 from terarec.kernels.cpu.encoding import Hex32Counts, Int64Counts, TextCounts, xxh64_int64, xxh64_text
 
@@ -48,14 +48,13 @@ class CountTable:
         else:
             self._table = Int64Counts() if kind == "integer" else Hex32Counts()
 
-    def add(self, column: Column) -> None:
-        """Count the m values of `column` that are not missing."""
-        table, column = self._table, as_values(column)
+    def add(self, array: pa.Array) -> None:
+        """Count the m values of `array` that are not missing."""
+        table, values = self._table, lookup_values(array)
         if isinstance(table, TextCounts):
-            text = column.values
-            table.add(*text_buffers(text), text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None)
+            table.add(*text_buffers(values), null_mask(values))
         else:
-            table.add(column.values, column.missing)
+            table.add(numpy_values(values), null_mask(values))
 
     def add_counts(self, values: pa.Array, counts: NDArray[np.int64]) -> None:
         """Count each of `values`, no nulls, ``counts int64[n]`` times."""
@@ -83,8 +82,7 @@ def _counted(*parts: NDArray[Any]) -> pa.Table:
     if len(parts) == 2:
         return pa.table({"value": parts[0], "count": parts[1]})
     text, offsets, counts = parts
-    values = pa.LargeStringArray.from_buffers(len(counts), pa.py_buffer(offsets), pa.py_buffer(text))
-    return pa.table({"value": values, "count": counts})
+    return pa.table({"value": texts_of(text, offsets), "count": counts})
 
 
 _CHUNK_VALUES = 1 << 20
@@ -162,9 +160,9 @@ class ValueCounts:
         self._memory_bytes = memory_bytes
         self._spilling = threading.Lock()
 
-    def add(self, name: str, column: Column) -> None:
-        """Count the values of `column`, each item of a list, for the vocabulary `name`; missing ones are left out."""
-        self._tables[name].add(column)
+    def add(self, name: str, array: pa.Array) -> None:
+        """Count the values of `array`, each item of a list, for the vocabulary `name`; missing ones are left out."""
+        self._tables[name].add(array)
 
     def add_counts(self, name: str, counted: pa.Table) -> None:
         """Add a table of values and counts to the vocabulary `name`."""

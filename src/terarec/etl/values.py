@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import ARROW_TYPES, Column, Kind, text_buffers
+from terarec.etl.columns import ARROW_TYPES, Kind, lookup_values, null_mask, numpy_values, text_buffers
 from terarec.kernels.cpu.encoding import Hex32Ids, Int64Ids, TextIds, find_columns
 from terarec.spec import MISSING_ID
 
@@ -29,14 +29,6 @@ def lookup_kind(kind: Kind) -> ValueKind:
     """Return the kind under which values of `kind`, no numbers, are looked up."""
     assert kind != "number"
     return "integer" if kind == "id" else kind
-
-
-def as_values(column: Column) -> Column:
-    """Return the m values of a column, without their lists; ids as integers, id 0 being missing."""
-    if column.type != "id":
-        return column.flat()
-    missing = column.values == 0
-    return Column("integer", column.values.astype(np.int64, copy=False), missing if missing.any() else None)
 
 
 _INT32_IDS = 2**31
@@ -77,19 +69,17 @@ class ValueIds:
         """
         if self.kind == "text":
             return TextIds(*text_buffers(self.values), hash_buckets=self.hash_buckets)
-        numbers = self.values.to_numpy(zero_copy_only=False)
+        numbers = numpy_values(self.values)
         if self.kind == "hex32":
             return Hex32Ids(numbers, hash_buckets=self.hash_buckets)
         return Int64Ids(numbers, hash_buckets=self.hash_buckets)
 
-    def find(self, column: Column) -> NDArray[np.int64]:
-        """Find ids int64[m] of the m values of a column of this kind, or of ids where the kind is integer."""
-        table, column = self.table, as_values(column)
+    def find(self, array: pa.Array) -> NDArray[np.int64]:
+        """Find ids int64[m] of the m values of an array of this kind, or of ids where the kind is integer."""
+        table, values = self.table, lookup_values(array)
         if isinstance(table, TextIds):
-            text = column.values
-            missing = text.is_null().to_numpy(zero_copy_only=False) if text.null_count else None
-            return table.find_all(*text_buffers(text), missing)
-        return table.find_all(column.values, column.missing)
+            return table.find_all(*text_buffers(values), null_mask(values))
+        return table.find_all(numpy_values(values), null_mask(values))
 
     def find_values(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Find ids int64[m] of a few Python values, or of ids int64[m] where the kind is integer.
@@ -117,22 +107,23 @@ class ValueIds:
         return values
 
 
-def find_each(ids: Sequence[ValueIds], columns: Sequence[Column]) -> list[NDArray[Any]]:
-    """Find the ids of each column in its own `ids`, like `ValueIds.find`, as int32 where all of them fit.
+def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArray[Any]]:
+    """Find the ids of each array in its own `ids`, like `ValueIds.find`, as int32 where all of them fit.
 
-    Columns of one kind and length are looked up together.
+    Arrays of one kind and length are looked up together.
     """
-    found: list[NDArray[Any]] = [np.empty(0, dtype=np.int32)] * len(columns)
+    found: list[NDArray[Any]] = [np.empty(0, dtype=np.int32)] * len(arrays)
     together: dict[tuple[str, int], list[int]] = {}
-    for position, (own, column) in enumerate(zip(ids, columns, strict=True)):
+    values = [lookup_values(array) for array in arrays]
+    for position, (own, array) in enumerate(zip(ids, values, strict=True)):
         if own.kind == "text" or own.num_ids > _INT32_IDS:
-            found[position] = own.find(column)
+            found[position] = own.find(array)
         else:
-            together.setdefault((own.kind, len(column.values)), []).append(position)
+            together.setdefault((own.kind, len(array)), []).append(position)
     for positions in together.values():
-        flat = [as_values(columns[position]) for position in positions]
+        chosen = [values[position] for position in positions]
         tables: list[Any] = [ids[position].table for position in positions]
-        rows = find_columns(tables, [column.values for column in flat], [column.missing for column in flat])
+        rows = find_columns(tables, list(map(numpy_values, chosen)), list(map(null_mask, chosen)))
         for position, row in zip(positions, rows, strict=True):
             found[position] = row
     return found

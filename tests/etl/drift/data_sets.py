@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows
 from terarec.etl.ops import Categorify, FillMissing, ListSlice, Normalize, Rename
 from terarec.etl.workflow import Workflow
 from terarec.formats import create_shard, shard_path, write_dataset
@@ -46,7 +46,7 @@ def workflow() -> Workflow:
     )
 
 
-def rows(number: int, seed: int, *, moved: bool = False) -> Block:
+def rows(number: int, seed: int, *, moved: bool = False) -> Rows:
     """Rows of a shop; `moved`: dearer, another half of the cities, more of them missing."""
     generator = np.random.default_rng(seed)
     cities: list[Any] = [f"city {n % 12}" for n in (generator.pareto(1.0, number) * 3).astype(int)]
@@ -62,7 +62,7 @@ def rows(number: int, seed: int, *, moved: bool = False) -> Block:
     )
 
 
-def fitted(block: Block) -> Workflow:
+def fitted(block: Rows) -> Workflow:
     """The workflow, fitted on all rows of `block`."""
     made = workflow()
     for step, code in enumerate(made.plan.operators):
@@ -71,12 +71,12 @@ def fitted(block: Block) -> Workflow:
     return made
 
 
-def write(directory: Path, made: Workflow, **splits: Block) -> Path:
+def write(directory: Path, made: Workflow, **splits: Rows) -> Path:
     """A data set in `directory` of rows as a fitted workflow encodes them."""
     spec = made.dataset_spec()
     shards = {}
     for split, block in splits.items():
-        encoded = made.encode_block(made.apply(block))
+        encoded = made.encode_rows(made.apply(block))
         with create_shard(spec, shard_path(directory, spec, split, 0)) as writer:
             writer.write(encoded.label, encoded.dense, encoded.keys)
             shards[split] = (writer.close(),)

@@ -8,7 +8,7 @@ import pytest
 
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl import partitions
-from terarec.etl.columns import Block, concatenate_blocks
+from terarec.etl.columns import Rows, concatenate_rows, numpy_values
 from terarec.etl.engine import Progress, fit, grouped, prepare
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
@@ -34,10 +34,10 @@ def read_split(out: Path, split: str) -> ColumnBlock:
 def in_memory(workflow: Workflow, log: list[Path], out: Path) -> dict[str, ColumnBlock]:
     """What the workflow that was fitted into `out` makes of all rows at once."""
     fitted = Workflow.load(out / "workflow")
-    block = concatenate_blocks(list(open_source(SOURCE, log, "raise", 1).blocks()))
+    block = concatenate_rows(list(open_source(SOURCE, log, "raise", 1).blocks()))
     block = block.with_split(expected_split(workflow.spec.split, block))
     done = fitted.apply(block)
-    encoded = fitted.encode_block(done)
+    encoded = fitted.encode_rows(done)
     assert block.split is not None
     return {
         name: merge([encoded], np.flatnonzero(block.split == number))
@@ -45,7 +45,7 @@ def in_memory(workflow: Workflow, log: list[Path], out: Path) -> dict[str, Colum
     }
 
 
-def expected_split(split: Split | None, block: Block) -> np.ndarray:
+def expected_split(split: Split | None, block: Rows) -> np.ndarray:
     """By plain NumPy; the log has two equal files."""
     rows = block.num_rows
     if isinstance(split, SplitByFraction):
@@ -53,7 +53,7 @@ def expected_split(split: Split | None, block: Block) -> np.ndarray:
     if isinstance(split, SplitByFiles):
         return np.repeat([0, 1], [rows // 2, rows // 2]).astype(np.uint8)
     assert isinstance(split, SplitByTime)
-    times = block.columns["time"].values
+    times = numpy_values(block.columns["time"])
     last = np.sort(times)[rows - 60 - 1]
     return (times > last).astype(np.uint8)
 

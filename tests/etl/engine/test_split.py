@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, array_of, is_missing
 from terarec.etl.engine import split
 from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, share_counts
 from terarec.kernels.ref.encoding import xxh64
@@ -38,9 +38,9 @@ def test_more_numbers_than_are_read_at_once(tmp_path: Path, monkeypatch: pytest.
         assert [numbers.at(rank) for rank in (0, 500, 999)] == np.sort(values)[[0, 500, 999]].tolist()
 
 
-def block(rows: int = 1000, **columns: Column) -> Block:
+def block(rows: int = 1000, **columns: pa.Array) -> Rows:
     """A block without splits."""
-    return Block(columns, np.arange(rows))
+    return Rows(columns, np.arange(rows))
 
 
 def uniform(data: bytes, seed: int) -> float:
@@ -66,23 +66,23 @@ def test_by_hash_follows_the_formula() -> None:
 
 def test_by_user_keeps_a_user_together() -> None:
     names = [f"u{row % 40}" for row in range(1000)]
-    users = block(user=Column("text", pa.array(names, pa.large_string())))
+    users = block(user=pa.array(names, pa.large_string()))
     found = assign(SplitByUser(column="user", valid=0.3, test=0.2, seed=1), None)(users)
     assert found.tolist() == [by_share(uniform(name.encode(), 1), 0.3, 0.2) for name in names]
-    numbers = Column("integer", np.arange(1000) % 40, np.arange(1000) % 40 == 7)
+    numbers = array_of(np.arange(1000) % 40, np.arange(1000) % 40 == 7)
     found = assign(SplitByUser(column="user", valid=0.3), None)(block(user=numbers))
-    assert set(found[numbers.missing].tolist()) == {1}
-    assert len({*zip(numbers.values.tolist(), found.tolist(), strict=True)}) == 40
+    assert set(found[is_missing(numbers)].tolist()) == {1}
+    assert len({*zip(numbers.to_pylist(), found.tolist(), strict=True)}) == 40
 
 
 def test_by_time_with_thresholds() -> None:
-    times = Column("integer", np.array([5, 9, 10, 19, 20, 0]), np.array([False] * 5 + [True]))
+    times = array_of(np.array([5, 9, 10, 19, 20, 0]), np.array([False] * 5 + [True]))
     split = assign(SplitByTime(column="t", valid_from=10, test_from=20), None)
     assert split(block(6, t=times)).tolist() == [0, 0, 1, 1, 2, 0]
 
 
 def test_by_time_with_shares_keeps_equal_times_in_the_earlier_part() -> None:
-    times = Column("number", np.array([3.0, 1.0, 2.0, 3.0, 4.0, math.nan]))
+    times = array_of(np.array([3.0, 1.0, 2.0, 3.0, 4.0, math.nan]))
     split = assign(SplitByTime(column="t", valid=0.3, test=0.1), TimeBounds(valid_after=2.0, test_after=3.0))
     assert split(block(6, t=times)).tolist() == [1, 0, 0, 1, 2, 0]
 

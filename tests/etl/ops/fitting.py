@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from terarec.etl.columns import Block, ColumnType, concatenate_blocks
+from terarec.etl.columns import ColumnType, Rows, concatenate_rows, is_list, kind_of
 from terarec.etl.ops import Operator, SpillOptions
-from terarec.etl.ops.record_values import as_numbers, python_of_values, values_of_column
+from terarec.etl.ops.record_values import as_numbers, python_of_values, values_of_array
 
 
-def types_of(block: Block) -> dict[str, ColumnType]:
-    return {name: ColumnType(column.type, column.is_list) for name, column in block.columns.items()}
+def types_of(block: Rows) -> dict[str, ColumnType]:
+    return {name: ColumnType(kind_of(column), is_list(column)) for name, column in block.columns.items()}
 
 
-def blocks_of(block: Block, rows: int) -> list[Block]:
+def blocks_of(block: Rows, rows: int) -> list[Rows]:
     """`block` in parts of so many rows; one empty part where it has none."""
     return [block.slice(start, min(start + rows, block.num_rows)) for start in range(0, block.num_rows, rows)] or [
         block
@@ -26,7 +26,7 @@ def blocks_of(block: Block, rows: int) -> list[Block]:
 
 def fit(
     step: Operator | Operator,
-    blocks: Sequence[Block],
+    blocks: Sequence[Rows],
     *,
     memory_bytes: int | None = None,
     threads: int = 1,
@@ -58,15 +58,15 @@ def files_of(state: Any) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
 
 
-def apply(code: Operator, state: Any, blocks: Sequence[Block]) -> Block:
+def apply(code: Operator, state: Any, blocks: Sequence[Rows]) -> Rows:
     """The step done to all blocks."""
-    return concatenate_blocks([code.transform(block, state) for block in blocks])
+    return concatenate_rows([code.transform(block, state) for block in blocks])
 
 
-def run_record_functions(code: Operator, state: Any, block: Block) -> list[tuple[str, list[Any]]]:
+def run_record_functions(code: Operator, state: Any, block: Rows) -> list[tuple[str, list[Any]]]:
     """Return each output of each record function with its values, for a step whose inputs are all in `block`."""
     types = types_of(block)
-    plain = {name: values_of_column(column) for name, column in block.columns.items()}
+    plain = {name: values_of_array(column) for name, column in block.columns.items()}
     kinds = {**types, **code.output_types(types)}
     written = []
     for function in code.record_functions(types, state):

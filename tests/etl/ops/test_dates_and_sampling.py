@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.etl import prepare
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows
 from terarec.etl.ops import Categorify, DateParts, NegativeSampling
 from terarec.etl.ops.lists import ITEM_BITS
 from terarec.etl.workflow import Workflow, plan
@@ -44,7 +44,7 @@ SAMPLING = NegativeSampling(table="items", column="item", negatives=3, label="y"
 ITEMS = [10, 20, 30, 40, 50]
 
 
-def rows_with(items: list) -> Block:
+def rows_with(items: list) -> Rows:
     return block_of(item=("integer", items), user=("text", [f"u{row}" for row in range(len(items))]))
 
 
@@ -55,7 +55,7 @@ def test_draws_follow_their_row_and_are_other_values_whatever_the_blocks(items: 
     made = SAMPLING.transform(block, state)
     values, labels = values_of(made.columns["item"]), values_of(made.columns["y"])
     assert labels == [1.0, 0.0, 0.0, 0.0] * len(items)
-    assert made.rows.tolist() == [row << ITEM_BITS | place for row in range(len(items)) for place in range(4)]
+    assert made.ids.tolist() == [row << ITEM_BITS | place for row in range(len(items)) for place in range(4)]
     assert values_of(made.columns["user"]) == [f"u{row}" for row in range(len(items)) for _ in range(4)]
     for row, item in enumerate(items):
         assert values[4 * row] == item

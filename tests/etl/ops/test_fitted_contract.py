@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from terarec.etl.columns import Block, concatenate_blocks
+from terarec.etl.columns import Rows, concatenate_rows, flat, is_list, kind_of, numpy_values
 from terarec.etl.ops import (
     Bucketize,
     Categorify,
@@ -36,7 +36,7 @@ STEPS: list[Operator] = [
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step.kind}-{'-'.join(step.columns)}")
 
 
-def rows(number: int, seed: int = 5) -> Block:
+def rows(number: int, seed: int = 5) -> Rows:
     """Rows of every kind, a fifth of the values missing."""
     generator = np.random.default_rng(seed)
 
@@ -57,10 +57,10 @@ def rows(number: int, seed: int = 5) -> Block:
         "y": column_of("number", some(generator.random(number).tolist(), 0.1)),
     }
     split = generator.choice(3, number, p=[0.7, 0.2, 0.1]).astype(np.uint8)
-    return Block(columns, np.arange(number, dtype=np.int64) * 3 + 11, split)
+    return Rows(columns, np.arange(number, dtype=np.int64) * 3 + 11, split)
 
 
-def same(block: Block, other: Block, names: tuple[str, ...]) -> None:
+def same(block: Rows, other: Rows, names: tuple[str, ...]) -> None:
     assert list(block.columns) == list(other.columns)
     for name in set(names) & set(block.columns):
         assert values_of(block.columns[name]) == values_of(other.columns[name])
@@ -82,11 +82,11 @@ def test_blocks_and_threads_change_no_bit(step: Operator) -> None:
 def test_plain_values_become_what_rows_outside_training_become(step: Operator) -> None:
     code, state = step, fit(step, [rows(300)])
     later = rows(60, seed=7)
-    block = Block(later.columns, later.rows)
+    block = Rows(later.columns, later.ids)
     expected = {name: values_of(column) for name, column in code.transform(block, state).columns.items()}
     for part in (block, *blocks_of(block.slice(0, 9), 1)):
         for name, values in run_record_functions(code, state, part):
-            first = int(part.rows[0] - block.rows[0]) // 3
+            first = int(part.ids[0] - block.ids[0]) // 3
             assert values == expected[name][first : first + part.num_rows], name
 
 
@@ -111,8 +111,8 @@ def test_only_training_rows_teach(step: Operator) -> None:
             a if train else b
             for a, b, train in zip(values_of(column), values_of(others.columns[name]), teaches, strict=True)
         ]
-        columns[name] = column_of(column.type, kept, is_list=column.is_list)
-    changed = Block(columns, whole.rows, whole.split)
+        columns[name] = column_of(kind_of(column), kept, is_list=is_list(column))
+    changed = Rows(columns, whole.ids, whole.split)
     assert files_of(fit(step, [changed])) == files_of(fit(step, [whole]))
 
 
@@ -123,16 +123,16 @@ def test_foretells_its_types(step: Operator) -> None:
     foretold = code.output_types(types_of(whole))
     assert set(foretold) == set(step.writes)
     for name, found in foretold.items():
-        assert (found.kind, found.is_list) == (made.columns[name].type, made.columns[name].is_list)
+        assert (found.kind, found.is_list) == (kind_of(made.columns[name]), is_list(made.columns[name]))
 
 
 @every_step
 def test_ids_lie_below_the_cardinality(step: Operator) -> None:
     whole, code = rows(400), step
     state = fit(step, [whole])
-    made = code.transform(concatenate_blocks([whole, rows(400, seed=8)]), state)
+    made = code.transform(concatenate_rows([whole, rows(400, seed=8)]), state)
     for name, cardinality in code.cardinalities({}, state).items():
-        ids = np.asarray(made.columns[name].values)
+        ids = numpy_values(flat(made.columns[name]))
         assert 0 <= ids.min() <= ids.max() < cardinality
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import ColumnType, Rows, kind_of
 from terarec.etl.ops import DifferenceLag, History
 from tests.etl.column_values import column_of, values_of
 
@@ -40,7 +40,7 @@ def logs(draw, item_kind):
         "time": column_of(time_kind, times),
         "item": column_of(item_kind, items),
     }
-    return list(zip(groups, times, items, strict=True)), Block(columns, np.arange(number) * 2)
+    return list(zip(groups, times, items, strict=True)), Rows(columns, np.arange(number) * 2)
 
 
 def earlier_rows(rows, row):
@@ -65,7 +65,7 @@ def test_history_holds_strictly_earlier_rows(kind, data, max_length):
     for row, (_, time, _) in enumerate(rows):
         before = [rows[other][2] for other in earlier_rows(rows, row) or [] if rows[other][1] < time]
         expected.append(before[-max_length:])
-    assert made.type == kind
+    assert kind_of(made) == kind
     assert values_of(made) == [
         [None if kind == "id" and item is None else item for item in items] for items in expected
     ]
@@ -83,7 +83,7 @@ def test_difference_to_an_earlier_row(kind, data, lag):
         before = earlier_rows(rows, row) or []
         other = rows[before[-lag]][2] if len(before) >= lag else None
         expected.append(None if item is None or other is None else item - other)
-    assert made.type == kind
+    assert kind_of(made) == kind
     assert values_of(made) == expected
 
 
@@ -97,7 +97,7 @@ def test_nothing_later_or_simultaneous_leaks_into_a_history():
         columns = {"user": column_of("integer", users.tolist()), "time": column_of("integer", times.tolist())}
         return values_of(
             code.transform(
-                Block({**columns, "item": column_of("integer", values.tolist())}, np.arange(300)), None
+                Rows({**columns, "item": column_of("integer", values.tolist())}, np.arange(300)), None
             ).columns["seen"]
         )
 
@@ -117,7 +117,7 @@ def test_groups_do_not_depend_on_the_block_that_they_stand_in():
         "time": column_of("number", generator.integers(0, 30, 200).astype(float).tolist()),
         "item": column_of("text", [f"i{item}" for item in generator.integers(0, 99, 200)]),
     }
-    block = Block(columns, np.arange(200), np.zeros(200, dtype=np.uint8))
+    block = Rows(columns, np.arange(200), np.zeros(200, dtype=np.uint8))
     code = History(columns=("item",), group="user", order="time", max_length=5, outputs=("seen",))
     whole = values_of(code.transform(block, None).columns["seen"])
     for part in (

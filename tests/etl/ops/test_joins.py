@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
 from terarec.etl.value_counts import encoding_bytes
 from terarec.kernels.ref.encoding import xxh64_int64
@@ -54,10 +54,10 @@ def test_target_encoding(kind, data):
     folds, smoothing = data.draw(st.integers(2, 4)), data.draw(st.sampled_from([0.0, 1.0, 20.0]))
     step = TargetEncoding(columns=("k",), target="y", folds=folds, smoothing=smoothing, outputs=("e",), seed=7)
     columns = {"k": column_of(kind, keys), "y": column_of("number", targets)}
-    block = Block(columns, np.arange(number) * 5 + 2, np.array(split, dtype=np.uint8))
+    block = Rows(columns, np.arange(number) * 5 + 2, np.array(split, dtype=np.uint8))
     code = step
     state = fit(step, blocks_of(block, 6))
-    fold_of = [int(hashed) % folds for hashed in xxh64_int64(block.rows, 7)]
+    fold_of = [int(hashed) % folds for hashed in xxh64_int64(block.ids, 7)]
     train = [
         (same_key(kind, key), fold, target)
         for key, fold, target, part in zip(keys, fold_of, targets, split, strict=True)
@@ -68,7 +68,7 @@ def test_target_encoding(kind, data):
         for key, fold, part in zip(keys, fold_of, split, strict=True)
     ]
     assert values_of(code.transform(block, state).columns["e"]) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    served = Block({"k": columns["k"]}, block.rows)
+    served = Rows({"k": columns["k"]}, block.ids)
     alone = [encoding_of(step, train, same_key(kind, key), None) for key in keys]
     assert values_of(code.transform(served, saved(code, state)).columns["e"]) == pytest.approx(
         alone, rel=1e-12, abs=1e-12
@@ -83,7 +83,7 @@ def test_a_row_never_sees_its_own_target():
 
     def encoded(numbers):
         columns = {"k": column_of("integer", keys), "y": column_of("number", numbers.tolist())}
-        block = Block(columns, np.arange(200), np.zeros(200, dtype=np.uint8))
+        block = Rows(columns, np.arange(200), np.zeros(200, dtype=np.uint8))
         return values_of(code.transform(block, fit(step, [block])).columns["e"])
 
     before = encoded(targets)
@@ -214,7 +214,7 @@ def test_columns_that_hardly_vary_are_dropped():
     assert state.dropped == ("t", "l")
     made = code.transform(block, saved(code, state))
     assert list(made.columns) == ["i"]
-    assert list(code.transform(block.only(["i"]), state).columns) == ["i"]
+    assert list(code.transform(block.select(["i"]), state).columns) == ["i"]
 
 
 SIDE = {

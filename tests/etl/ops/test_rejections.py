@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import ColumnType
+from terarec.etl.columns import ColumnType, numbers_of
 from terarec.etl.ops import (
     Bucketize,
     Clip,
@@ -132,5 +132,5 @@ def test_functions_that_return_something_else(function: str, problem: str) -> No
 def test_the_logarithm_has_an_inverse() -> None:
     code = LogOp(columns=("x",), shift=3.0)
     made = code.transform(block_of(x=("number", [0.0, 1.5, -2.9])), None)
-    numbers = code.inverse("x", made.columns["x"].values, None)  # type: ignore[attr-defined]
+    numbers = code.inverse("x", numbers_of(made.columns["x"]), None)  # type: ignore[attr-defined]
     np.testing.assert_allclose(numbers, [0.0, 1.5, -2.9], atol=1e-12)

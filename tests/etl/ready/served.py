@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows, kind_of
 from terarec.etl.workflow import Workflow
 from tests.etl.column_values import values_of
 
 
-def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
+def served_records(workflow: Workflow, block: Rows) -> dict[str, list[Any]]:
     """The raw values of `workflow.record_columns` for the rows of a whole log that the workflow keeps.
 
     Args:
@@ -25,7 +25,7 @@ def served_records(workflow: Workflow, block: Block) -> dict[str, list[Any]]:
     for name, column in brought.items():
         assert column is not None
         values = values_of(column)
-        if column.type == "hex32":
+        if kind_of(column) == "hex32":
             values = [None if value is None else f"{value:08x}" for value in values]
         records[name] = values
     return records

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from terarec.etl.columns import concatenate_blocks
+from terarec.etl.columns import concatenate_rows
 from terarec.etl.source import open_source
 from terarec.etl.workflow import EncodedRecords, Workflow
 from tests.etl.ready.prepared import CASES, make
@@ -78,10 +78,10 @@ def test_records_one_at_a_time_together_and_as_a_block_equal_what_was_prepared(t
     made = make(name, tmp_path, 300)
     workflow = Workflow.load(made.out / "workflow")
     files = [made.raw / file for file in CASES[name].sources]
-    rows = concatenate_blocks(list(open_source(workflow.spec.source, files, "skip", 1).blocks()))
+    rows = concatenate_rows(list(open_source(workflow.spec.source, files, "skip", 1).blocks()))
     records = served_records(workflow, rows)
     together = workflow.encode(records)
-    expected = workflow.encode_block(workflow.apply(rows))
+    expected = workflow.encode_rows(workflow.apply(rows))
     np.testing.assert_array_equal(together.dense, expected.dense)
     for found, wanted in zip(together.keys, expected.keys, strict=True):
         np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))

@@ -51,28 +51,14 @@ def delimited_line(row, delimiter="\t"):
 EXPECTED = {**_CELLS, "code": [10, None, 2**32 - 1], "seen": [86401, None, 1709251199]}
 
 
-def values(column):
-    """The rows of a column as Python values, None where missing."""
-    if column.type == "text":
-        flat = [value or None for value in column.values.to_pylist()]
-    else:
-        flat = [
-            None if gone else value for value, gone in zip(column.values.tolist(), column.is_missing(), strict=True)
-        ]
-    if column.offsets is None:
-        return flat
-    return [flat[begin:end] for begin, end in zip(column.offsets[:-1], column.offsets[1:], strict=True)]
-
-
 def rows_of(source, after=None):
     """All blocks of a source, or those behind one, as (row ids, name -> values)."""
     rows, columns = [], {}
     for block in source.blocks() if after is None else map(source.read_block, source.raw_blocks(after)):
-        rows += block.rows.tolist()
+        rows += block.ids.tolist()
         for name, column in block.columns.items():
-            assert column.missing is None or column.missing.any()
             assert len(column) == block.num_rows
-            columns.setdefault(name, []).extend(values(column))
+            columns.setdefault(name, []).extend(column.to_pylist())
     return rows, columns
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow.compute as pc
 
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, array_of, numbers_of
 from terarec.etl.ops import ColumnTypes, MappedColumns, SpillOptions, Stage, State, register
 from terarec.etl.ops.states import FittedNumbers
 
@@ -46,10 +46,10 @@ class Latest(MappedColumns):
     def stage(self) -> Stage:
         return "fitted"
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, block: Rows, state: State | None) -> Rows:
         assert isinstance(state, FittedNumbers)
         last = {name: state.columns[name]["last"] for name in self.columns}
-        made = {output: Column("number", block.columns[name].numbers() - last[name]) for name, output in self.pairs}
+        made = {output: array_of(numbers_of(block.columns[name]) - last[name]) for name, output in self.pairs}
         return block.with_columns(made)
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> LatestStatistic:
@@ -66,8 +66,8 @@ class LatestStatistic:
         self._op = op
         self._last: dict[str, float] = {}
 
-    def observe(self, block: Block) -> Mapping[str, float]:
-        numbers = {name: block.columns[name].numbers() for name in self._op.columns}
+    def observe(self, block: Rows) -> Mapping[str, float]:
+        numbers = {name: numbers_of(block.columns[name]) for name in self._op.columns}
         return {name: float(found[~np.isnan(found)][-1]) for name, found in numbers.items()}
 
     def merge(self, partial: Mapping[str, float]) -> None:

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows
 from terarec.etl.ops import SpillOptions
 from terarec.etl.workflow import Workflow, run_steps
 
 
-def fit(workflow: Workflow, block: Block, directory: Path) -> Workflow:
+def fit(workflow: Workflow, block: Rows, directory: Path) -> Workflow:
     """`workflow`, which has neither grouped steps nor side tables, with its states."""
     plan = workflow.plan
     memory = SpillOptions(directory=directory)
     for phase, steps in enumerate(plan.fit_phases):
         work = plan.fit_pass(phase)
         statistics = {step: plan.operators[step].statistic(plan.types[step], memory) for step in steps}
-        rows = block.only(work.reads)
+        rows = block.select(work.reads)
         for step in work.row_steps:
             rows = plan.operators[step].transform(rows, workflow.states.get(step))
         _, partials = run_steps(plan, work, rows.training(), workflow.states, statistics=statistics)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows
 from terarec.etl.ops import (
     Bucketize,
     Categorify,
@@ -67,7 +67,7 @@ def raw(rows: int = 300) -> dict[str, list[Any]]:
     }
 
 
-def rows_of(columns: dict[str, list[Any]]) -> Block:
+def rows_of(columns: dict[str, list[Any]]) -> Rows:
     kinds = {"user": "integer", "price": "number", "brand": "text", "tags": "text"}
     named = {name: (kind, columns[name]) for name, kind in kinds.items()}
     models = [None if model is None else int(model, 16) for model in columns["model"]]

@@ -101,7 +101,7 @@ def as_parquet(path, rows):
 def prepared(workflow, path):
     """Dense values and keys of a file, as preparation makes them."""
     blocks = list(open_source(workflow.spec.source, [path], threads=1).blocks())
-    rows = [workflow.encode_block(workflow.apply(block)) for block in blocks]
+    rows = [workflow.encode_rows(workflow.apply(block)) for block in blocks]
     assert len(rows) == 1
     return rows[0].dense, rows[0].keys
 

@@ -90,7 +90,7 @@ def test_records_get_what_rows_got() -> None:
         clicks=("integer", [0, 1, 0]),
         time=("integer", [0, 0, 0]),
     )
-    expected = shop().encode_block(shop().apply(rows))
+    expected = shop().encode_rows(shop().apply(rows))
     np.testing.assert_array_equal(encoded.dense, expected.dense)
     for found, wanted in zip(encoded.keys, expected.keys, strict=True):
         np.testing.assert_array_equal(np.concatenate(found, axis=None), np.concatenate(wanted, axis=None))
@@ -132,7 +132,7 @@ def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
     users = [None, 3, -7, 2**53 + 1, 2**63 - 1, -(2**63)]
     raw = {"user": users, "clicks": [1, 2, 3, None, 5, 6]}
     rows = block_of(user=("integer", users), clicks=("integer", raw["clicks"]), price=("number", [0.0] * 6))
-    expected = made.encode_block(made.apply(rows)).dense
+    expected = made.encode_rows(made.apply(rows)).dense
     np.testing.assert_array_equal(made.encode(raw).dense, expected)
     np.testing.assert_array_equal(made.encode({name: pa.array(values) for name, values in raw.items()}).dense, expected)
     for wrong in (1.5, True, 2**63):

@@ -77,8 +77,8 @@ def test_a_rescaled_time_keeps_its_seconds(tmp_path):
         [tmp_path / "log"],
     )
     block = next(open_source(made.spec.source, [tmp_path / "log"]).blocks())
-    assert block.columns["t"].values.tolist() == [1_704_196_800 + second for second in range(5)]
-    dense = made.encode_block(made.apply(block)).dense[:, 0]
+    assert block.columns["t"].to_pylist() == [1_704_196_800 + second for second in range(5)]
+    dense = made.encode_rows(made.apply(block)).dense[:, 0]
     np.testing.assert_allclose(dense, [0, 0.25, 0.5, 0.75, 1])
     np.testing.assert_array_equal(
         made.encode({"t": [1_704_196_800 + second for second in range(5)]}).dense[:, 0], dense

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.etl.columns import Block
+from terarec.etl.columns import Rows
 from terarec.etl.ops import Bucketize, FillMissing, HashBucket, ListSlice, LogOp
 from terarec.etl.workflow import Workflow
 from terarec.spec import MISSING_KEY, CategoricalColumn, DenseColumn, LabelSpec, SourceColumn, SourceSpec
@@ -46,7 +46,7 @@ def workflow() -> Workflow:
     )
 
 
-def rows() -> Block:
+def rows() -> Rows:
     return block_of(
         user=("integer", [7, None, 2**62]),
         price=("number", [0.5, None, 5.0]),
@@ -57,7 +57,7 @@ def rows() -> Block:
 
 
 def test_rows_become_a_data_sets_columns() -> None:
-    made = workflow().encode_block(workflow().apply(rows()))
+    made = workflow().encode_rows(workflow().apply(rows()))
     np.testing.assert_array_equal(made.label, np.array([[0, 0], [1, 1], [1, 0]], dtype=np.float32))
     np.testing.assert_array_equal(made.dense, np.array([[np.log(1.5), 0], [0, 1], [np.log(6), 0]], dtype=np.float32))
     band, tags, user = made.keys
@@ -139,10 +139,10 @@ def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
 def test_values_that_a_data_set_does_not_hold() -> None:
     plain = Workflow([], source=SOURCE, labels=[LabelSpec(name="stars")], dense=["price"])
     with pytest.raises(FormatError, match="column 'price', row 1: got nan, expected a number that float32 holds"):
-        plain.encode_block(plain.apply(rows()))
+        plain.encode_rows(plain.apply(rows()))
     big = block_of(price=("number", [1.0, 1e39]), stars=("integer", [1, 2]))
     with pytest.raises(FormatError, match=r"column 'price', row 1: got 1e\+39"):
-        plain.encode_block(big)
+        plain.encode_rows(big)
     unlabelled = block_of(price=("number", [1.0]), stars=("integer", [None]))
     with pytest.raises(FormatError, match="column 'stars', row 0: got a missing value"):
-        plain.encode_block(unlabelled)
+        plain.encode_rows(unlabelled)

@@ -239,8 +239,8 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
 
 
 def _raw_blocks(workflow: Workflow, source: Source) -> Iterator[ColumnBlock]:
-    for block in source.blocks():
-        yield workflow.encode_block(workflow.apply(block))
+    for rows in source.blocks():
+        yield workflow.encode_rows(workflow.apply(rows))
 
 
 def summarize_dataset(

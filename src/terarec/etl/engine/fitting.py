@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import SPLIT_NAMES, Block
+from terarec.etl.columns import SPLIT_NAMES, Rows
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
 from terarec.etl.engine.split import RowBounds, assign, counted_bounds
 from terarec.etl.ops import ColumnTypes, SpillOptions, State, Statistic
@@ -53,14 +53,14 @@ def fit_pass(
         Split -> rows that were read.
     """
 
-    def observe(rows: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
-        def partials_of(block: Block) -> dict[int, Any]:
-            return pipeline.run(work, block, rows.joined, statistics)[1] if block.num_rows else {}
+    def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
+        def partials_of(rows: Rows) -> dict[int, Any]:
+            return pipeline.run(work, rows, read.joined, statistics)[1] if rows.num_rows else {}
 
-        block = pipeline.preprocess(work, rows)
-        assert block.split is not None
-        counts = np.bincount(block.split, minlength=len(SPLIT_NAMES))
-        return rows.invalid.filter(partials_of, block.training())[0], counts
+        rows = pipeline.preprocess(work, read)
+        assert rows.split is not None
+        counts = np.bincount(rows.split, minlength=len(SPLIT_NAMES))
+        return read.invalid.filter(partials_of, rows.training())[0], counts
 
     rows = np.zeros(len(SPLIT_NAMES), dtype=np.int64)
     with closing(passes.map(observe, joined=joined, blocks=blocks)) as results:
@@ -170,8 +170,8 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
     if name not in options.tables:
         raise ConfigError(f"side table {name!r}: no file, expected --table {name}=PATH")
     source = open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
-    for block in source.blocks():
-        statistic.merge(statistic.observe(block))
+    for rows in source.blocks():
+        statistic.merge(statistic.observe(rows))
     return {"bad_table": {"table": name, **bad_input_to_json(source.bad_input)}}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, Kind, concatenate_blocks, from_arrow, to_arrow
+from terarec.etl.columns import Rows, array_of, concatenate_rows, numpy_values
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows, stored_name
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Operator, Statistic
@@ -25,7 +25,6 @@ _MAX_PARTITIONS = 128
 """Their results are read side by side: each takes a file handle."""
 ROW = "\x1frow"
 """Name of the row ids among the columns, which no source has."""
-_KIND = b"kind"
 
 
 def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
@@ -51,10 +50,10 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
     }
     observing = dataclasses.replace(work, observes=plan.grouped_steps)
 
-    def scatter(rows: ReadRows) -> dict[int, Any]:
+    def scatter(read: ReadRows) -> dict[int, Any]:
         # A stage takes the inputs of its step where a statistic would observe them: right before the step.
-        block = pipeline.preprocess(work, rows)
-        return pipeline.run(observing, block, None, cast(Mapping[int, Statistic], stages))[1]
+        rows = pipeline.preprocess(work, read)
+        return pipeline.run(observing, rows, None, cast(Mapping[int, Statistic], stages))[1]
 
     with closing(passes.map(scatter)) as results:
         for found in results:
@@ -72,11 +71,11 @@ class _Scatter:
         self._step = step
         self._partitions = Partitions.make(directory, count)
 
-    def observe(self, block: Block) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return the inputs of the step in a block, and the file of each row."""
+    def observe(self, rows: Rows) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Return the inputs of the step for some rows, and the file of each."""
         operator: Any = self._operator
-        partition = hashes(block.columns[operator.group], _SEED) % self._partitions.count
-        return to_batch(block.rows, {name: block.columns[name] for name in self._operator.reads}), partition
+        partition = hashes(rows.columns[operator.group], _SEED) % self._partitions.count
+        return to_batch(rows.select(self._operator.reads)), partition
 
     def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append rows; ids rise from batch to batch."""
@@ -90,13 +89,16 @@ class _Scatter:
             self._partitions.discard(number)
             if table is None:
                 continue
-            done = self._operator.transform(from_table(table), None)
-            outputs = {stored_name(self._step, name): done.columns[name] for name in self._operator.writes}
-            for start in range(0, done.num_rows, _BATCH_ROWS):
-                stop = min(start + _BATCH_ROWS, done.num_rows)
-                part = {name: column.slice(start, stop) for name, column in outputs.items()}
-                results.append(number, to_batch(done.rows[start:stop], part))
+            outputs = to_batch(outputs_of(self._operator, self._step, from_table(table)))
+            for start in range(0, outputs.num_rows, _BATCH_ROWS):
+                results.append(number, outputs.slice(start, _BATCH_ROWS))
         self._partitions.remove()
+
+
+def outputs_of(operator: Operator, step: int, rows: Rows) -> Rows:
+    """Return the outputs of a grouped step for all rows of some groups, under their stored names."""
+    done = operator.transform(rows, None)
+    return Rows({stored_name(step, name): done.columns[name] for name in operator.writes}, done.ids)
 
 
 class GroupedRows:
@@ -119,19 +121,19 @@ class GroupedRows:
             for cursor in cursors:
                 cursor.skip(row)
 
-    def rows_before(self, row: int) -> Block | None:
+    def rows_before(self, row: int) -> Rows | None:
         """Return the next rows with the outputs of all grouped steps, up to the id `row` and without it."""
-        columns: dict[str, Column] = {}
-        rows: NDArray[np.int64] | None = None
+        columns: dict[str, pa.Array] = {}
+        ids: NDArray[np.int64] | None = None
         for cursors in self._steps:
             parts = [part for cursor in cursors for part in cursor.rows_before(row)]
             if not parts:
                 return None
-            merged = concatenate_blocks(parts)
-            merged = merged.take(np.argsort(merged.rows))
+            merged = concatenate_rows(parts)
+            merged = merged.take(np.argsort(merged.ids))
             columns.update(merged.columns)
-            rows = merged.rows
-        return None if rows is None else Block(columns, rows)
+            ids = merged.ids
+        return None if ids is None else Rows(columns, ids)
 
 
 class _Cursor:
@@ -139,19 +141,19 @@ class _Cursor:
 
     def __init__(self, partitions: Partitions, number: int) -> None:
         self._batches = partitions.batches(number)
-        self._head: Block | None = self._next()
+        self._head: Rows | None = self._next()
 
     def skip(self, row: int) -> None:
         """Leave out the next rows with ids below `row`, a batch at a time."""
-        while self._head is not None and int(self._head.rows[-1]) < row:
+        while self._head is not None and int(self._head.ids[-1]) < row:
             self._head = self._next()
         self.rows_before(row)
 
-    def rows_before(self, row: int) -> list[Block]:
+    def rows_before(self, row: int) -> list[Rows]:
         """Return the next rows with ids below `row`."""
         parts = []
         while self._head is not None:
-            count = int(np.searchsorted(self._head.rows, row))
+            count = int(np.searchsorted(self._head.ids, row))
             if count:
                 parts.append(self._head.slice(0, count))
             if count < self._head.num_rows:
@@ -160,26 +162,17 @@ class _Cursor:
             self._head = self._next()
         return parts
 
-    def _next(self) -> Block | None:
+    def _next(self) -> Rows | None:
         batch = next(self._batches, None)
         return None if batch is None else from_table(pa.Table.from_batches([batch]))
 
 
-def to_batch(rows: NDArray[np.int64], columns: Mapping[str, Column]) -> pa.RecordBatch:
-    """Return a batch of columns of n rows and their ids, int64[n]."""
-    fields, arrays = [pa.field(ROW, pa.int64())], [pa.array(rows)]
-    for name, column in columns.items():
-        array = to_arrow(column)
-        fields.append(pa.field(name, array.type, metadata={_KIND: column.type.encode()}))
-        arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+def to_batch(rows: Rows) -> pa.RecordBatch:
+    """Return a batch of rows with their ids as one more column."""
+    return rows.batch.append_column(ROW, array_of(rows.ids))
 
 
-def from_table(table: pa.Table) -> Block:
+def from_table(table: pa.Table) -> Rows:
     """Return the rows of a table of such batches."""
-    columns = {
-        field.name: from_arrow(table.column(field.name), cast(Kind, field.metadata[_KIND].decode()))
-        for field in table.schema
-        if field.name != ROW
-    }
-    return Block(columns, table.column(ROW).to_numpy())
+    columns = dict(zip(table.column_names, (column.combine_chunks() for column in table.columns), strict=True))
+    return Rows(columns, numpy_values(columns.pop(ROW)))

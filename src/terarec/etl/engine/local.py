@@ -166,7 +166,7 @@ class LocalRun:
                 totals = write_rows(
                     self._passes,
                     self._pipeline,
-                    fitted.encode_block,
+                    fitted.encode_rows,
                     sink=sink,
                     joined=joined,
                     positives=positives,

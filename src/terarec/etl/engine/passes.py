@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, RowFaultError
+from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.engine.report import ProgressMeter
 from terarec.etl.ops import State, Statistic
 from terarec.etl.source import InputFault, RawBlock, Source
@@ -27,7 +28,7 @@ Result = TypeVar("Result")
 class JoinedRows(Protocol):
     """Rows on the disk in the order of the sources, to be joined to them."""
 
-    def rows_before(self, row: int) -> Block | None:
+    def rows_before(self, row: int) -> Rows | None:
         """Return the next rows, up to the row id `row` and without it; called with rising ids, from one thread."""
         ...
 
@@ -49,13 +50,13 @@ class InvalidRowHandler:
         self._faults: list[InputFault] = []
 
     def filter(
-        self, function: Callable[[Block], Result], block: Block, *, is_exploded: bool = True
-    ) -> tuple[Result, Block]:
-        """Return `function` of the valid rows of `block`, and these rows.
+        self, function: Callable[[Rows], Result], rows: Rows, *, is_exploded: bool = True
+    ) -> tuple[Result, Rows]:
+        """Return `function` of the valid ones of `rows`, and these.
 
         Args:
             function: Work on rows; it raises `RowFaultError` for invalid ones.
-            block: Rows of the block, or what steps made of them.
+            rows: Rows of the block, or what steps made of them.
             is_exploded: Whether the steps that explode rows, if there are any, are done.
 
         Raises:
@@ -63,12 +64,12 @@ class InvalidRowHandler:
         """
         while True:
             try:
-                return function(block), block
+                return function(rows), rows
             except RowFaultError as fault:
-                rows = fault.rows >> self._item_bits if is_exploded else fault.rows
-                self._faults += self._source.invalid_rows(self._raw, rows, fault)
-                self._counts[fault.kind] += len(rows)
-                block = block.keep(~np.isin(block.rows, fault.rows))
+                invalid = fault.rows >> self._item_bits if is_exploded else fault.rows
+                self._faults += self._source.invalid_rows(self._raw, invalid, fault)
+                self._counts[fault.kind] += len(invalid)
+                rows = rows.filter(~np.isin(rows.ids, fault.rows))
 
     def flush(self) -> None:
         """Report all of them to the source, once for the block however many functions ran."""
@@ -81,14 +82,14 @@ class ReadRows:
 
     Attributes:
         raw: The block before it was parsed.
-        block: Its rows as they were read.
+        rows: Its rows as they were read.
         joined: The joined rows that belong to it.
         invalid: Handler of invalid rows.
     """
 
     raw: RawBlock
-    block: Block
-    joined: Block | None
+    rows: Rows
+    joined: Rows | None
     invalid: InvalidRowHandler
 
 
@@ -142,13 +143,13 @@ class Passes:
             FormatError: A damaged source, or with the policy "raise" bad input in it.
         """
 
-        def work(item: tuple[RawBlock, Block | None]) -> tuple[Result, int, int]:
+        def work(item: tuple[RawBlock, Rows | None]) -> tuple[Result, int, int]:
             raw, joined_rows = item
             invalid = InvalidRowHandler(self.source, raw, self.item_bits)
-            block = self.source.read_block(raw)
-            result = function(ReadRows(raw, block, joined_rows, invalid))
+            read = self.source.read_block(raw)
+            result = function(ReadRows(raw, read, joined_rows, invalid))
             invalid.flush()
-            return result, block.num_rows, raw.read_bytes
+            return result, read.num_rows, raw.read_bytes
 
         items = self._items(joined, blocks)
         with closing(ordered_map(work, items, self._threads, blocks_ahead(self._threads))) as results:
@@ -170,7 +171,7 @@ class Passes:
 
     def _items(
         self, joined: JoinedRows | None, blocks: Iterable[RawBlock] | None
-    ) -> Iterator[tuple[RawBlock, Block | None]]:
+    ) -> Iterator[tuple[RawBlock, Rows | None]]:
         for raw in self.source.raw_blocks() if blocks is None else blocks:
             end = (raw.first_row + raw.num_rows) << self.item_bits
             yield raw, None if joined is None else joined.rows_before(end)
@@ -188,46 +189,46 @@ class Pipeline:
 
     plan: Plan
     states: dict[int, State]
-    assign: Callable[[Block], NDArray[np.uint8]]
+    assign: Callable[[Rows], NDArray[np.uint8]]
 
-    def preprocess(self, work: Pass, rows: ReadRows) -> Block:
+    def preprocess(self, work: Pass, read: ReadRows) -> Rows:
         """Return the rows that the row steps keep and that are valid, with their splits."""
-        block, is_exploded = with_metadata(rows.block, work.metadata), False
+        rows, is_exploded = with_metadata(read.rows, work.metadata), False
         for step in work.row_steps:
             apply = partial(self.plan.operators[step].transform, state=state_of(self.plan, step, self.states))
-            block = rows.invalid.filter(apply, block, is_exploded=is_exploded)[0]
+            rows = read.invalid.filter(apply, rows, is_exploded=is_exploded)[0]
             is_exploded |= self.plan.operators[step].explodes
-        block = rows.invalid.filter(partial(validate_rows, self.plan), block)[1]
-        return block.with_split(self.assign(block))
+        rows = read.invalid.filter(partial(validate_rows, self.plan), rows)[1]
+        return rows.with_split(self.assign(rows))
 
     def run(
         self,
         work: Pass,
-        block: Block,
-        joined: Block | None,
+        rows: Rows,
+        joined: Rows | None,
         statistics: Mapping[int, Statistic] | None = None,
-    ) -> tuple[Block, dict[int, Any]]:
+    ) -> tuple[Rows, dict[int, Any]]:
         """Run the steps of a pass after the split.
 
         Args:
             work: The pass.
-            block: Rows that `preprocess` returned; with `statistics` only those for training.
+            rows: Rows that `preprocess` returned; with `statistics` only those for training.
             joined: Outputs of grouped steps for these rows and perhaps for more; None where none is needed.
             statistics: Position of a step -> statistic that observes the rows before it.
 
         Returns:
             The rows after the last step, and the partial result of each statistic.
         """
-        grouped: dict[int, dict[str, Column]] = {}
+        grouped: dict[int, dict[str, pa.Array]] = {}
         if joined is not None:
-            if not np.array_equal(joined.rows, block.rows):
-                joined = joined.keep(np.isin(joined.rows, block.rows))
-            assert joined.num_rows == block.num_rows, "joined rows are not those of the block"
+            if not np.array_equal(joined.ids, rows.ids):
+                joined = joined.filter(np.isin(joined.ids, rows.ids))
+            assert joined.num_rows == rows.num_rows, "joined rows are not those of the block"
             for step in work.grouped:
                 grouped[step] = {
                     name: joined.columns[stored_name(step, name)] for name in self.plan.operators[step].writes
                 }
-        return run_steps(self.plan, work, block, self.states, grouped=grouped, statistics=statistics)
+        return run_steps(self.plan, work, rows, self.states, grouped=grouped, statistics=statistics)
 
 
 def stored_name(step: int, name: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, to_arrow
+from terarec.etl.columns import Rows, is_list, kind_of
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
@@ -154,29 +154,28 @@ class EncodedFiles:
                 if block is not None:
                     yield block
 
-    def _encode(self, rows: ReadRows) -> EncodedBlock | None:
-        block = self._pipeline.preprocess(self._work, rows)
-        return rows.invalid.filter(partial(self._encode_block, rows), block)[0]
+    def _encode(self, read: ReadRows) -> EncodedBlock | None:
+        rows = self._pipeline.preprocess(self._work, read)
+        return read.invalid.filter(partial(self._encode_rows, read), rows)[0]
 
-    def _encode_block(self, rows: ReadRows, block: Block) -> EncodedBlock | None:
-        if not block.num_rows:
+    def _encode_rows(self, read: ReadRows, rows: Rows) -> EncodedBlock | None:
+        if not rows.num_rows:
             return None
-        done = self._pipeline.run(self._work, block, rows.joined)[0]
+        done = self._pipeline.run(self._work, rows, read.joined)[0]
         dense = np.ascontiguousarray(dense_values(self._dense, done))
-        numbers = done.rows // MAX_ITEMS if self.explodes else done.rows
-        raw = rows.block.only(self.keep).take(np.searchsorted(rows.block.rows, numbers))
+        ids = done.ids // MAX_ITEMS if self.explodes else done.ids
+        raw = read.rows.select(self.keep).take(np.searchsorted(read.rows.ids, ids))
         return EncodedBlock(
-            rows=numbers,
-            items=done.rows % MAX_ITEMS if self.explodes else None,
-            records=EncodedRecords(dense=dense, keys=keys_of(self._plan, done, self._keys)),
-            kept={name: _kept(raw.columns[name]) for name in self.keep},
+            rows=ids,
+            items=done.ids % MAX_ITEMS if self.explodes else None,
+            records=EncodedRecords(dense=dense, keys=keys_of(done, self._keys)),
+            kept={name: _kept(array) for name, array in raw.columns.items()},
         )
 
 
-def _kept(column: Column) -> pa.Array:
+def _kept(values: pa.Array) -> pa.Array:
     """Return the values of a raw column, those of hexadecimal digits with all eight of them."""
-    values = to_arrow(column)
-    if column.type != "hex32" or column.is_list:
+    if kind_of(values) != "hex32" or is_list(values):
         return values
     digits = [None if number is None else f"{number:08x}" for number in values.to_pylist()]
     return pa.array(digits, type=pa.large_string())

@@ -12,11 +12,13 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Block, Column, text_buffers
+from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of
 from terarec.etl.engine.passes import Passes, ReadRows
-from terarec.kernels.cpu.encoding import xxh64_int64, xxh64_text
+from terarec.etl.ops.values import hashes_of
+from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import (
     FieldError,
     OneSplit,
@@ -30,7 +32,7 @@ from terarec.spec import (
 
 _SHARE_BITS = 53
 
-Assign: TypeAlias = Callable[[Block], NDArray[np.uint8]]
+Assign: TypeAlias = Callable[[Rows], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ Bounds: TypeAlias = RowBounds | TimeBounds
 
 
 def assign(split: Split | None, bounds: Bounds | None) -> Assign:
-    """Return the function that splits rows: uint8[n] for a block of n rows.
+    """Return the function that splits rows: uint8[n] for n rows.
 
     Args:
         split: Split of the workflow; None for training rows alone.
@@ -62,15 +64,15 @@ def assign(split: Split | None, bounds: Bounds | None) -> Assign:
     """
     if split is None or isinstance(split, OneSplit):
         number = TRAIN if split is None else SPLIT_NAMES.index(split.split)
-        return lambda block: np.full(block.num_rows, number, dtype=np.uint8)
+        return lambda rows: np.full(rows.num_rows, number, dtype=np.uint8)
     if isinstance(split, SplitByHash):
-        return lambda block: _by_share(xxh64_int64(block.rows, split.seed), split.valid, split.test)
+        return lambda rows: _by_share(xxh64_int64(rows.ids, split.seed), split.valid, split.test)
     if isinstance(split, SplitByUser):
-        return lambda block: _by_share(hashes(block.columns[split.column], split.seed), split.valid, split.test)
+        return lambda rows: _by_share(hashes(rows.columns[split.column], split.seed), split.valid, split.test)
     if isinstance(split, SplitByTime):
-        return lambda block: _by_time(block.columns[split.column], split, bounds)
+        return lambda rows: _by_time(rows.columns[split.column], split, bounds)
     assert isinstance(bounds, RowBounds)
-    return lambda block: _marked(block.rows >= bounds.valid_from, block.rows >= bounds.test_from)
+    return lambda rows: _marked(rows.ids >= bounds.valid_from, rows.ids >= bounds.test_from)
 
 
 def share_counts(total: int, valid: float, test: float) -> tuple[int, int]:
@@ -85,8 +87,8 @@ def _by_share(hashes: NDArray[np.int64], valid: float, test: float) -> NDArray[n
     return _marked(is_valid, (uniform < valid + test) & ~is_valid)
 
 
-def _by_time(column: Column, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
-    times = times_of(column)
+def _by_time(array: pa.Array, split: SplitByTime, bounds: Bounds | None) -> NDArray[np.uint8]:
+    times = times_of(array)
     if isinstance(bounds, TimeBounds):
         return _marked(times > bounds.valid_after, times > bounds.test_after)
     valid_from = math.inf if split.valid_from is None else split.valid_from
@@ -94,10 +96,10 @@ def _by_time(column: Column, split: SplitByTime, bounds: Bounds | None) -> NDArr
     return _marked(times >= valid_from, times >= test_from)
 
 
-def times_of(column: Column) -> NDArray[np.float64]:
-    """Return the times of a column as float64[n]; missing ones before all others."""
-    times = np.asarray(column.values, dtype=np.float64)
-    return np.where(column.is_missing(), -np.inf, times)
+def times_of(array: pa.Array) -> NDArray[np.float64]:
+    """Return the times of an array as float64[n]; missing ones before all others."""
+    times = numbers_of(array)
+    return np.where(np.isnan(times), -np.inf, times)
 
 
 def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -106,13 +108,9 @@ def _marked(is_valid: NDArray[np.bool_], is_test: NDArray[np.bool_]) -> NDArray[
     return splits
 
 
-def hashes(column: Column, seed: int) -> NDArray[np.int64]:
-    """Return the hash of each value of a column, int64[n]; 0 for a missing one."""
-    if column.type == "text":
-        found = xxh64_text(*text_buffers(column.values), seed)
-    else:
-        found = xxh64_int64(np.asarray(column.values, dtype=np.int64), seed)
-    return np.where(column.is_missing(), 0, found)
+def hashes(array: pa.Array, seed: int) -> NDArray[np.int64]:
+    """Return the hash of each value of an array, int64[n]; 0 for a missing one."""
+    return np.where(is_missing(array), 0, hashes_of(array, seed))
 
 
 def needs_bounds(split: Split | None) -> bool:
@@ -121,7 +119,7 @@ def needs_bounds(split: Split | None) -> bool:
     return by_share or isinstance(split, SplitByFraction | SplitByFiles)
 
 
-def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], Block], directory: Path) -> Bounds:
+def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], Rows], directory: Path) -> Bounds:
     """Count the sources for a `split` that needs bounds.
 
     Args:
@@ -187,9 +185,9 @@ def _shifted(valid_from: int, test_from: int, end: int, item_bits: int) -> RowBo
     return RowBounds(valid_from=valid_from << item_bits, test_from=test_from << item_bits, end=end << item_bits)
 
 
-def _time_bounds(split: SplitByTime, passes: Passes, preprocess: Callable[[ReadRows], Block], path: Path) -> TimeBounds:
-    def work(rows: ReadRows) -> NDArray[np.float64]:
-        return times_of(preprocess(rows).columns[split.column])
+def _time_bounds(split: SplitByTime, passes: Passes, preprocess: Callable[[ReadRows], Rows], path: Path) -> TimeBounds:
+    def work(read: ReadRows) -> NDArray[np.float64]:
+        return times_of(preprocess(read).columns[split.column])
 
     with OrderStatistics(path) as times:
         with closing(passes.map(work)) as found:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows, flat
 from terarec.etl.engine.fitting import add_bad_input, bad_input_to_json
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
 from terarec.etl.sink import Sink, SinkState
@@ -34,7 +35,7 @@ Part: TypeAlias = tuple[str, NDArray[np.int64], ColumnBlock]
 def write_rows(
     passes: Passes,
     pipeline: Pipeline,
-    encode: Callable[[Block], ColumnBlock],
+    encode: Callable[[Rows], ColumnBlock],
     *,
     sink: Sink,
     joined: JoinedRows | None,
@@ -57,17 +58,15 @@ def write_rows(
     """
     work = pipeline.plan.transform_pass()
 
-    def transform(rows: ReadRows) -> tuple[RawBlock, list[Part], dict[str, tuple[int, int]]]:
-        def parts(block: Block) -> list[Part]:
-            if not block.num_rows:
+    def transform(read: ReadRows) -> tuple[RawBlock, list[Part], dict[str, tuple[int, int]]]:
+        def parts(rows: Rows) -> list[Part]:
+            if not rows.num_rows:
                 return []
-            done = pipeline.run(work, block, rows.joined)[0]
+            done = pipeline.run(work, rows, read.joined)[0]
             return split_parts(done, encode(done))
 
-        columns = rows.block.columns.items()
-        missing = {name: (column.num_missing(), len(column.values)) for name, column in columns}
-        raw = dataclasses.replace(rows.raw, part=dataclasses.replace(rows.raw.part, content=None))
-        return raw, rows.invalid.filter(parts, pipeline.preprocess(work, rows))[0], missing
+        raw = dataclasses.replace(read.raw, part=dataclasses.replace(read.raw.part, content=None))
+        return raw, read.invalid.filter(parts, pipeline.preprocess(work, read))[0], missing_values(read.rows)
 
     begin = checkpoints.begin
     totals = begin.copy()
@@ -88,6 +87,12 @@ def write_rows(
             totals.add(raw, {split: len(ids) for split, ids, _ in parts}, missing)
             checkpoints.update(totals, sink, positives)
     return totals
+
+
+def missing_values(rows: Rows) -> dict[str, tuple[int, int]]:
+    """Return name -> missing values and all values of each column."""
+    columns = {name: flat(array) for name, array in rows.columns.items()}
+    return {name: (values.null_count, len(values)) for name, values in columns.items()}
 
 
 @dataclass
@@ -202,17 +207,17 @@ class WriteCheckpoints:
         write_versioned_json(self._path, _FORMAT, 1, content)
 
 
-def split_parts(done: Block, encoded: ColumnBlock) -> list[Part]:
+def split_parts(done: Rows, encoded: ColumnBlock) -> list[Part]:
     """Return the rows of each split, in their order."""
     assert done.split is not None
     first = int(done.split[0])
     if (done.split == first).all():
-        return [(SPLIT_NAMES[first], done.rows, encoded)]
+        return [(SPLIT_NAMES[first], done.ids, encoded)]
     parts: list[Part] = []
     for number, name in enumerate(SPLIT_NAMES):
         positions = np.flatnonzero(done.split == number)
         if len(positions):
-            parts.append((name, done.rows[positions], merge([encoded], positions)))
+            parts.append((name, done.ids[positions], merge([encoded], positions)))
     return parts
 
 
@@ -248,11 +253,10 @@ def training_values(passes: Passes, pipeline: Pipeline, column: str, joined: Joi
     """Return the first different values of `column` in the training part, one more than `SHOWN` at most."""
     work = pipeline.plan.transform_pass()
 
-    def values_of(rows: ReadRows) -> list[str]:
-        run = partial(pipeline.run, work, joined=rows.joined)
-        done = rows.invalid.filter(run, pipeline.preprocess(work, rows))[0][0]
-        found = done.columns[column].take(np.flatnonzero(done.split == TRAIN))
-        return list(dict.fromkeys(map(str, found.values.tolist())))
+    def values_of(read: ReadRows) -> list[str]:
+        run = partial(pipeline.run, work, joined=read.joined)
+        done = read.invalid.filter(run, pipeline.preprocess(work, read))[0][0]
+        return shown_values(done.training().columns[column])
 
     seen: dict[str, None] = {}
     with closing(passes.map(values_of, joined=joined)) as results:
@@ -261,6 +265,11 @@ def training_values(passes: Passes, pipeline: Pipeline, column: str, joined: Joi
             if len(seen) > SHOWN:
                 break
     return list(seen)[: SHOWN + 1]
+
+
+def shown_values(array: pa.Array) -> list[str]:
+    """Return the first different values of an array as text, at most one more than `SHOWN`."""
+    return list(map(str, array.unique().slice(0, SHOWN + 1).to_pylist()))
 
 
 def no_positives(label: LabelSpec, values: Sequence[str]) -> ConfigError:

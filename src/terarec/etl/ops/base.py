@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, from_arrow
-from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_column
+from terarec.etl.columns import ColumnType, Rows, flat, from_arrow, ids_as_integers, is_list, kind_of, numbers_of
+from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_array
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it loads torch
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
 """stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
-blocks that hold all rows of each of their groups, by rising row id; rows: changes which rows exist."""
+all rows of each of their groups, by rising row id; rows: changes which rows exist."""
 
 ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 """Name -> type of the columns at some place of a workflow."""
@@ -54,8 +54,8 @@ class State(Protocol):
 class Statistic(Protocol):
     """Gathers the state of a step, block by block."""
 
-    def observe(self, block: Block) -> Any:
-        """Return the partial state of a block of training rows for `merge`; several threads call it at a time."""
+    def observe(self, rows: Rows) -> Any:
+        """Return the partial state of some training rows for `merge`; several threads call it at a time."""
         ...
 
     def merge(self, partial: Any) -> None:
@@ -107,8 +107,9 @@ class KeyedStatistic(Statistic, Protocol):
 class Operator(OperatorSpec):
     """Base of all operators: frozen, keyword-only dataclasses that `terarec.spec.register` names.
 
-    A subclass implements `output_types` and `transform_batch`, or `transform` to spare columns the way through Arrow; a
-    fitted one `statistic` and `load_state`, too. The rest describes to planners how it differs from the default.
+    A subclass implements `output_types` and `transform_batch`, or `transform` where it needs the ids of the rows or
+    changes which rows and columns there are; a fitted one `statistic` and `load_state`, too. The rest describes to
+    planners how it differs from the default.
 
     Attributes:
         accepted: Kinds of inputs that the operator takes.
@@ -211,20 +212,21 @@ class Operator(OperatorSpec):
         """
         return {output: rows[name] for name, output in self.pairs if name in rows}
 
-    def transform(self, block: Block, state: State | None) -> Block:
-        """Do the step to the rows of a block, by default through `transform_batch`.
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        """Do the step to some rows, by default through `transform_batch`.
 
         The result shares the columns that the step does not write.
 
         Raises:
             RowFaultError: Rows hold a value that the step does not take.
         """
-        known = {name: ColumnType(column.type, column.is_list) for name, column in block.columns.items()}
+        known = {name: ColumnType(kind_of(array), is_list(array)) for name, array in rows.columns.items()}
         names = self.reads if set(self.reads) <= known.keys() else self.serving_reads
-        made = self.transform_batch(block.to_batch(names), state)
-        return block.with_columns(
+        arrays = [ids_as_integers(rows.columns[name]) for name in names]
+        made = self.transform_batch(pa.RecordBatch.from_arrays(arrays, names=list(names)), state)
+        return rows.with_columns(
             {
-                name: result_column(f"{self.kind}: {name!r}", made.get(name), found, block.num_rows)
+                name: result_array(f"{self.kind}: {name!r}", made.get(name), found, rows.num_rows)
                 for name, found in self.output_types(known).items()
             }
         )
@@ -232,8 +234,8 @@ class Operator(OperatorSpec):
     def transform_batch(self, batch: pa.RecordBatch, state: State | None) -> Mapping[str, pa.Array]:
         """Compute `writes` from an Arrow batch of `reads`, whose nulls are missing values.
 
-        Integers are int64, numbers float64, texts large_string, hex32 uint32 and lists large_list; the result may be
-        of any type that casts to these.
+        Integers and ids are int64, numbers float64, texts large_string, hex32 uint32 and lists large_list; the result
+        may be of any type that casts to these.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither transform nor transform_batch")
 
@@ -252,10 +254,10 @@ class Operator(OperatorSpec):
 
     def _transform_records(self, types: ColumnTypes, state: State | None, *inputs: Any) -> Sequence[Any]:
         kinds = [types[name].kind for name in self.serving_reads]
-        columns = [from_arrow(arrow_of_values(values, kind), kind) for values, kind in zip(inputs, kinds, strict=True)]
-        rows = np.arange(len(columns[0]), dtype=np.int64)
-        block = self.transform(Block(dict(zip(self.serving_reads, columns, strict=True)), rows), state)
-        return [values_of_column(block.columns[name]) for name in self.writes]
+        arrays = [from_arrow(arrow_of_values(values, kind), kind) for values, kind in zip(inputs, kinds, strict=True)]
+        ids = np.arange(len(arrays[0]), dtype=np.int64)
+        rows = self.transform(Rows(dict(zip(self.serving_reads, arrays, strict=True)), ids), state)
+        return [values_of_array(rows.columns[name]) for name in self.writes]
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function from rows on a device to `writes`, which equals `transform` (logarithms: but for rounding).
@@ -335,8 +337,8 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
     return found
 
 
-def result_column(where: str, array: Any, expected: ColumnType, num_rows: int) -> Column:
-    """Return the column of an array that user code returned.
+def result_array(where: str, array: Any, expected: ColumnType, num_rows: int) -> pa.Array:
+    """Return an array that user code returned as that of its kind.
 
     Raises:
         ConfigError: It is no array of `num_rows` values of the `expected` type; begins with `where`.
@@ -345,17 +347,17 @@ def result_column(where: str, array: Any, expected: ColumnType, num_rows: int) -
         shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
         raise ConfigError(f"{where}: returned {shown}, expected an Arrow array of {num_rows} values")
     try:
-        column = from_arrow(array, expected.kind)
+        result = from_arrow(array, expected.kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise ConfigError(f"{where}: returned {array.type}, expected values of {expected.kind}") from None
-    if column.is_list is not expected.is_list:
+    if is_list(result) is not expected.is_list:
         each = "lists" if expected.is_list else "one value a row"
         raise ConfigError(f"{where}: returned {array.type}, expected {each}")
-    if expected.kind == "number" and np.isinf(column.values).any():
+    if expected.kind == "number" and np.isinf(numbers_of(result)).any():
         raise ConfigError(f"{where}: returned an infinite number, expected finite ones or null")
-    if expected.kind == "id" and column.missing is not None:
+    if expected.kind == "id" and flat(result).null_count:
         raise ConfigError(f"{where}: returned null, expected ids, of which 0 is that of a missing value")
-    return column
+    return result
 
 
 MISSING, RARE = "(missing)", "(rare or unseen)"

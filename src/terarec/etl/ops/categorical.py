@@ -14,7 +14,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError, to_arrow
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    ColumnType,
+    RowFaultError,
+    Rows,
+    array_of,
+    flat,
+    is_missing,
+    kind_of,
+    like,
+    list_offsets,
+    lookup_values,
+    null_mask,
+    numpy_values,
+    texts_of,
+)
 from terarec.etl.ops.base import (
     MISSING,
     RARE,
@@ -30,7 +45,7 @@ from terarec.etl.ops.record_values import Ragged, RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
 from terarec.etl.ops.values import accepted_list, hashes_of, rejected
 from terarec.etl.value_counts import ValueCounts, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, find_each, lookup_kind
+from terarec.etl.values import VALUE_TYPES, ValueIds, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns, xxh64_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import MISSING_ID, checks, register
@@ -111,13 +126,13 @@ class Categorify(MappedColumns):
         assert isinstance(state, Vocabularies)
         return {output: state.ids[self.vocabulary(name)].num_ids for name, output in self.pairs}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Look the ids up."""
         assert isinstance(state, Vocabularies)
-        columns = [block.columns[name] for name in self.columns]
-        found = find_each([state.ids[self.vocabulary(name)] for name in self.columns], columns)
-        made = [column.like(Column("id", ids)) for column, ids in zip(columns, found, strict=True)]
-        return block.with_columns(dict(zip(self.writes, made, strict=True)))
+        arrays = [rows.columns[name] for name in self.columns]
+        found = find_each([state.ids[self.vocabulary(name)] for name in self.columns], arrays)
+        made = [like(array, array_of(ids, are_ids=True)) for array, ids in zip(arrays, found, strict=True)]
+        return rows.with_columns(dict(zip(self.writes, made, strict=True)))
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return one function that looks all columns up."""
@@ -212,14 +227,14 @@ class VocabularyStatistic:
         self._kinds = {op.vocabulary(name): lookup_kind(types[name].kind) for name in op.columns}
         self._counts = ValueCounts(self._kinds, memory.directory, memory.memory_bytes)
 
-    def observe(self, block: Block) -> None:
-        """Count the values of a block of training rows.
+    def observe(self, rows: Rows) -> None:
+        """Count the values of some training rows.
 
         Raises:
             StorageError: The disk is full.
         """
         for name in self._op.columns:
-            self._counts.add(self._op.vocabulary(name), block.columns[name])
+            self._counts.add(self._op.vocabulary(name), rows.columns[name])
         self._counts.maybe_spill()
 
     def merge(self, partial: None) -> None:
@@ -286,15 +301,15 @@ class HashBucket(MappedColumns):
         """Count the buckets and the missing value's id."""
         return dict.fromkeys(self.writes, self.buckets + 1)
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute 1 + hash mod buckets."""
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            ids = self._ids(hashes_of(column, self.seed))
-            ids[column.is_missing()] = MISSING_ID
-            made[output] = column.like(Column("id", ids))
-        return block.with_columns(made)
+            array = rows.columns[name]
+            ids = self._ids(hashes_of(array, self.seed))
+            ids[is_missing(array)] = MISSING_ID
+            made[output] = like(array, array_of(ids, are_ids=True))
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions of single values."""
@@ -373,19 +388,20 @@ class GivenIds(MappedColumns):
         """Return the provided numbers; keys have none."""
         return {output: rows for output, rows in zip(self.writes, self.rows, strict=True) if rows is not None}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Check the numbers."""
         made = {}
-        for (name, output), rows in zip(self.pairs, self.rows, strict=True):
-            self._check_lengths(block, name)
-            column = block.columns[name]
-            if rows is not None:
-                wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
+        for (name, output), num_ids in zip(self.pairs, self.rows, strict=True):
+            self._check_lengths(rows, name)
+            array = rows.columns[name]
+            if num_ids is not None:
+                ids = numpy_values(flat(array))
+                wrong = (ids < 0) | (ids >= num_ids) | is_missing(array)
                 if wrong.any():
-                    raise rejected(block, name, wrong, accepted_id(rows))
-                column = column.like(Column("id", column.values))
-            made[output] = column
-        return block.with_columns(made)
+                    raise rejected(rows, name, wrong, accepted_id(num_ids))
+                array = like(array, array_of(ids, are_ids=True))
+            made[output] = array
+        return rows.with_columns(made)
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function that checks the numbers."""
@@ -406,15 +422,15 @@ class GivenIds(MappedColumns):
 
         return call
 
-    def _check_lengths(self, block: Block, name: str) -> None:
-        offsets, most = block.columns[name].offsets, self.max_length
+    def _check_lengths(self, rows: Rows, name: str) -> None:
+        offsets, most = list_offsets(rows.columns[name]), self.max_length
         if offsets is None or most is None:
             return
         lengths = np.diff(offsets)
         long = np.flatnonzero(lengths > most)
         if long.size:
             got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
-            raise RowFaultError(name, block.rows[long], got, accepted_list(most))
+            raise RowFaultError(name, rows.ids[long], got, accepted_list(most))
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions that check Python integers."""
@@ -473,15 +489,14 @@ class Cross(ColumnsOperator):
                 raise ConfigError(f"column {name!r} holds {types[name]}, expected one value a row")
         return {self.output: ColumnType("text")}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Join the values by the unit separator."""
-        columns = [block.columns[name] for name in self.columns]
-        parts = [_texts(column) for column in columns]
-        joined = pc.binary_join_element_wise(*parts, pa.scalar(SEPARATOR, pa.large_string()))
-        all_missing = np.logical_and.reduce([column.is_missing() for column in columns])
+        arrays = [rows.columns[name] for name in self.columns]
+        joined = pc.binary_join_element_wise(*map(_texts, arrays), pa.scalar(SEPARATOR, pa.large_string()))
+        all_missing = np.logical_and.reduce(list(map(is_missing, arrays)))
         if all_missing.any():
             joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
-        return block.with_columns({self.output: Column("text", joined)})
+        return rows.with_columns({self.output: joined})
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions of single values."""
@@ -501,16 +516,13 @@ _SPELLINGS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def _texts(column: Column) -> pa.LargeStringArray:
+def _texts(array: pa.Array) -> pa.LargeStringArray:
     """Return the values as text, "" where missing."""
-    if column.type == "text":
-        return column.values.fill_null("")
-    if column.type == "integer":
-        return pa.array(column.values, mask=column.missing).cast(pa.large_string()).fill_null("")
-    digits = _DIGITS[(column.values[:, None] >> _SHIFTS) & np.uint32(15)]
-    offsets = pa.py_buffer(np.arange(0, 8 * len(column.values) + 1, 8, dtype=np.int64))
-    texts = pa.LargeStringArray.from_buffers(len(column.values), offsets, pa.py_buffer(np.ascontiguousarray(digits)))
-    return texts if column.missing is None else pc.if_else(pa.array(column.missing), "", texts)
+    if kind_of(array) != "hex32":
+        return array.cast(pa.large_string()).fill_null("")
+    digits = _DIGITS[(numpy_values(array)[:, None] >> _SHIFTS) & np.uint32(15)]
+    offsets = np.arange(0, 8 * len(array) + 1, 8, dtype=np.int64)
+    return texts_of(np.ascontiguousarray(digits).reshape(-1), offsets, null_mask(array)).fill_null("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,10 +572,10 @@ class DropLowCardinality(ColumnsOperator):
             self.input_type(types, name)
         return {}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Leave the columns out; a served record may lack them."""
         assert isinstance(state, DistinctCounts)
-        return block.only([name for name in block.columns if name not in state.dropped])
+        return rows.select([name for name in rows.columns if name not in state.dropped])
 
     @property
     def may_drop(self) -> tuple[str, ...]:
@@ -594,11 +606,11 @@ class DistinctStatistic:
         self._op = op
         self._seen: dict[str, set[object]] = {name: set() for name in op.columns}
 
-    def observe(self, block: Block) -> Mapping[str, pa.Array]:
+    def observe(self, rows: Rows) -> Mapping[str, pa.Array]:
         """Return the first distinct values of the columns that do not have enough yet."""
         enough = self._op.min_distinct
         short = [name for name, seen in self._seen.items() if len(seen) < enough]
-        return {name: to_arrow(as_values(block.columns[name])).drop_null().unique().slice(0, enough) for name in short}
+        return {name: lookup_values(rows.columns[name]).drop_null().unique().slice(0, enough) for name in short}
 
     def merge(self, partial: Mapping[str, pa.Array | Sequence[object]]) -> None:
         """Add the partial state of a block, or of another statistic."""

@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, Kind, from_arrow, to_arrow
+from terarec.etl.columns import (
+    ColumnType,
+    Kind,
+    Rows,
+    from_arrow,
+    ids_as_integers,
+    numbers_of,
+)
 from terarec.etl.ops.base import (
     ColumnsOperator,
     ColumnTypes,
@@ -23,16 +30,16 @@ from terarec.etl.ops.base import (
     State,
     check_column,
     check_columns,
-    result_column,
+    result_array,
 )
 from terarec.etl.ops.record_values import (
     RecordFunction,
     arrow_of_values,
     python_of_values,
-    values_of_column,
+    values_of_array,
     values_of_python,
 )
-from terarec.etl.ops.values import HEX_DIGITS, rejected, value_of
+from terarec.etl.ops.values import HEX_DIGITS, is_among, rejected, value_of
 from terarec.formats.block import offsets_of
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import checks, register
@@ -100,11 +107,11 @@ class Rename(Operator):
         """Return those of the old names."""
         return {new: rows[old] for old, new in self.names.items() if old in rows}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Rename the columns."""
-        kept = {name: column for name, column in block.columns.items() if name not in self.names}
-        named = {new: block.columns[old] for old, new in self.names.items()}
-        return Block({**kept, **named}, block.rows, block.split)
+        kept = {name: array for name, array in rows.columns.items() if name not in self.names}
+        named = {new: rows.columns[old] for old, new in self.names.items()}
+        return Rows({**kept, **named}, rows.ids, rows.split)
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return the columns under their new names; nothing reads the old ones."""
@@ -161,14 +168,14 @@ class LambdaOp(ColumnsOperator):
             imported(self.record_function)
         return {output: ColumnType(self.output_type) for output in self.outputs}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Call the function.
 
         Raises:
             ConfigError: It returned other arrays than `outputs` says.
         """
-        made = self._made([to_arrow(block.columns[name]) for name in self.columns], block.num_rows)
-        return block.with_columns(dict(zip(self.outputs, made, strict=True)))
+        made = self._made([ids_as_integers(rows.columns[name]) for name in self.columns], rows.num_rows)
+        return rows.with_columns(dict(zip(self.outputs, made, strict=True)))
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return a function that calls `record_function` for each record, or else `function` with Arrow arrays."""
@@ -181,7 +188,7 @@ class LambdaOp(ColumnsOperator):
 
     def _call_with_arrays(self, kinds: Sequence[Kind], *columns: Any) -> Sequence[Any]:
         arrays = [arrow_of_values(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-        return [values_of_column(column) for column in self._made(arrays, len(arrays[0]))]
+        return [values_of_array(array) for array in self._made(arrays, len(arrays[0]))]
 
     def _call_by_record(self, kinds: Sequence[Kind], function: Callable[..., Any], *columns: Any) -> Sequence[Any]:
         arguments = [python_of_values(values, kind) for values, kind in zip(columns, kinds, strict=True)]
@@ -193,8 +200,8 @@ class LambdaOp(ColumnsOperator):
         outputs = [values_of_python(list(values), self.output_type) for values in made]
         return outputs or [values_of_python([], self.output_type)] * len(self.outputs)
 
-    def _made(self, arguments: Sequence[pa.Array], num_rows: int) -> list[Column]:
-        """Call the function with Arrow arrays; return a column for each output."""
+    def _made(self, arguments: Sequence[pa.Array], num_rows: int) -> list[pa.Array]:
+        """Call the function with Arrow arrays; return an array for each output."""
         result = imported(self.function)(*arguments)
         arrays = result if isinstance(result, tuple) else (result,)
         if len(arrays) != len(self.outputs):
@@ -202,7 +209,7 @@ class LambdaOp(ColumnsOperator):
                 f"{self.function}: returned {len(arrays)} arrays, expected {len(self.outputs)}, one for each of outputs"
             )
         expected = ColumnType(self.output_type)
-        return [result_column(self.function, array, expected, num_rows) for array in arrays]
+        return [result_array(self.function, array, expected, num_rows) for array in arrays]
 
 
 _FORMS = {
@@ -254,24 +261,24 @@ class SplitText(ColumnsOperator):
             raise ConfigError(f"column {name!r} holds {types[name]}, expected one text a row")
         return {output: ColumnType(kind) for output, kind in zip(self.outputs, self.types, strict=True)}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Split the texts.
 
         Raises:
             RowFaultError: A part is no value of its type.
         """
         (name,) = self.columns
-        split = pc.split_pattern(block.columns[name].values.fill_null(""), self.separator)
+        split = pc.split_pattern(rows.columns[name].fill_null(""), self.separator)
         offsets = offsets_of(split.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
         parts = split.flatten()
-        made: dict[str, Column] = {}
+        made: dict[str, pa.Array] = {}
         for place, (output, kind) in enumerate(zip(self.outputs, self.types, strict=True)):
             position = offsets[:-1] + place
             there = position < offsets[1:]
             part = parts.take(pa.array(np.where(there, position, 0), mask=~there))
             part = pc.if_else(pc.equal(part, ""), pa.scalar(None, part.type), part)
-            made[output] = self._read(block, part, kind, place)
-        return block.with_columns(made)
+            made[output] = self._read(rows, part, kind, place)
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return a function that splits Python texts."""
@@ -284,20 +291,20 @@ class SplitText(ColumnsOperator):
             for place, kind in enumerate(self.types)
         ]
 
-    def _read(self, block: Block, part: pa.Array, kind: Kind, place: int) -> Column:
+    def _read(self, rows: Rows, part: pa.Array, kind: Kind, place: int) -> pa.Array:
         if kind == "text":
-            return Column("text", part.cast(pa.large_string()))
+            return part.cast(pa.large_string())
         well_formed = pc.fill_null(pc.match_substring_regex(part, f"^({_FORMS[kind]})$"), True)
         try:
             if pc.all(well_formed, min_count=0).as_py():
                 read = _numbers(part, kind)
-                if kind != "number" or np.isfinite(read.values[~part.is_null().to_numpy(zero_copy_only=False)]).all():
+                if kind != "number" or not np.isinf(numbers_of(read)).any():
                     return read
         except pa.ArrowInvalid:
             pass
         pairs = zip(part.to_pylist(), well_formed.to_pylist(), strict=True)
         wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
-        raise rejected(block, self.columns[0], wrong, accepted_part(self, place))
+        raise rejected(rows, self.columns[0], wrong, accepted_part(self, place))
 
 
 def accepted_part(op: SplitText, place: int) -> str:
@@ -318,7 +325,7 @@ def _read_parts(part: list[str | None], kind: Kind) -> Any:
     return part
 
 
-def _numbers(part: pa.Array, kind: Kind) -> Column:
+def _numbers(part: pa.Array, kind: Kind) -> pa.Array:
     if kind == "hex32":
         part = pc.binary_join_element_wise(pa.scalar("0x", part.type), part, pa.scalar("", part.type))
     return from_arrow(part, kind)
@@ -387,18 +394,14 @@ class KeepRows(Operator):
             value_of(found.kind, value)
         return {}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Keep the rows with such a value."""
-        column = block.columns[self.column]
-        return block.keep(self._kept(column) & ~column.is_missing())
+        return rows.filter(self._kept(rows.columns[self.column]))
 
-    def _kept(self, column: Column) -> NDArray[np.bool_]:
-        if not self.values:
-            numbers = column.numbers()
-            low = -np.inf if self.at_least is None else self.at_least
-            high = np.inf if self.at_most is None else self.at_most
-            return (numbers >= low) & (numbers <= high)
-        if column.type == "text":
-            wanted = pa.array(self.values, type=pa.large_string())
-            return np.asarray(pc.is_in(column.values, value_set=wanted).to_numpy(zero_copy_only=False))
-        return np.isin(column.values, [value_of(column.type, value) for value in self.values])
+    def _kept(self, array: pa.Array) -> NDArray[np.bool_]:
+        if self.values:
+            return is_among(array, self.values)
+        numbers = numbers_of(array)  # NaN is not kept
+        low = -np.inf if self.at_least is None else self.at_least
+        high = np.inf if self.at_most is None else self.at_most
+        return (numbers >= low) & (numbers <= high)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType
+from terarec.etl.columns import ColumnType, Rows, array_of, flat, like, null_mask, numpy_values
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, State
 from terarec.etl.ops.record_values import Ragged, RecordFunction
 from terarec.spec import checks, register
@@ -87,15 +88,16 @@ class DateParts(ColumnsOperator):
         local = seconds + np.int64(self.utc_offset)
         return [_PARTS[part](local) for part in self.parts]
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute the parts."""
-        made: dict[str, Column] = {}
+        made: dict[str, pa.Array] = {}
         for name in self.columns:
-            column = block.columns[name]
-            for part, values in zip(self.parts, self._parts_of(column.values), strict=True):
-                filled = values if column.missing is None else np.where(column.missing, 0, values)
-                made[f"{name}_{part}"] = column.like(Column("integer", filled, column.missing))
-        return block.with_columns(made)
+            array = rows.columns[name]
+            seconds = flat(array)
+            missing = null_mask(seconds)
+            for part, values in zip(self.parts, self._parts_of(numpy_values(seconds)), strict=True):
+                made[f"{name}_{part}"] = like(array, array_of(values, missing))
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return a function for each column."""

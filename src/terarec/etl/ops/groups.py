@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column, ColumnType, to_arrow
+from terarec.etl.columns import ColumnType, Rows, array_of, is_missing, kind_of, lists_of, numpy_values
 from terarec.etl.ops.base import (
     ColumnTypes,
     MappedColumns,
@@ -26,7 +27,7 @@ class RowGroups:
     """The k of n rows that have a group and a place in it, sorted by group, then by order, then by row id.
 
     Attributes:
-        rows: int64[k], positions of the sorted rows in the block.
+        rows: int64[k], positions of the sorted rows.
         group_begins: int64[k], where in `rows` the group of each begins.
         tie_begins: int64[k], where the rows of its group and order begin.
     """
@@ -36,12 +37,12 @@ class RowGroups:
     tie_begins: NDArray[np.int64]
 
 
-def row_groups(block: Block, group: str, order: str) -> RowGroups:
-    """Sort the rows of a block of whole groups; rows that lack `group` or `order` are left out."""
-    groups, orders = block.columns[group], block.columns[order]
-    placed = np.flatnonzero(~(groups.is_missing() | orders.is_missing()))
-    codes, ranks = _codes(groups)[placed], orders.values[placed]
-    sequence = np.lexsort((block.rows[placed], ranks, codes))
+def row_groups(rows: Rows, group: str, order: str) -> RowGroups:
+    """Sort the rows of whole groups; rows that lack `group` or `order` are left out."""
+    groups, orders = rows.columns[group], rows.columns[order]
+    placed = np.flatnonzero(~(is_missing(groups) | is_missing(orders)))
+    codes, ranks = _codes(groups)[placed], numpy_values(orders)[placed]
+    sequence = np.lexsort((rows.ids[placed], ranks, codes))
     codes, ranks = codes[sequence], ranks[sequence]
     starts_group = np.ones(len(placed), dtype=np.bool_)
     starts_group[1:] = codes[1:] != codes[:-1]
@@ -50,12 +51,11 @@ def row_groups(block: Block, group: str, order: str) -> RowGroups:
     return RowGroups(placed[sequence], _begins(starts_group), _begins(starts_tie))
 
 
-def _codes(groups: Column) -> NDArray[np.generic]:
+def _codes(groups: pa.Array) -> NDArray[np.generic]:
     """Return a number for each of the n values, equal where they are equal."""
-    if groups.type != "text":
-        values: NDArray[np.generic] = groups.values
-        return values
-    codes: NDArray[np.int32] = to_arrow(groups).dictionary_encode().indices.fill_null(-1).to_numpy()
+    if kind_of(groups) != "text":
+        return numpy_values(groups)
+    codes: NDArray[np.int32] = groups.dictionary_encode().indices.fill_null(-1).to_numpy()
     return codes
 
 
@@ -119,24 +119,24 @@ class DifferenceLag(GroupedColumns):
         self._check_group(types)
         return {output: scalar_input(types, name, self.accepted) for name, output in self.pairs}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Subtract the x of ``lag`` rows before."""
-        groups = row_groups(block, self.group, self.order)
+        groups = row_groups(rows, self.group, self.order)
         places = np.arange(len(groups.rows)) - self.lag
         has_one = places >= groups.group_begins
         later, earlier = groups.rows[has_one], groups.rows[places[has_one]]
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            absent = np.ones(block.num_rows, dtype=np.bool_)
-            absent[later] = column.is_missing()[later] | column.is_missing()[earlier]
-            difference = np.zeros_like(column.values)
-            difference[later] = column.values[later] - column.values[earlier]
-            if column.type == "number":
-                made[output] = Column("number", np.where(absent, np.nan, difference))
-            else:
-                made[output] = Column("integer", np.where(absent, 0, difference), absent if absent.any() else None)
-        return block.with_columns(made)
+            array = rows.columns[name]
+            values, missing = numpy_values(array), is_missing(array)
+            absent = np.ones(rows.num_rows, dtype=np.bool_)
+            absent[later] = missing[later] | missing[earlier]
+            difference = np.zeros_like(values)
+            difference[later] = values[later] - values[earlier]
+            if kind_of(array) == "number":
+                difference[absent] = np.nan
+            made[output] = array_of(difference, absent)
+        return rows.with_columns(made)
 
 
 @register("history")
@@ -164,16 +164,14 @@ class History(GroupedColumns):
             for name, output in self.pairs
         }
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """List the values of the last ``max_length`` rows before those of a row's order."""
-        groups = row_groups(block, self.group, self.order)
+        groups = row_groups(rows, self.group, self.order)
         begins = np.maximum(groups.group_begins, groups.tie_begins - self.max_length)
-        lengths, firsts = np.zeros(block.num_rows, dtype=np.int64), np.zeros(block.num_rows, dtype=np.int64)
+        lengths, firsts = np.zeros(rows.num_rows, dtype=np.int64), np.zeros(rows.num_rows, dtype=np.int64)
         lengths[groups.rows], firsts[groups.rows] = groups.tie_begins - begins, begins
         offsets = offsets_of(lengths)
-        items = groups.rows[np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])]
-        made = {}
-        for name, output in self.pairs:
-            earlier = block.columns[name].take(items)
-            made[output] = Column(earlier.type, earlier.values, earlier.missing, offsets)
-        return block.with_columns(made)
+        items = array_of(groups.rows[np.repeat(firsts - offsets[:-1], lengths) + np.arange(offsets[-1])])
+        return rows.with_columns(
+            {output: lists_of(rows.columns[name].take(items), offsets) for name, output in self.pairs}
+        )

@@ -14,7 +14,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.etl.columns import ARROW_TYPES, Block, Column, ColumnType, Kind, from_arrow, to_arrow
+from terarec.etl.columns import (
+    ARROW_TYPES,
+    ColumnType,
+    Rows,
+    array_of,
+    flat,
+    is_missing,
+    kind_of,
+    like,
+    list_offsets,
+    lookup_values,
+    numbers_of,
+)
 from terarec.etl.ops.base import (
     ColumnsOperator,
     ColumnTypes,
@@ -26,10 +38,10 @@ from terarec.etl.ops.base import (
     check_columns,
     scalar_input,
 )
-from terarec.etl.ops.record_values import Ragged, RecordFunction, joined, values_of_column
+from terarec.etl.ops.record_values import Ragged, RecordFunction, joined, values_of_array
 from terarec.etl.ops.states import read_table, table_path, write_table
 from terarec.etl.value_counts import Aggregate, GroupSums, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, lookup_kind
+from terarec.etl.values import VALUE_TYPES, ValueIds, lookup_kind
 from terarec.spec import checks, register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
@@ -48,9 +60,8 @@ class FittedGroups:
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
         values = rows.column("value").combine_chunks()
-        kind = VALUE_TYPES[values.type]
-        self.ids = ValueIds(kind, values.drop_null())
-        places = self.ids.find(from_arrow(values, kind))
+        self.ids = ValueIds(VALUE_TYPES[values.type], values.drop_null())
+        places = self.ids.find(values)
         self.statistics: dict[str, NDArray[np.float64]] = {}
         for output in rows.column_names[1:]:
             statistics = np.full(self.ids.num_ids, 0.0 if output.endswith("_count") else np.nan)
@@ -126,15 +137,15 @@ class JoinGroupby(ColumnsOperator):
         first = self.columns.index(column) * each
         return self.writes[first : first + each]
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Look the statistics up."""
         assert isinstance(state, JoinedGroups)
         made = {}
         for name in self.columns:
             groups = state.columns[name]
-            ids = groups.ids.find(block.columns[name])
-            made.update({output: Column("number", groups.statistics[output][ids]) for output in self.outputs_of(name)})
-        return block.with_columns(made)
+            ids = groups.ids.find(rows.columns[name])
+            made.update({output: array_of(groups.statistics[output][ids]) for output in self.outputs_of(name)})
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return a function for each input."""
@@ -211,10 +222,10 @@ class GroupbyStatistic:
             self._sums[name] = GroupSums(name, schema, aggregates, memory.directory / f"sums-{number:03d}", bound)
         self._origins: dict[str, float] = {}
 
-    def observe(self, block: Block) -> _Partial:
-        """Return the groups and the numbers of a block of training rows."""
-        groups = {name: to_arrow(as_values(block.columns[name])) for name in self._op.columns}
-        return groups, {name: block.columns[name].numbers() for name in self._op.values}
+    def observe(self, rows: Rows) -> _Partial:
+        """Return the groups and the numbers of some training rows."""
+        groups = {name: lookup_values(rows.columns[name]) for name in self._op.columns}
+        return groups, {name: numbers_of(rows.columns[name]) for name in self._op.values}
 
     def merge(self, partial: _Partial) -> None:
         """Add the partial state of a block."""
@@ -289,7 +300,8 @@ class GroupbyStatistic:
         return pa.table([table.column("value"), *made], names=["value", *self._op.outputs_of(column)])
 
 
-_KINDS: dict[pa.DataType, Kind] = {**VALUE_TYPES, ARROW_TYPES["number"]: "number"}
+_TYPES = (*VALUE_TYPES, ARROW_TYPES["number"])
+"""Types of the values of a side table."""
 
 
 class SideTable:
@@ -305,13 +317,13 @@ class SideTable:
         self.rows = rows
         keys = rows.column(0).combine_chunks()
         self.ids = ValueIds(VALUE_TYPES[keys.type], keys)
-        self.columns: dict[str, Column] = {}
+        self.columns: dict[str, pa.Array] = {}
         for name in rows.column_names[1:]:
-            values = pa.concat_arrays([*rows.column(name).chunks, pa.nulls(1, rows.column(name).type)])
-            item = values.type.value_type if pa.types.is_large_list(values.type) else values.type
-            self.columns[name] = from_arrow(values, _KINDS[item])
+            column = rows.column(name)
+            last = pa.array([[] if pa.types.is_large_list(column.type) else None], column.type)
+            self.columns[name] = pa.concat_arrays([*column.chunks, last])
 
-    def positions(self, keys: Column) -> NDArray[np.int64]:
+    def positions(self, keys: pa.Array) -> NDArray[np.int64]:
         """Return the rows of `columns` of the m values of `keys`, int64[m]."""
         found = self.ids.find(keys) - self.ids.first_id
         return np.where(found < 0, len(self.ids.values), found)
@@ -389,12 +401,12 @@ class JoinTable(Operator):
         """Return nothing: a side table holds no ids."""
         return {}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Look the keys up."""
         assert isinstance(state, SideTable)
-        keys = block.columns[self.on]
-        positions = state.positions(keys)
-        return block.with_columns({name: keys.like(state.columns[name].take(positions)) for name in self.columns})
+        keys = rows.columns[self.on]
+        positions = array_of(state.positions(keys))
+        return rows.with_columns({name: like(keys, state.columns[name].take(positions)) for name in self.columns})
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions of single values."""
@@ -419,7 +431,7 @@ def read_side_table(directory: Path, name: str, key: str, columns: Sequence[str]
         FormatError: Other columns or types, or a key that occurs twice.
     """
     path = table_path(directory, name, key)
-    values = [*_KINDS, *map(pa.large_list, _KINDS)]
+    values = [*_TYPES, *map(pa.large_list, _TYPES)]
     types: dict[str, Sequence[pa.DataType]] = dict.fromkeys(columns, values)
     table = read_table(path, {key: tuple(VALUE_TYPES), **types}, nullable=columns)
     return _checked(SideTable(table.select([key, *columns])), str(path))
@@ -438,10 +450,10 @@ def _join_values(side: SideTable, names: Sequence[str], keys: Any) -> Sequence[A
     return columns
 
 
-def _values_at(column: Column, positions: list[int]) -> Any:
-    if column.type != "text" or len(positions) > FEW_ROWS:
-        return values_of_column(column.take(np.array(positions, dtype=np.int64)))
-    texts, offsets = column.values, column.offsets
+def _values_at(array: pa.Array, positions: list[int]) -> Any:
+    if kind_of(array) != "text" or len(positions) > FEW_ROWS:
+        return values_of_array(array.take(pa.array(positions, type=pa.int64())))
+    texts, offsets = flat(array), list_offsets(array)
     if offsets is None:
         return [texts[position].as_py() for position in positions]
     ends = [offsets[position : position + 2].tolist() for position in positions]
@@ -486,10 +498,10 @@ class SideTableStatistic:
             empty[name] = pa.LargeListArray.from_arrays(offsets, values) if types[name].is_list else values
         self._rows = [pa.table(empty)]
 
-    def observe(self, block: Block) -> pa.Table:
-        """Return the rows of a block of the side table that have a key."""
-        kept = block.keep(~block.columns[self._names[0]].is_missing())
-        return pa.table({name: to_arrow(kept.columns[name]) for name in self._names})
+    def observe(self, rows: Rows) -> pa.Table:
+        """Return those rows of the side table that have a key."""
+        kept = rows.filter(~is_missing(rows.columns[self._names[0]]))
+        return pa.Table.from_batches([kept.select(self._names).batch])
 
     def merge(self, partial: pa.Table) -> None:
         """Take in those of a block.

@@ -12,7 +12,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, Kind, RowFaultError, concatenate_columns
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    ColumnType,
+    Kind,
+    RowFaultError,
+    Rows,
+    array_of,
+    flat,
+    kind_of,
+    list_lengths,
+    lists_of,
+)
 from terarec.etl.ops.base import (
     ColumnsOperator,
     ColumnTypes,
@@ -71,20 +82,19 @@ class ListSlice(MappedColumns):
     def _convert(self, kind: Kind, lists: Ragged) -> Sequence[Any]:
         return (joined([items[self.start : self.stop] for items in lists.each()], kind),)
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Slice the lists."""
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            assert column.offsets is not None
-            lengths = np.diff(column.offsets)
+            array = rows.columns[name]
+            lengths = list_lengths(array)
+            begins = offsets_of(lengths)[:-1]
             first = _position(self.start, lengths)
             last = lengths if self.stop is None else _position(self.stop, lengths)
             offsets = offsets_of(np.maximum(last - first, 0))
-            items = np.repeat(column.offsets[:-1] + first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
-            flat = column.flat().take(items)
-            made[output] = Column(flat.type, flat.values, flat.missing, offsets)
-        return block.with_columns(made)
+            items = np.repeat(begins + first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
+            made[output] = lists_of(flat(array).take(array_of(items)), offsets)
+        return rows.with_columns(made)
 
 
 def _position(position: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,26 +156,19 @@ class Pad(MappedColumns):
         padding = [self.value if kind == "hex32" else value_of(kind, self.value)] * length
         return (joined([[*items[:length], *padding[len(items) :]] for items in lists.each()], kind),)
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Cut the lists, or pad them at the end."""
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            assert column.offsets is not None
-            places = np.arange(self.length)
-            items = column.offsets[:-1, None] + places
+            array = rows.columns[name]
+            values, lengths, places = flat(array), list_lengths(array), np.arange(self.length)
             # The padding is one more value behind the others.
-            items = np.where(places < np.diff(column.offsets)[:, None], items, len(column.values)).ravel()
-            flat = concatenate_columns([column.flat(), self._padding(column)]).take(items)
-            offsets = np.arange(len(column) + 1, dtype=np.int64) * self.length
-            made[output] = Column(flat.type, flat.values, flat.missing, offsets)
-        return block.with_columns(made)
-
-    def _padding(self, column: Column) -> Column:
-        value = value_of(column.type, self.value)
-        if column.type == "text":
-            return Column("text", pa.array([value], type=pa.large_string()))
-        return Column(column.type, np.array([value], dtype=column.values.dtype))
+            items = offsets_of(lengths)[:-1, None] + places
+            items = np.where(places < lengths[:, None], items, len(values)).ravel()
+            padding = pa.array([value_of(kind_of(array), self.value)]).cast(values.type)
+            offsets = np.arange(len(array) + 1, dtype=np.int64) * self.length
+            made[output] = lists_of(pa.concat_arrays([values, padding]).take(array_of(items)), offsets)
+        return rows.with_columns(made)
 
 
 ITEM_BITS = 16
@@ -200,30 +203,26 @@ class Explode(ColumnsOperator):
         """Return the types of the items."""
         return {name: ColumnType(self.input_type(types, name).kind) for name in self.columns}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Make a row of every item, other columns repeated.
 
         Raises:
             RowFaultError: The lists of a row differ in length, or one has more than 65,536 items.
         """
         first = self.columns[0]
-        offsets = block.columns[first].offsets
-        assert offsets is not None
-        lengths = np.diff(offsets)
+        lengths = list_lengths(rows.columns[first])
         for name in self.columns[1:]:
-            found = block.columns[name].offsets
-            assert found is not None
-            if not np.array_equal(found, offsets):
-                wrong = np.diff(found) != lengths
-                raise _refused(block, name, np.diff(found), wrong, accepted_length(first))
+            found = list_lengths(rows.columns[name])
+            if (wrong := found != lengths).any():
+                raise _refused(rows, name, found, wrong, accepted_length(first))
         if (long := lengths > MAX_ITEMS).any():
-            raise _refused(block, first, lengths, long, accepted_list(MAX_ITEMS))
-        positions = np.repeat(np.arange(len(lengths)), lengths)
-        others = [name for name in block.columns if name not in self.columns]
-        repeated = block.only(others).take(positions)
+            raise _refused(rows, first, lengths, long, accepted_list(MAX_ITEMS))
+        others = [name for name in rows.columns if name not in self.columns]
+        repeated = rows.select(others).take(np.repeat(np.arange(len(lengths)), lengths))
+        offsets = offsets_of(lengths)
         items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        flat = {name: block.columns[name].flat() for name in self.columns}
-        return Block({**repeated.columns, **flat}, (repeated.rows << ITEM_BITS) | items, repeated.split)
+        values = {name: flat(rows.columns[name]) for name in self.columns}
+        return Rows({**repeated.columns, **values}, (repeated.ids << ITEM_BITS) | items, repeated.split)
 
 
 def accepted_length(first: str) -> str:
@@ -232,8 +231,8 @@ def accepted_length(first: str) -> str:
 
 
 def _refused(
-    block: Block, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
+    rows: Rows, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
 ) -> RowFaultError:
     """Return the error that the lists of these `lengths` in `wrong` rows are not what is `accepted`."""
     got = [f"got a list of {length}" for length in lengths[wrong][:REFUSED_SHOWN].tolist()]
-    return RowFaultError(name, block.rows[wrong], got, accepted)
+    return RowFaultError(name, rows.ids[wrong], got, accepted)

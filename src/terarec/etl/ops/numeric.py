@@ -17,7 +17,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, Kind
+from terarec.etl.columns import (
+    ColumnType,
+    Kind,
+    Rows,
+    array_of,
+    flat,
+    is_missing,
+    kind_of,
+    like,
+    null_mask,
+    numbers_of,
+    numpy_values,
+    write_numbers,
+)
 from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
 from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
 from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatistic
@@ -89,22 +102,23 @@ class NumberOperator(MappedColumns):
 
         return item_function(name, output, call, is_list=True)
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute the formula."""
         outputs = dict(self.pairs)
+        arrays = {name: rows.columns[name] for name in self.columns}
+        values = {name: flat(array) for name, array in arrays.items()}
         lengths: dict[int, list[str]] = {}
-        for name in self.columns:
-            lengths.setdefault(len(block.columns[name].values), []).append(name)
+        for name, array in values.items():
+            lengths.setdefault(len(array), []).append(name)
         made = {}
         for length, names in lengths.items():
-            columns = [block.columns[name] for name in names]
             numbers = np.empty((len(names), length))
-            for row, column in zip(numbers, columns, strict=True):
-                column.write_numbers(row)
-            results = self.formula(numbers, *self._param_columns(names, state))
-            for name, column, values in zip(names, columns, results, strict=True):
-                made[outputs[name]] = column.like(Column("number", values))
-        return block.with_columns(made)
+            for row, name in zip(numbers, names, strict=True):
+                write_numbers(values[name], row)
+            results = np.asarray(self.formula(numbers, *self._param_columns(names, state)), dtype=np.float64)
+            for name, result in zip(names, results, strict=True):
+                made[outputs[name]] = like(arrays[name], array_of(result))
+        return rows.with_columns(made)
 
     def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
         """Compute `formula` of ``numbers float64[c, m]`` on a device; params are float64[c, 1]."""
@@ -234,16 +248,15 @@ class FillMissing(NumberOperator):
         fill = self.fill_of(name, kind, state)
         return int(fill) if kind == "integer" else fill
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Fill missing values and add the indicators."""
-        made: dict[str, Column] = {}
+        made: dict[str, pa.Array] = {}
         for position, (name, output) in enumerate(self.pairs):
-            column = block.columns[name]
-            made[output] = column.like(_filled(column, self.fill_of(name, column.type, state)))
+            array = rows.columns[name]
+            made[output] = like(array, _filled(flat(array), self.fill_of(name, kind_of(array), state)))
             if self.indicator:
-                indicator = column.is_missing().astype(np.float64)
-                made[self.indicators[position]] = column.like(Column("number", indicator))
-        return block.with_columns(made)
+                made[self.indicators[position]] = like(array, array_of(is_missing(array).astype(np.float64)))
+        return rows.with_columns(made)
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function that fills missing values and adds the indicators."""
@@ -280,16 +293,16 @@ def _indicate_missing(values: Any) -> NDArray[np.float64]:
     return np.asarray(np.isnan(values), dtype=np.float64)
 
 
-def _filled(column: Column, value: Any) -> Column:
-    if column.type != "text":
-        if column.type != "number" and value == 0:
-            return Column(column.type, column.values)  # missing values are 0 there already
-        filled = np.where(column.is_missing(), value, column.values).astype(column.values.dtype, copy=False)
-        return Column(column.type, filled)
-    missing = column.is_missing()
-    if not missing.any():
-        return column.flat()
-    return Column("text", pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), column.values))
+def _filled(array: pa.Array, value: Any) -> pa.Array:
+    missing = null_mask(array)
+    if missing is None:
+        return array
+    if kind_of(array) == "text":
+        return pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), array)
+    values = numpy_values(array)
+    if value == 0 and not (missing & (values != 0)).any():  # as the parser leaves integers
+        return array_of(values)
+    return array_of(np.where(missing, value, values).astype(values.dtype, copy=False))
 
 
 @register("clip")
@@ -347,17 +360,18 @@ class Clip(NumberOperator):
         high = 2**63 if self.high is None else int(self.high)
         return [None if value is None else min(max(value, low), high) for value in values]
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute min(max(x, low), high); integers stay integers."""
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            if column.type == "number":
-                values = self.formula(column.values, *self.params(name, state))
+            array = rows.columns[name]
+            if kind_of(array) == "number":
+                clipped = array_of(self.formula(numbers_of(array), *self.params(name, state)))
             else:
-                values = self._clip_integers(column)
-            made[output] = column.like(Column(column.type, values, column.missing))
-        return block.with_columns(made)
+                values = flat(array)
+                clipped = array_of(self._clip_integers(numpy_values(values)), null_mask(values))
+            made[output] = like(array, clipped)
+        return rows.with_columns(made)
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return min(max(x, low), high); integers stay integers."""
@@ -375,13 +389,10 @@ class Clip(NumberOperator):
 
         return call
 
-    def _clip_integers(self, column: Column) -> NDArray[np.int64]:
-        values = column.values
+    def _clip_integers(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.low is not None:
             values = np.maximum(values, int(self.low))
-        if self.high is not None:
-            values = np.minimum(values, int(self.high))
-        return np.asarray(values if column.missing is None else np.where(column.missing, 0, values))
+        return values if self.high is None else np.minimum(values, int(self.high))
 
 
 @register("log_op")
@@ -433,7 +444,7 @@ class LogOp(NumberOperator):
             raise InvalidValueError(0)
         return self.formula(numbers, *params)
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute the formula.
 
         Raises:
@@ -441,10 +452,10 @@ class LogOp(NumberOperator):
         """
         for name in self.columns if self.shift is not None else ():
             (shift,) = self.params(name, state)
-            low = block.columns[name].numbers() <= -shift
+            low = numbers_of(rows.columns[name]) <= -shift
             if low.any():
-                raise rejected(block, name, low, accepted_number(shift))
-        return super().transform(block, state)
+                raise rejected(rows, name, low, accepted_number(shift))
+        return super().transform(rows, state)
 
     def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
         """Compute ln(x + shift); with a fitted shift ln(max(x, 1 - shift) + shift)."""
@@ -640,13 +651,14 @@ class Bucketize(MappedColumns):
         """Count the missing value's id, and one interval more than boundaries."""
         return {output: len(self.boundaries_of(name, state)) + 2 for name, output in self.pairs}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Compute 1 + the number of boundaries that are <= x."""
         made = {}
         for name, output in self.pairs:
-            column = block.columns[name]
-            made[output] = column.like(Column("id", _interval_ids(self._bounds(name, state), column.numbers())))
-        return block.with_columns(made)
+            array = rows.columns[name]
+            ids = _interval_ids(self._bounds(name, state), numbers_of(array))
+            made[output] = like(array, array_of(ids, are_ids=True))
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return a function of numbers for each column."""

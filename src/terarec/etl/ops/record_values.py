@@ -1,4 +1,4 @@
-"""The values of a few records, where a `Column` would cost more than the work itself, and functions on them.
+"""The values of a few records, where Arrow arrays would cost more than the work itself, and functions on them.
 
 n values of a column are here, by their kind:
 
@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from terarec.etl.columns import ARROW_TYPES, DTYPES, Column, Kind
+from terarec.etl.columns import ARROW_TYPES, DTYPES, Kind, flat, kind_of, list_offsets, numbers_of, numpy_values
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
 
@@ -109,22 +109,20 @@ def joined(lists: Sequence[Sequence[Any]], kind: Kind) -> Ragged:
     return Ragged(np.array(items, dtype=DTYPES[kind]) if kind in ("number", "id") else items, offsets)
 
 
-def values_of_column(column: Column) -> Any:
-    """Return the values of a column."""
-    flat = _values_of_flat(column)
-    return flat if column.offsets is None else Ragged(flat, column.offsets.tolist())
+def values_of_array(array: pa.Array) -> Any:
+    """Return the values of an array."""
+    values, offsets = _values_of_flat(flat(array)), list_offsets(array)
+    return values if offsets is None else Ragged(values, offsets.tolist())
 
 
-def _values_of_flat(column: Column) -> Any:
-    values = column.values
-    if column.type == "text":
-        return column.values.to_pylist()
-    if column.type in ("number", "id"):
-        return values
-    spelled = [f"{value:08x}" for value in values.tolist()] if column.type == "hex32" else values.tolist()
-    if column.missing is None:
-        return spelled
-    return [None if gone else value for value, gone in zip(spelled, column.missing.tolist(), strict=True)]
+def _values_of_flat(array: pa.Array) -> Any:
+    kind = kind_of(array)
+    if kind == "number":
+        return numbers_of(array)
+    if kind == "id":
+        return numpy_values(array)
+    values = array.to_pylist()
+    return [None if value is None else f"{value:08x}" for value in values] if kind == "hex32" else values
 
 
 def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
@@ -133,7 +131,8 @@ def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
         offsets = pa.array(values.offsets, type=pa.int64())
         return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.items, kind))
     spelled = values if isinstance(values, np.ndarray) else python_of_values(values, kind)
-    return pa.array(spelled, type=ARROW_TYPES[kind], from_pandas=True)
+    found = pa.int64() if kind == "id" else ARROW_TYPES[kind]
+    return pa.array(spelled, type=found, from_pandas=True)
 
 
 def python_of_values(values: Any, kind: Kind) -> list[Any]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, Column, ColumnType, concatenate_columns, from_arrow
+from terarec.etl.columns import ColumnType, Rows, array_of
 from terarec.etl.ops.base import ColumnTypes, Operator, SpillOptions, Stage, State, check_column, scalar_input
 from terarec.etl.ops.joins import SideTable, SideTableStatistic, read_side_table
 from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
@@ -81,7 +81,7 @@ class NegativeSampling(Operator):
         found = scalar_input(types, self.column, ("text", "integer", "hex32"))
         return {self.column: found, self.label: ColumnType("number")}
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Add the draws.
 
         Raises:
@@ -92,18 +92,18 @@ class NegativeSampling(Operator):
         if len(candidates) < 2:
             raise ConfigError(f"table {self.table!r}: got {len(candidates)} rows, expected at least 2 to draw from")
         each = self.negatives + 1
-        repeated = block.take(np.repeat(np.arange(block.num_rows), each))
-        place = np.tile(np.arange(each), block.num_rows)
-        rows = (repeated.rows << ITEM_BITS) | place
-        own = block.columns[self.column]
+        source = np.repeat(np.arange(rows.num_rows), each)
+        repeated = rows.take(source)
+        place = np.tile(np.arange(each), rows.num_rows)
+        ids = (repeated.ids << ITEM_BITS) | place
+        own = rows.columns[self.column]
         drawn = np.flatnonzero(place)
-        positions = self._draw(rows[drawn], np.repeat(state.positions(own), self.negatives), len(candidates))
+        positions = self._draw(ids[drawn], np.repeat(state.positions(own), self.negatives), len(candidates))
         # The values of the rows, and behind them those of the draws, put in the order of the rows.
-        values = concatenate_columns([own, _taken(candidates, positions, own)])
-        source = np.repeat(np.arange(block.num_rows), each)
-        source[drawn] = block.num_rows + np.arange(len(drawn))
-        made = {self.column: values.take(source), self.label: Column("number", (place == 0).astype(np.float64))}
-        return Block({**repeated.columns, **made}, rows, repeated.split)
+        values = pa.concat_arrays([own, candidates.take(array_of(positions))])
+        source[drawn] = rows.num_rows + np.arange(len(drawn))
+        made = {self.column: values.take(array_of(source)), self.label: array_of((place == 0).astype(np.float64))}
+        return Rows({**repeated.columns, **made}, ids, repeated.split)
 
     def _draw(self, rows: NDArray[np.int64], own: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return positions of candidates, other than `own`, which is `count` where a row's value is no candidate."""
@@ -119,7 +119,3 @@ class NegativeSampling(Operator):
     def load_state(self, directory: Path, name: str) -> SideTable:
         """Read the candidates."""
         return read_side_table(directory, name, self.column, ())
-
-
-def _taken(candidates: pa.Array, positions: NDArray[np.int64], like: Column) -> Column:
-    return from_arrow(candidates.take(pa.array(positions)), like.type)

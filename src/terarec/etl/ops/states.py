@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, list_offsets, numbers_of
 from terarec.etl.statistics import GrowingSample, Moments, NumberRange, NumberSample
 from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
@@ -187,9 +187,9 @@ class SummedStatistic(Generic[SummandT]):
         self._figures: Callable[[SummandT], Params] = params
         self._sums: dict[str, SummandT] = {name: summand() for name in columns}
 
-    def observe(self, block: Block) -> Mapping[str, SummandT]:
-        """Return the summands of the columns of a block of training rows."""
-        return {name: self._summand.of(block.columns[name].numbers()) for name in self._sums}
+    def observe(self, rows: Rows) -> Mapping[str, SummandT]:
+        """Return the summands of the columns of some training rows."""
+        return {name: self._summand.of(numbers_of(rows.columns[name])) for name in self._sums}
 
     def merge(self, partial: Mapping[str, SummandT]) -> None:
         """Add the summands of a block."""
@@ -213,10 +213,10 @@ class SampleStatistic:
         self._figures = params
         self._samples = {name: GrowingSample() for name in columns}
 
-    def observe(self, block: Block) -> Mapping[str, NumberSample]:
-        """Return samples of the columns of a block of training rows."""
-        hashes = xxh64_int64(block.rows, SAMPLE_SEED)
-        return {name: _sample(block.columns[name], hashes) for name in self._samples}
+    def observe(self, rows: Rows) -> Mapping[str, NumberSample]:
+        """Return samples of the columns of some training rows."""
+        hashes = xxh64_int64(rows.ids, SAMPLE_SEED)
+        return {name: _sample(rows.columns[name], hashes) for name in self._samples}
 
     def merge(self, partial: Mapping[str, NumberSample]) -> None:
         """Add the samples of a block."""
@@ -233,9 +233,9 @@ class SampleStatistic:
         return FittedNumbers(self._kind, {name: self._figures(sample) for name, sample in samples.items()})
 
 
-def _sample(column: Column, hashes: NDArray[np.int64]) -> NumberSample:
-    numbers = column.numbers()
-    if column.offsets is not None:
-        hashes = np.repeat(hashes, np.diff(column.offsets))
+def _sample(array: pa.Array, hashes: NDArray[np.int64]) -> NumberSample:
+    numbers, offsets = numbers_of(array), list_offsets(array)
+    if offsets is not None:
+        hashes = np.repeat(hashes, np.diff(offsets))
     present = ~np.isnan(numbers)
     return NumberSample(hashes[present], numbers[present]).lowest()

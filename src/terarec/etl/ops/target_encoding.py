@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import ARROW_TYPES, TRAIN, Block, Column, ColumnType, from_arrow, to_arrow
+from terarec.etl.columns import ARROW_TYPES, TRAIN, ColumnType, Rows, array_of, lookup_values, numbers_of
 from terarec.etl.ops.base import (
     ColumnTypes,
     MappedColumns,
@@ -27,7 +27,7 @@ from terarec.etl.ops.record_values import RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
 from terarec.etl.statistics import exact_sum
 from terarec.etl.value_counts import GroupSums, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, as_values, lookup_kind
+from terarec.etl.values import VALUE_TYPES, ValueIds, lookup_kind
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import checks, register
 
@@ -44,10 +44,9 @@ class TargetMeans:
     def __init__(self, rows: pa.Table, totals: FoldTotals, smoothing: float) -> None:
         self.rows = rows
         values = rows.column("value").combine_chunks()
-        kind = VALUE_TYPES[values.type]
-        self.ids = ValueIds(kind, values.drop_null().unique())
+        self.ids = ValueIds(VALUE_TYPES[values.type], values.drop_null().unique())
         folds = len(totals.counts)
-        place = (rows.column("fold").to_numpy(), self.ids.find(from_arrow(values, kind)))
+        place = (rows.column("fold").to_numpy(), self.ids.find(values))
         counts, sums = np.zeros((folds, self.ids.num_ids)), np.zeros((folds, self.ids.num_ids))
         counts[place], sums[place] = rows.column("count").to_numpy(), rows.column("sum").to_numpy()
         self.encoded = np.empty((folds + 1, self.ids.num_ids))
@@ -137,21 +136,21 @@ class TargetEncoding(MappedColumns):
         """Return nothing: no output is an id."""
         return {}
 
-    def folds_of(self, block: Block) -> NDArray[np.int64]:
+    def folds_of(self, rows: Rows) -> NDArray[np.int64]:
         """Return the fold of each row, int64[n]."""
-        return xxh64_int64(block.rows, self.seed) % self.folds
+        return xxh64_int64(rows.ids, self.seed) % self.folds
 
-    def transform(self, block: Block, state: State | None) -> Block:
+    def transform(self, rows: Rows, state: State | None) -> Rows:
         """Encode training rows without their own fold, others by all folds."""
         assert isinstance(state, TargetEncodings)
-        view = np.full(block.num_rows, self.folds)
-        if block.split is not None:
-            view = np.where(block.split == TRAIN, self.folds_of(block), view)
+        view = np.full(rows.num_rows, self.folds)
+        if rows.split is not None:
+            view = np.where(rows.split == TRAIN, self.folds_of(rows), view)
         made = {}
         for name, output in self.pairs:
             means = state.columns[name]
-            made[output] = Column("number", means.encoded[view, means.ids.find(block.columns[name])])
-        return block.with_columns(made)
+            made[output] = array_of(means.encoded[view, means.ids.find(rows.columns[name])])
+        return rows.with_columns(made)
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
         """Return functions of all training rows."""
@@ -220,22 +219,22 @@ class TargetStatistic:
         self._counts = [0] * op.folds
         self._totals = [Fraction(0)] * op.folds
 
-    def observe(self, block: Block) -> _Partial:
+    def observe(self, rows: Rows) -> _Partial:
         """Return the rows that have a target, and its sum in each fold."""
-        target = block.columns[self._op.target].numbers()
+        target = numbers_of(rows.columns[self._op.target])
         present = ~np.isnan(target)
-        folds = self._op.folds_of(block)
+        folds = self._op.folds_of(rows)
         totals = []
         for fold in range(self._op.folds):
             numbers = target[present & (folds == fold)]
             totals.append((len(numbers), exact_sum(numbers)))
         mask = pa.array(present)
         shared = {"fold": pa.array(folds.astype(np.int32)), "count": pa.array(present.astype(np.int64))}
-        rows = {
-            name: pa.table({"value": to_arrow(as_values(block.columns[name])), **shared, "sum": target}).filter(mask)
+        by_value = {
+            name: pa.table({"value": lookup_values(rows.columns[name]), **shared, "sum": target}).filter(mask)
             for name in self._op.columns
         }
-        return rows, totals
+        return by_value, totals
 
     def merge(self, partial: _Partial) -> None:
         """Add the partial state of a block."""

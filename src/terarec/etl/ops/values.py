@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, Kind, RowFaultError, text_buffers
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    Kind,
+    RowFaultError,
+    Rows,
+    array_of,
+    flat,
+    ids_as_integers,
+    kind_of,
+    list_offsets,
+    numpy_values,
+    text_buffers,
+)
 from terarec.kernels.cpu.encoding import xxh64_int64, xxh64_text
 from terarec.spec.quoting import quoted
 
@@ -19,23 +34,22 @@ HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 """Form of a hex32."""
 
 
-def rejected(block: Block, name: str, wrong: NDArray[np.bool_], accepted: str) -> RowFaultError:
+def rejected(rows: Rows, name: str, wrong: NDArray[np.bool_], accepted: str) -> RowFaultError:
     """Return the error that the `wrong` values, bool[m], of the m of the column `name` are not what is `accepted`.
 
     At least one of them is.
     """
-    column = block.columns[name]
-    items = rows = np.flatnonzero(wrong)
-    if column.offsets is not None:
-        rows, first = np.unique(np.searchsorted(column.offsets, items, side="right") - 1, return_index=True)
+    array = rows.columns[name]
+    values, offsets = ids_as_integers(flat(array)), list_offsets(array)
+    items = places = np.flatnonzero(wrong)
+    if offsets is not None:
+        places, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-    got = [f"got {_shown(column, position)}" for position in items[:REFUSED_SHOWN].tolist()]
-    return RowFaultError(name, block.rows[rows], got, accepted)
-
-
-def _shown(column: Column, position: int) -> str:
-    value = None if column.missing is not None and column.missing[position] else column.values[position]
-    return quoted(value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "item", lambda: value)())
+    found = values.take(array_of(items[:REFUSED_SHOWN])).to_pylist()
+    if kind_of(values) == "number":
+        found = [math.nan if value is None else value for value in found]
+    got = [f"got {quoted(value)}" for value in found]
+    return RowFaultError(name, rows.ids[places], got, accepted)
 
 
 def accepted_list(max_length: int) -> str:
@@ -63,9 +77,16 @@ def value_of(kind: Kind, value: float | str) -> Any:
     raise ConfigError(f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")
 
 
-def hashes_of(column: Column, seed: int) -> NDArray[np.int64]:
-    """Compute hashes int64[m] of the m values of a column that holds no numbers; described in docs/workflows.md."""
-    if column.type == "text":
-        text = column.values
-        return xxh64_text(*text_buffers(text.fill_null("") if text.null_count else text), seed)
-    return xxh64_int64(column.values.astype(np.int64, copy=False), seed)
+def hashes_of(array: pa.Array, seed: int) -> NDArray[np.int64]:
+    """Compute hashes int64[m] of m values that are no numbers, as in docs/workflows.md; a null gets any."""
+    values = flat(array)
+    if kind_of(values) == "text":
+        return xxh64_text(*text_buffers(values), seed)
+    return xxh64_int64(numpy_values(values).astype(np.int64, copy=False), seed)
+
+
+def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which of n values, no numbers, are among those that a field spells, bool[n]; a missing one never is."""
+    wanted = pa.array([value_of(kind_of(array), value) for value in spelled], type=array.type)
+    found: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.etl.cleaning import SECONDS, Cleaning
-from terarec.etl.columns import Column, from_arrow
+from terarec.etl.columns import array_of, from_arrow, lists_of, null_mask, numbers_of, numpy_values, without_empty
 from terarec.etl.source.bad_input import InputFault, Place
 from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
@@ -64,8 +64,8 @@ def value_type(found: pa.DataType) -> pa.DataType:
     return found
 
 
-def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]) -> Column:
-    """Read the column of an Arrow array, chunked or not; invalid values are missing and go to `faults`."""
+def read_array(array: Any, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]) -> pa.Array:
+    """Read an Arrow array, chunked or not, as a column; invalid values are missing and go to `faults`."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
     if pa.types.is_dictionary(array.type):
@@ -81,7 +81,7 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
     values, kind, bad = _read_values(array, column, spec)
-    read = Column(values.type, values.values, values.missing, offsets)
+    read = values if offsets is None else lists_of(values, offsets)
     if bad is not None and bad.any():
         expected = _EXPECTED[kind] if column.format is None or kind != "time" else f"a time like {column.format!r}"
         read, fields = without_bad(read, column, bad, kind, expected, array)
@@ -89,19 +89,22 @@ def read_column(array: Any, column: SourceColumn, spec: SourceSpec, faults: list
     return read
 
 
-def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Column, str, NDArray[np.bool_] | None]:
-    """Return the values of a plain array, the kind of fault that they may have, and which do, bool[m]."""
+_Read: TypeAlias = tuple[pa.Array, str, NDArray[np.bool_] | None]
+"""Values, the kind of fault that they may have, and which do, bool[m]."""
+
+
+def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
+    """Read a plain array."""
     if is_string(array.type):
         return _read_texts(Cleaning.of_files(spec).texts(array.cast(pa.large_string())), column)
     if column.type == "number":
         # Integers of more than 53 bits are rounded, as text is.
-        numbers = from_arrow(array.cast(pa.float64(), safe=False), "number").values
+        numbers = numbers_of(array.cast(pa.float64(), safe=False))
         infinite: NDArray[np.bool_] = np.isinf(numbers)
-        return Column("number", np.where(infinite, np.nan, numbers)), "infinite", infinite
+        return array_of(np.where(infinite, np.nan, numbers)), "infinite", infinite
     if column.type == "time" and _is_moment(array.type):
-        array = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        micros = from_arrow(array, "integer")
-        return Column("integer", micros.values // 1_000_000, micros.missing), "time", None
+        micros = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return array_of(numpy_values(micros) // 1_000_000, null_mask(micros)), "time", None
     if pa.types.is_floating(array.type):
         return _integers_of_floats(array)
     kind, bad = "integer_range", None
@@ -113,38 +116,45 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> tuple[Co
         beyond = pc.or_(pc.less(wide, pa.scalar(0, wide.type)), pc.greater(wide, pa.scalar(last, wide.type)))
         bad = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
         array = pc.if_else(beyond, pa.scalar(None, type=wide.type), wide)
+    values = from_arrow(array, "hex32" if column.type == "hex32" else "integer")
     if column.type == "time":
-        seconds = from_arrow(array, "integer")
-        late = beyond_years(seconds.values)
-        if late.any():
-            missing = seconds.is_missing() | late
-            return Column("integer", np.where(late, 0, seconds.values), missing), "time", late
-    return from_arrow(array, "hex32" if column.type == "hex32" else "integer"), kind, bad
+        found = _times_of(values)
+        if found is not None:
+            return found
+    return values, kind, bad
 
 
-def _integers_of_floats(array: Any) -> tuple[Column, str, NDArray[np.bool_]]:
+def _times_of(seconds: pa.Array) -> _Read | None:
+    """Return seconds without those that are no time; None if there are none."""
+    late = beyond_years(numpy_values(seconds))
+    missing = null_mask(seconds)
+    if missing is not None:
+        late &= ~missing
+    if not late.any():
+        return None
+    return array_of(numpy_values(seconds), late if missing is None else late | missing), "time", late
+
+
+def _integers_of_floats(array: Any) -> _Read:
     """Read integers that a table holds as floats, since some of them are missing."""
-    numbers = from_arrow(array.cast(pa.float64()), "number").values
-    missing = np.isnan(numbers)
+    numbers = numbers_of(array.cast(pa.float64()))
     good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
-    integers = np.where(good, numbers, 0).astype(np.int64)
-    bad: NDArray[np.bool_] = ~good & ~missing
-    return Column("integer", integers, None if good.all() else ~good), "integer", bad
+    bad: NDArray[np.bool_] = ~good & ~np.isnan(numbers)
+    return array_of(np.where(good, numbers, 0).astype(np.int64), ~good), "integer", bad
 
 
-def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> tuple[Column, str, NDArray[np.bool_] | None]:
+def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> _Read:
     if column.type == "text":
-        return Column("text", texts), "utf8", None
+        return without_empty(texts), "utf8", None
     if column.type == "time" and column.format is not None:
         seconds, unreadable = parse_times(texts, column.format)
-        missing = unreadable | texts.is_null().to_numpy(zero_copy_only=False)
-        return Column("integer", seconds, missing if missing.any() else None), "time", unreadable
-    kind = "integer" if column.type == "time" else column.type
-    values, bad = parse_texts(texts, kind)
-    late = beyond_years(values.values) if column.type == "time" else None
-    if bad is None and late is not None and late.any():
-        return Column("integer", np.where(late, 0, values.values), values.is_missing() | late), "time", late
-    return values, {"integer": "integer", "number": "number", "hex32": "hex"}[kind], bad
+        missing = null_mask(texts)
+        return array_of(seconds, unreadable if missing is None else unreadable | missing), "time", unreadable
+    values, bad = parse_texts(texts, "integer" if column.type == "time" else column.type)
+    late = _times_of(values) if column.type == "time" and bad is None else None
+    if late is not None:
+        return late
+    return values, {"integer": "integer", "time": "integer", "number": "number", "hex32": "hex"}[column.type], bad
 
 
 def is_string(found: pa.DataType) -> bool:
@@ -201,8 +211,8 @@ class _TypedReader:
     def parse(self, part: RawPart, policy: BadInputPolicy) -> ParsedPart:
         """Return the columns of a batch."""
         found: list[FieldFaults] = []
-        columns: dict[str, Column] = {
-            column.name: read_column(part.content.column(column.name), column, self._spec, found)
+        columns = {
+            column.name: read_array(part.content.column(column.name), column, self._spec, found)
             for column in self._spec.columns
         }
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import SECONDS
-from terarec.etl.columns import Column
+from terarec.etl.columns import array_of, lists_of, texts_of
 from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
 from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
@@ -50,52 +50,35 @@ def delimited_field(column: SourceColumn | None) -> DelimitedField:
     return DelimitedField(field_type, separator)
 
 
-def parsed_column(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
+def parsed_array(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> pa.Array:
     """Return a column as the parser read it, its times read, too; bad ones are added to those that were `found`."""
-    if source.type == "time" and source.format is not None:
-        return _times(source, values, found)
-    if values.text_offsets is not None:
-        return Column("text", _text_array(values), None, values.list_offsets)
     if source.type == "time":
-        return _seconds(source, values, found)
-    kind = source.type
-    missing = None if kind == "number" else values.missing
-    return Column(kind, values.values, missing, values.list_offsets)
+        return _times(source, values, found)
+    return _in_lists(_texts(values) if values.text_offsets is not None else array_of(*values[:2]), values)
 
 
-def _seconds(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-    seconds, bad = values.values, beyond_years(values.values)
-    column = Column("integer", seconds, values.missing, values.list_offsets)
-    if not bad.any():
-        return column
-    missing = bad if values.missing is None else bad | values.missing
-    column = Column("integer", np.where(bad, 0, seconds), missing, values.list_offsets)
-    column, faults = without_bad(column, source, bad, "time", SECONDS, pa.array(seconds))
-    found.append(faults)
-    return column
+def _in_lists(array: pa.Array, values: ParsedColumn) -> pa.Array:
+    return array if values.list_offsets is None else lists_of(array, values.list_offsets)
 
 
-def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> Column:
-    assert source.format is not None
-    texts = _text_array(values)
-    seconds, bad = parse_times(texts, source.format)
-    missing = bad if values.missing is None else bad | values.missing
-    column = Column("integer", seconds, missing if missing.any() else None, values.list_offsets)
-    if not bad.any():
-        return column
-    column, faults = without_bad(column, source, bad, "time", f"a time like {source.format!r}", texts)
-    found.append(faults)
-    return column
-
-
-def _text_array(values: ParsedColumn) -> pa.LargeStringArray:
-    """Parsed text as Arrow's, without a copy; null where missing."""
+def _texts(values: ParsedColumn) -> pa.LargeStringArray:
     assert values.text_offsets is not None
-    nulls = None
-    if values.missing is not None:
-        nulls = pa.py_buffer(np.packbits(~values.missing, bitorder="little"))
-    buffers: list[Any] = [pa.py_buffer(values.text_offsets), pa.py_buffer(values.values)]
-    return pa.LargeStringArray.from_buffers(len(values.text_offsets) - 1, *buffers, nulls)
+    return texts_of(values.values, values.text_offsets, values.missing)
+
+
+def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> pa.Array:
+    if source.format is None:
+        written, expected = array_of(values.values), SECONDS
+        seconds, bad = values.values, beyond_years(values.values)
+    else:
+        written, expected = _texts(values), f"a time like {source.format!r}"
+        seconds, bad = parse_times(written, source.format)
+    missing = bad if values.missing is None else bad | values.missing
+    times = _in_lists(array_of(seconds, missing), values)
+    if bad.any():
+        times, faults = without_bad(times, source, bad, "time", expected, written)
+        found.append(faults)
+    return times
 
 
 _MARK = "\x1f"
@@ -154,11 +137,11 @@ class DelimitedReader:
         parsed = parse_delimited(text, self._layout(names, policy))
         if FATAL in parsed.fault_counts:
             return ParsedPart({}, None, {FATAL: 1}, [_report(part, names, parsed.faults[-1])])
-        columns: dict[str, Column] = {}
+        columns: dict[str, pa.Array] = {}
         found: list[FieldFaults] = []
         for name, values in zip(names, parsed.columns, strict=True):
             if values is not None:
-                columns[name] = parsed_column(self._columns[name], values, found)
+                columns[name] = parsed_array(self._columns[name], values, found)
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from terarec.etl.cleaning import Cleaning
-from terarec.etl.columns import Column
-from terarec.etl.source.arrow_files import read_column
+from terarec.etl.source.arrow_files import read_array
 from terarec.etl.source.bad_input import InputFault, Place, show
 from terarec.etl.source.files import SourceFile
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault
@@ -202,8 +201,8 @@ class JsonLinesReader:
         table = self._read_table(part)
         if table is None:  # line by line: something is wrong, or of a form that Arrow does not read
             table, found = read_objects(part.content, self._spec)
-        columns: dict[str, Column] = {
-            column.name: read_column(table.column(column.name), column, self._spec, found)
+        columns = {
+            column.name: read_array(table.column(column.name), column, self._spec, found)
             for column in self._spec.columns
         }
 

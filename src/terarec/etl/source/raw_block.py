@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
 from terarec.etl.source.bad_input import FAULTS_SHOWN, InputFault, Place, show
 from terarec.etl.source.files import SourceFile
 from terarec.formats.block import offsets_of
@@ -91,21 +92,21 @@ class ParsedPart:
     """The n rows of a part that were kept.
 
     Attributes:
-        columns: Name -> column of n rows.
+        columns: Name -> array of n rows.
         kept: int64[n], their positions in the part; None for all.
         counts: Faults of each kind that occurred.
         faults: First ones, in order. With the policy "raise" any is to be raised.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, pa.Array]
     kept: NDArray[np.int64] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[InputFault] = ()
 
-    def block(self, raw: RawBlock) -> Block:
+    def rows(self, raw: RawBlock) -> Rows:
         """Return the rows with their ids."""
         positions = np.arange(raw.num_rows) if self.kept is None else self.kept
-        return Block(self.columns, raw.first_row + positions)
+        return Rows(self.columns, raw.first_row + positions)
 
 
 class FormatReader(Protocol):
@@ -178,18 +179,18 @@ def apply_error_policy(
     if policy != "skip":
         return ParsedPart(parsed.columns, parsed.kept, counts, faults[:FAULTS_SHOWN])
     good = np.flatnonzero(~bad)
-    columns = {name: _taken(column, good) for name, column in parsed.columns.items()}
+    columns = {name: array.take(array_of(good)) for name, array in parsed.columns.items()}
     kept = good if parsed.kept is None else parsed.kept[good]
     return ParsedPart(columns, kept, counts, faults[:FAULTS_SHOWN])
 
 
 def without_bad(
-    column: Column, source: SourceColumn, bad: NDArray[np.bool_], kind: str, expected: str, values: Any
-) -> tuple[Column, FieldFaults]:
-    """Return `column`, a list with a bad item being empty, and what is wrong.
+    array: pa.Array, source: SourceColumn, bad: NDArray[np.bool_], kind: str, expected: str, values: pa.Array
+) -> tuple[pa.Array, FieldFaults]:
+    """Return `array`, a list with a bad item being empty, and what is wrong.
 
     Args:
-        column: Column whose bad values are missing.
+        array: Array whose bad values are missing.
         source: Spec.
         bad: bool[m], which values are bad; one is at least.
         kind: Kind of the faults.
@@ -197,31 +198,22 @@ def without_bad(
         values: Arrow array [m] of the contents.
     """
     items = np.flatnonzero(bad)
-    rows = items
-    if column.offsets is not None:
-        rows, first = np.unique(np.searchsorted(column.offsets, items, side="right") - 1, return_index=True)
+    rows, offsets = items, list_offsets(array)
+    if offsets is not None:
+        rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-        column = _without_items(column, rows)
+        array = _without_items(array, rows)
     got = [show(str(values[int(item)].as_py())) for item in items[:FAULTS_SHOWN]]
-    return column, FieldFaults(source.name, kind, expected, rows, got)
+    return array, FieldFaults(source.name, kind, expected, rows, got)
 
 
-def _without_items(column: Column, rows: NDArray[np.int64]) -> Column:
-    """Return `column` with no items in its lists at these rows."""
-    lengths = np.diff(np.asarray(column.offsets))
-    bad = np.zeros(len(lengths), dtype=np.bool_)
-    bad[rows] = True
-    items = _taken(column.flat(), np.flatnonzero(np.repeat(~bad, lengths)))
-    lengths[rows] = 0
-    return Column(items.type, items.values, items.missing, offsets_of(lengths))
-
-
-def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
-    """Return these rows of `column`, without a mask if none of them is missing."""
-    taken = column.take(rows)
-    if taken.missing is None or taken.missing.any():
-        return taken
-    return Column(taken.type, taken.values, None, taken.offsets)
+def _without_items(array: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """Return lists with no items at these rows."""
+    lengths = list_lengths(array)
+    good = np.ones(len(lengths), dtype=np.bool_)
+    good[rows] = False
+    kept = np.flatnonzero(np.repeat(good, lengths))
+    return lists_of(flat(array).take(array_of(kept)), offsets_of(lengths * good))
 
 
 def report_fault(fields: FieldFaults, at: int, *, path: str, number: int, place: Place = "line") -> InputFault:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import Block, RowFaultError
+from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.bad_input import FATAL, BadInputLog, BadInputReport, InputFault
 from terarec.etl.source.delimited import DelimitedReader
@@ -85,7 +85,7 @@ class Source:
                 if first_row >= limit:
                     return
 
-    def read_block(self, raw: RawBlock) -> Block:
+    def read_block(self, raw: RawBlock) -> Rows:
         """Return the rows of `raw` that are kept; any thread may call it.
 
         Raises:
@@ -98,7 +98,7 @@ class Source:
         if FATAL in parsed.counts:
             raise FormatError(str(next(fault for fault in parsed.faults if fault.kind == FATAL)))
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
-        return parsed.block(raw)
+        return parsed.rows(raw)
 
     def invalid_rows(self, raw: RawBlock, rows: NDArray[np.int64], fault: RowFaultError) -> Sequence[InputFault]:
         """Return the first invalid values of rows that `read_block` returned, with their places.
@@ -133,7 +133,7 @@ class Source:
         """Count rows of `raw` that were left out because of `faults`, the first ones, as bad input."""
         self._log.add(raw.first_row, counts, faults, is_read=True)
 
-    def blocks(self) -> Generator[Block]:
+    def blocks(self) -> Generator[Rows]:
         """Yield all rows in order. Each call gives the same blocks, whatever the number of threads.
 
         Raises:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND
-from terarec.etl.columns import Column, text_buffers
+from terarec.etl.columns import array_of, is_missing, null_mask, text_buffers
 from terarec.kernels.cpu.delimited import parse_delimited
 from terarec.kernels.delimited_types import DelimitedField, DelimitedLayout
 
@@ -52,9 +52,9 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64
         found_others = [known.get(value) for value in others.to_pylist()]
         seconds[~good] = [value or 0 for value in found_others]
         good[~good] = [value is not None for value in found_others]
-    bad = ~good
-    if texts.null_count:
-        bad &= ~texts.is_null().to_numpy(zero_copy_only=False)
+    bad, missing = ~good, null_mask(texts)
+    if missing is not None:
+        bad &= ~missing
     return seconds, bad
 
 
@@ -111,7 +111,7 @@ _LINE_MARKS = re.compile(r"[\t\r\n]")
 
 def parse_texts(
     texts: pa.LargeStringArray, kind: Literal["integer", "number", "hex32"]
-) -> tuple[Column, NDArray[np.bool_] | None]:
+) -> tuple[pa.Array, NDArray[np.bool_] | None]:
     """Return the values of m texts, missing for a null or an invalid text, and which are invalid, bool[m]."""
     # Each text is the second field of a line; marks that would end it there stand in no value, as "!" does in none.
     fields = ["" if text is None else _LINE_MARKS.sub("!", text) for text in texts.to_pylist()]
@@ -120,11 +120,11 @@ def parse_texts(
     parsed = parse_delimited(content, layout)
     values = parsed.columns[1]
     assert values is not None
-    column = Column(kind, values.values, None if kind == "number" else values.missing)
+    array = array_of(values.values, values.missing)
     if not parsed.faults:
-        return column, None
+        return array, None
     given = np.array([field != "" and not (kind == "number" and field.lower() in _NOT_A_NUMBER) for field in fields])
-    return column, given & column.is_missing()
+    return array, given & is_missing(array)
 
 
 _NOT_A_NUMBER = ("nan", "-nan")

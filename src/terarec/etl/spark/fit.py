@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pyspark import RDD, SparkContext, StorageLevel
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import TimeBounds, check_shares, share_counts, times_of
 from terarec.etl.ops import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
@@ -158,14 +158,14 @@ def _observe_piece(
                 begins[part] = file.write(of_part)
             found.tables.append(_Table(step, name, begins))
 
-    def observe(rows: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
-        def of(block: Block) -> dict[int, Any]:
-            return opened.pipeline.run(phase.work, block, rows.joined, statistics)[1] if block.num_rows else {}
+    def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
+        def of(rows: Rows) -> dict[int, Any]:
+            return opened.pipeline.run(phase.work, rows, read.joined, statistics)[1] if rows.num_rows else {}
 
-        entered = opened.pipeline.preprocess(phase.work, rows)
+        entered = opened.pipeline.preprocess(phase.work, read)
         assert entered.split is not None
         counts = np.bincount(entered.split, minlength=len(SPLIT_NAMES))
-        return rows.invalid.filter(of, entered.training())[0], counts
+        return read.invalid.filter(of, entered.training())[0], counts
 
     with task_file(opened.job, _piece_file(directory, number)) as path, TableFile(path) as file:
         for partials, counts in opened.map(piece, found.report, observe, phase.until_row):
@@ -290,7 +290,7 @@ def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split:
 def _times(name: str, opened: OpenJob, number: int, piece: Piece) -> Iterator[Row]:
     """Yield the different times of each block with the numbers of their rows, and a report."""
     report, work = PieceReport(), opened.plan.row_pass()
-    for times in opened.map(piece, report, lambda rows: times_of(opened.pipeline.preprocess(work, rows).columns[name])):
+    for times in opened.map(piece, report, lambda read: times_of(opened.pipeline.preprocess(work, read).columns[name])):
         yield "times", number, np.unique(_ordered(times), return_counts=True)
     yield REPORT, number, report
 

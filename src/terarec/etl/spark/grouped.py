@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import SparkContext
 
-from terarec.etl.columns import Block, concatenate_blocks
-from terarec.etl.engine.grouped import to_batch
-from terarec.etl.engine.passes import ReadRows, stored_name
+from terarec.etl.columns import Rows, concatenate_rows
+from terarec.etl.engine.grouped import outputs_of, to_batch
+from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Statistic
 from terarec.etl.spark.read import Piece
@@ -66,9 +66,9 @@ class _Inputs:
         self._names = names
         self._group = group
 
-    def observe(self, block: Block) -> tuple[Block, NDArray[np.int64]]:
+    def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
         """Return what the step reads, and the hash of the group of each row."""
-        return Block(block.only(self._names).columns, block.rows), hashes(block.columns[self._group], _SEED)
+        return Rows(rows.select(self._names).columns, rows.ids), hashes(rows.columns[self._group], _SEED)
 
 
 def _scatter(parts: int, opened: OpenJob, number: int, piece: Piece) -> Iterator[Row]:
@@ -79,17 +79,17 @@ def _scatter(parts: int, opened: OpenJob, number: int, piece: Piece) -> Iterator
         step: _Inputs(plan.operators[step].reads, cast(Any, plan.operators[step]).group) for step in plan.grouped_steps
     }
 
-    def observe(rows: ReadRows) -> Mapping[int, tuple[Block, NDArray[np.int64]]]:
-        block = opened.pipeline.preprocess(work, rows)
+    def observe(read: ReadRows) -> Mapping[int, tuple[Rows, NDArray[np.int64]]]:
+        rows = opened.pipeline.preprocess(work, read)
         observers = cast(Mapping[int, Statistic], inputs)
-        return opened.pipeline.run(observing, block, None, observers)[1]
+        return opened.pipeline.run(observing, rows, None, observers)[1]
 
     report = PieceReport()
     for place, found in enumerate(opened.map(piece, report, observe), number << BLOCK_BITS):
-        for step, (block, group) in found.items():
+        for step, (rows, group) in found.items():
             part = group % parts
             for name in np.unique(part).tolist():
-                yield f"{step}/{name}", place, block.take(np.flatnonzero(part == name))
+                yield f"{step}/{name}", place, rows.take(np.flatnonzero(part == name))
     yield REPORT, number, report
 
 
@@ -99,10 +99,8 @@ def _transform(first_rows: tuple[int, ...], opened: OpenJob, key: str, rows: Ite
         raise_first(found for *_, found in rows)
         return
     step, part = map(int, key.split("/"))
-    code = opened.plan.operators[step]
-    done = code.transform(concatenate_blocks([found for *_, found in rows]), None)
-    outputs = Block({stored_name(step, name): done.columns[name] for name in code.writes}, done.rows)
-    ends = np.searchsorted(outputs.rows, [*first_rows[1:], np.iinfo(np.int64).max])
+    outputs = outputs_of(opened.plan.operators[step], step, concatenate_rows([found for *_, found in rows]))
+    ends = np.searchsorted(outputs.ids, [*first_rows[1:], np.iinfo(np.int64).max])
     for piece, (start, stop) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if stop > start:
             yield f"{step}/{piece}", part, outputs.take(np.arange(start, stop))
@@ -111,13 +109,12 @@ def _transform(first_rows: tuple[int, ...], opened: OpenJob, key: str, rows: Ite
 def _write(directory: Path, pieces: tuple[Piece, ...], opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
     """Write the outputs of a step for a piece; a task that runs again writes the same."""
     step, number = map(int, key.split("/"))
-    block = concatenate_blocks([found for *_, found in rows])
-    block = block.take(np.argsort(block.rows))
-    batch = to_batch(block.rows, block.columns)
+    of_piece = concatenate_rows([found for *_, found in rows])
+    batch = to_batch(of_piece.take(np.argsort(of_piece.ids)))
     with (
         task_file(opened.job, grouped_file(directory, step, pieces[number])) as path,
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, batch.schema) as writer,
     ):
         writer.write_batch(batch)
-    yield key, number, block.num_rows
+    yield key, number, batch.num_rows

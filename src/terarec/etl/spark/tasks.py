@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pyspark import RDD, SparkContext, TaskContext
 
 from terarec.errors import TerarecError
-from terarec.etl.columns import Block, Column
+from terarec.etl.columns import Rows
 from terarec.etl.engine.fitting import StateStore
 from terarec.etl.engine.grouped import from_table
 from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
@@ -153,25 +153,25 @@ class OpenJob:
         found = source.bad_input
         report.bad_input, report.first = dict(found.counts), found.first
 
-    def _joined(self, piece: Piece) -> Block | None:
+    def _joined(self, piece: Piece) -> Rows | None:
         """Return the outputs of the grouped steps for the rows of a piece."""
         if self.job.grouped is None:
             return None
-        columns: dict[str, Column] = {}
-        rows = np.zeros(0, dtype=np.int64)
+        columns: dict[str, pa.Array] = {}
+        ids = np.zeros(0, dtype=np.int64)
         for step in self.plan.grouped_steps:
             path = grouped_file(self.job.grouped, step, piece)
             if path.exists():
                 with pa.memory_map(str(path)) as file:
-                    block = from_table(pa.ipc.open_file(file).read_all())
-                columns.update(block.columns)
-                rows = block.rows
-        return Block(columns, rows)
+                    outputs = from_table(pa.ipc.open_file(file).read_all())
+                columns.update(outputs.columns)
+                ids = outputs.ids
+        return Rows(columns, ids)
 
 
-def _between(block: Block, first: int, end: int) -> Block:
-    begin, stop = np.searchsorted(block.rows, [first, end])
-    return block.slice(int(begin), int(stop))
+def _between(rows: Rows, first: int, end: int) -> Rows:
+    begin, stop = np.searchsorted(rows.ids, [first, end])
+    return rows.slice(int(begin), int(stop))
 
 
 def grouped_file(directory: Path, step: int, piece: Piece) -> Path:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pyspark import SparkContext
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES, TRAIN, Block
+from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
-from terarec.etl.engine.write import SHOWN, Part, split_parts
+from terarec.etl.engine.write import SHOWN, Part, missing_values, shown_values, split_parts
 from terarec.etl.sink import RECORD_KINDS, PartOptions, ordered_sink
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
@@ -138,19 +138,18 @@ def _encode_piece(
     missing: dict[str, np.ndarray[Any, Any]] = {}
     parts: list[tuple[int, int, int, int]] = []
 
-    def encode(rows: ReadRows) -> list[Part]:
-        def parts(block: Block) -> list[Part]:
-            if not block.num_rows:
+    def encode(read: ReadRows) -> list[Part]:
+        def parts(rows: Rows) -> list[Part]:
+            if not rows.num_rows:
                 return []
-            done = opened.pipeline.run(work, block, rows.joined)[0]
-            encoded = opened.workflow.encode_block(done)
+            done = opened.pipeline.run(work, rows, read.joined)[0]
+            encoded = opened.workflow.encode_rows(done)
             _note_labels(opened.plan, done, encoded, report)
             return split_parts(done, encoded)
 
-        for name, column in rows.block.columns.items():
-            found = np.array([column.num_missing(), len(column.values)])
-            missing[name] = missing.get(name, 0) + found
-        return rows.invalid.filter(parts, opened.pipeline.preprocess(work, rows))[0]
+        for name, found in missing_values(read.rows).items():
+            missing[name] = missing.get(name, 0) + np.array(found)
+        return read.invalid.filter(parts, opened.pipeline.preprocess(work, read))[0]
 
     with task_file(opened.job, _encoded_file(directory, number)) as path, TableFile(path) as file:
 
@@ -238,18 +237,18 @@ def _values(table: pa.Table, name: str, width: int) -> NDArray[np.float32]:
     return values.reshape(table.num_rows, width)
 
 
-def _note_labels(plan: Plan, block: Block, encoded: ColumnBlock, report: PieceReport) -> None:
+def _note_labels(plan: Plan, rows: Rows, encoded: ColumnBlock, report: PieceReport) -> None:
     """Note which labels that are made of certain values have such a row for training, and else their values."""
-    assert block.split is not None
-    training = np.flatnonzero(block.split == TRAIN)
+    assert rows.split is not None
+    training = rows.split == TRAIN
     for place, label in enumerate(plan.spec.labels):
         if not label.positives or place in report.positives:
             continue
         if encoded.label[training, place].any():
             report.positives.add(place)
         else:
-            values = block.columns[label.source].take(training).values.tolist()
-            known = dict.fromkeys([*report.values.get(place, ()), *map(str, values)])
+            values = shown_values(rows.training().columns[label.source])
+            known = dict.fromkeys([*report.values.get(place, ()), *values])
             report.values[place] = list(known)[: SHOWN + 1]
 
 

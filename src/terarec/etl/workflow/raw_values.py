@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning
-from terarec.etl.columns import Column, ColumnType
+from terarec.etl.columns import ColumnType, array_of, from_arrow, lists_of, without_empty
 from terarec.etl.ops.record_values import checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.kernels.cpu.encoding import numbers_of_list
@@ -133,10 +133,10 @@ _ACCEPTED = {
 }
 
 
-def read_column(
+def read_array(
     name: str, values: RawValues, found: ColumnType, source: SourceColumn | None, cleaning: Cleaning
-) -> Column:
-    """Return the column of n raw values.
+) -> pa.Array:
+    """Return the Arrow array of n raw values.
 
     Args:
         name: of the column.
@@ -156,8 +156,7 @@ def read_column(
     if separator is not None:
         raw = _cut_texts(raw, separator)
     flat, offsets = raw.flatten(found.max_length)
-    column = _read(_cleaned(flat, cleaning), found.kind, source)
-    return Column(column.type, column.values, column.missing, offsets)
+    return lists_of(_read(_cleaned(flat, cleaning), found.kind, source), offsets)
 
 
 def _cleaned(raw: RawColumn, cleaning: Cleaning) -> RawColumn:
@@ -193,18 +192,18 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> Column:
+def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> pa.Array:
     if kind == "number":
-        return Column("number", _numbers(raw))
+        return array_of(_numbers(raw))
     if kind == "text":
-        return Column("text", _texts(raw))
+        return without_empty(_texts(raw))
     if kind == "hex32":
-        return _read_each(raw, "hex32", _hex, _ACCEPTED["hex32"], np.uint32)
+        return _read_each(raw, _hex, _ACCEPTED["hex32"], np.uint32)
     if source is not None and source.type == "time":
         accepted = SECONDS if source.format is None else f"a time such as {source.format!r} describes, or {SECONDS}"
-        return _read_each(raw, "integer", time_reader(source.format), accepted, np.int64)
+        return _read_each(raw, time_reader(source.format), accepted, np.int64)
     if isinstance(raw.values, list):
-        return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
+        return _read_each(raw, _integer, _ACCEPTED["integer"], np.int64)
     return _integers(raw)
 
 
@@ -227,7 +226,7 @@ def _numbers(raw: RawColumn) -> NDArray[np.float64]:
     return numbers
 
 
-def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> Column:
+def _read_each(raw: RawColumn, read: Callable[[Any], int], accepted: str, dtype: Any) -> pa.Array:
     """Return the integers that `read` makes of Python values; it raises ValueError for a value it does not accept."""
     values = raw.values.to_pylist() if isinstance(raw.values, pa.Array) else raw.values
     integers = np.zeros(len(values), dtype=dtype)
@@ -240,7 +239,7 @@ def _read_each(raw: RawColumn, kind: Any, read: Callable[[Any], int], accepted: 
             integers[row] = read(value)
         except ValueError:
             raise raw.refused(row, accepted) from None
-    return Column(kind, integers, missing if missing.any() else None)
+    return array_of(integers, missing)
 
 
 def _hex(value: Any) -> int:
@@ -276,25 +275,22 @@ def time_reader(form: str | None) -> Callable[[Any], int]:
     return read
 
 
-def _integers(raw: RawColumn) -> Column:
+def _integers(raw: RawColumn) -> pa.Array:
     """Return the integers of a NumPy or Arrow column."""
     values: Any = raw.values
-    missing: NDArray[np.bool_] | None = None
     floats = pa.types.is_floating(values.type) if isinstance(values, pa.Array) else values.dtype.kind == "f"
     if floats:
-        return _read_each(raw, "integer", _integer, _ACCEPTED["integer"], np.int64)
-    if isinstance(values, pa.Array):
-        if not pa.types.is_integer(values.type):
-            raise raw.mistyped(_ACCEPTED["integer"])
-        if values.null_count:
-            missing = values.is_null().to_numpy(zero_copy_only=False)
-            values = values.fill_null(0)
-        values = values.to_numpy(zero_copy_only=False)
-    if values.dtype.kind not in "iu":
+        return _read_each(raw, _integer, _ACCEPTED["integer"], np.int64)
+    if not isinstance(values, pa.Array):
+        values = pa.array(values)
+    if not pa.types.is_integer(values.type):
         raise raw.mistyped(_ACCEPTED["integer"])
-    if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-        raise raw.refused(int(np.argmax(values > np.iinfo(np.int64).max)), _ACCEPTED["integer"])
-    return Column("integer", np.ascontiguousarray(values, dtype=np.int64), missing)
+    if values.type == pa.uint64():
+        most = pa.scalar(np.iinfo(np.int64).max, pa.uint64())
+        beyond = pc.fill_null(pc.greater(values, most), False).to_numpy(zero_copy_only=False)
+        if beyond.any():
+            raise raw.refused(int(np.argmax(beyond)), _ACCEPTED["integer"])
+    return from_arrow(values, "integer")
 
 
 def _texts(raw: RawColumn) -> Any:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import ColumnTypes, State
 from terarec.etl.workflow.plan import Plan, ServingPlan, columns_needed, side_types
-from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_column
+from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_array
 from terarec.etl.workflow.record_program import RecordProgram
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats import Keys
@@ -63,9 +63,9 @@ class RecordEncoder:
         encoded = self._encode_lists(columns)
         if encoded is not None:
             return encoded
-        block = self._run(columns, self._check(columns))
-        dense = np.ascontiguousarray(_as_config_error(dense_values, self._dense, block))
-        return EncodedRecords(dense=dense, keys=keys_of(self._plan, block, self._keys))
+        rows = self._run(columns, self._check(columns))
+        dense = np.ascontiguousarray(_as_config_error(dense_values, self._dense, rows))
+        return EncodedRecords(dense=dense, keys=keys_of(rows, self._keys))
 
     def _check(self, columns: Mapping[str, RawValues]) -> int:
         """Return the number of records; raise unless the columns are those of a record."""
@@ -109,19 +109,19 @@ class RecordEncoder:
             return None
         return EncodedRecords(dense=dense, keys=tuple(keys))
 
-    def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Block:
+    def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
         source = self._plan.spec.source
         read = {
-            name: read_column(name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning())
+            name: read_array(name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning())
             for name, found in self.inputs.items()
             for column in [source.column(name) if name in self._plan.types[0] else None]
         }
-        block = Block(read, np.arange(num_records, dtype=np.int64))
+        rows = Rows(read, np.arange(num_records, dtype=np.int64))
         for step in self._serving.steps:
-            block = _as_config_error(
-                self._plan.operators[step].transform, block, state_of(self._plan, step, self._states)
+            rows = _as_config_error(
+                self._plan.operators[step].transform, rows, state_of(self._plan, step, self._states)
             )
-        return block
+        return rows
 
 
 def _as_config_error(work: Any, *arguments: Any) -> Any:

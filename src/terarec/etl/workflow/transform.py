@@ -7,13 +7,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import REFUSED_SHOWN, Block, Column, ColumnType, RowFaultError, to_arrow
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    ColumnType,
+    RowFaultError,
+    Rows,
+    flat,
+    list_offsets,
+    null_mask,
+    numbers_of,
+    numpy_values,
+    write_numbers,
+)
 from terarec.etl.ops import State, Statistic
-from terarec.etl.ops.values import rejected, value_of
+from terarec.etl.ops.values import is_among, rejected
 from terarec.etl.workflow.plan import Pass, Plan
 from terarec.formats import ColumnBlock, Keys
 from terarec.spec import (
@@ -46,20 +56,20 @@ _TYPES: dict[str, MetadataType] = {"text": "string", "integer": "int64", "number
 def run_steps(
     plan: Plan,
     work: Pass,
-    block: Block,
+    rows: Rows,
     states: Mapping[int, State],
     *,
-    grouped: Mapping[int, Mapping[str, Column]] | None = None,
+    grouped: Mapping[int, Mapping[str, pa.Array]] | None = None,
     statistics: Mapping[int, Statistic] | None = None,
-) -> tuple[Block, dict[int, Any]]:
+) -> tuple[Rows, dict[int, Any]]:
     """Run the steps of a pass after the split. Several threads may call it.
 
     Args:
         plan: Plan of the workflow.
         work: The pass.
-        block: Rows with their splits; only training rows where there are `statistics`.
+        rows: Rows with their splits; only training rows where there are `statistics`.
         states: States of the fitted steps among ``work.steps``.
-        grouped: Grouped step -> its outputs for the rows of the block.
+        grouped: Grouped step -> its outputs for these rows.
         statistics: Statistics of ``work.observes``; each observes the rows right before its step.
 
     Returns:
@@ -68,14 +78,14 @@ def run_steps(
     partials: dict[int, Any] = {}
     for step in sorted({*work.steps, *work.observes}):
         if step in work.observes and statistics is not None:
-            partials[step] = statistics[step].observe(block)
+            partials[step] = statistics[step].observe(rows)
         if step not in work.steps:
             continue
         if step in work.grouped:
-            block = block.with_columns((grouped or {})[step])
+            rows = rows.with_columns((grouped or {})[step])
         else:
-            block = plan.operators[step].transform(block, state_of(plan, step, states))
-    return block, partials
+            rows = plan.operators[step].transform(rows, state_of(plan, step, states))
+    return rows, partials
 
 
 def state_of(plan: Plan, step: int, states: Mapping[int, State]) -> State | None:
@@ -95,11 +105,11 @@ def metadata_name(index: int) -> str:
     return f"__terarec_metadata{index}"
 
 
-def with_metadata(block: Block, metadata: Sequence[str]) -> Block:
-    """Return `block`, as it was read, with the columns `metadata` under names that no step touches, too."""
+def with_metadata(rows: Rows, metadata: Sequence[str]) -> Rows:
+    """Return `rows`, as they were read, with the columns `metadata` under names that no step touches, too."""
     if not metadata:
-        return block
-    return block.with_columns({metadata_name(index): block.columns[name] for index, name in enumerate(metadata)})
+        return rows
+    return rows.with_columns({metadata_name(index): rows.columns[name] for index, name in enumerate(metadata)})
 
 
 def metadata_columns(spec: WorkflowSpec, source: Mapping[str, ColumnType]) -> tuple[MetadataColumn, ...]:
@@ -148,7 +158,7 @@ def dropped_columns(plan: Plan, states: Mapping[int, State]) -> frozenset[str]:
     )
 
 
-def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
+def column_block(plan: Plan, dataset: DatasetSpec, rows: Rows) -> ColumnBlock:
     """Return rows after the last step as the shards of a data set hold them.
 
     Raises:
@@ -156,111 +166,105 @@ def column_block(plan: Plan, dataset: DatasetSpec, block: Block) -> ColumnBlock:
             its column and row.
     """
     weight, metadata = plan.spec.weight, range(len(plan.spec.metadata))
-    labels = [label_values(label, block) for label in plan.spec.labels]
+    labels = [label_values(label, rows) for label in plan.spec.labels]
     return ColumnBlock(
         label=np.stack(labels, axis=1),
-        dense=dense_values([column.name for column in dataset.dense], block),
-        keys=tuple(_keys(plan, block, column.name) for column in dataset.categorical),
-        weight=None if weight is None else weight_values(weight, block),
-        metadata=tuple(to_arrow(block.columns[metadata_name(index)]) for index in metadata),
+        dense=dense_values([column.name for column in dataset.dense], rows),
+        keys=tuple(_keys(rows.columns[column.name]) for column in dataset.categorical),
+        weight=None if weight is None else weight_values(weight, rows),
+        metadata=tuple(rows.columns[metadata_name(index)] for index in metadata),
     )
 
 
-def keys_of(plan: Plan, block: Block, names: Sequence[str]) -> tuple[Keys, ...]:
+def keys_of(rows: Rows, names: Sequence[str]) -> tuple[Keys, ...]:
     """Return the categorical and key columns `names` as served records have them: int64."""
-    keys = (_keys(plan, block, name) for name in names)
+    keys = (_keys(rows.columns[name]) for name in names)
     return tuple(
         (_as_int64(column[0]), column[1]) if isinstance(column, tuple) else _as_int64(column) for column in keys
     )
 
 
-def dense_values(names: Sequence[str], block: Block) -> NDArray[np.float32]:
+def dense_values(names: Sequence[str], rows: Rows) -> NDArray[np.float32]:
     """Return the columns `names` as float32[n, F], column after column in memory, as most storages take them.
 
     Raises:
         FormatError: A missing number, or one that float32 does not hold.
     """
-    dense = np.empty((len(names), block.num_rows), dtype=np.float32)
+    dense = np.empty((len(names), rows.num_rows), dtype=np.float32)
     with np.errstate(over="ignore"):
         for values, name in zip(dense, names, strict=True):
-            values[:] = block.columns[name].numbers()
+            write_numbers(rows.columns[name], values)
     right = np.isfinite(dense)
     if not right.all():
         first = int(np.argmin(right.all(axis=1)))
-        raise rejected(block, names[first], ~right[first], NUMBER)
+        raise rejected(rows, names[first], ~right[first], NUMBER)
     return dense.T
 
 
-def label_values(label: LabelSpec, block: Block) -> NDArray[np.float32]:
+def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
     """Return the values of a label, float32[n].
 
     Raises:
         FormatError: A missing one, a number that float32 does not hold, or one that is no probability and has to be.
     """
-    column = block.columns[label.source]
-    missing = column.is_missing()
-    if missing.any():
-        rows = block.rows[missing]
-        got = ["got a missing value"] * min(len(rows), REFUSED_SHOWN)
-        raise RowFaultError(label.source, rows, got, LABEL, kind="label")
+    array = rows.columns[label.source]
+    missing = null_mask(array)
+    if missing is not None:
+        ids = rows.ids[missing]
+        got = ["got a missing value"] * min(len(ids), REFUSED_SHOWN)
+        raise RowFaultError(label.source, ids, got, LABEL, kind="label")
     if label.positives:
-        return _is_among(column, label.positives).astype(np.float32)
+        return is_among(array, label.positives).astype(np.float32)
     if label.at_least is not None:
-        return (column.numbers() >= label.at_least).astype(np.float32)
+        return (numbers_of(array) >= label.at_least).astype(np.float32)
     with np.errstate(over="ignore"):
-        numbers = column.numbers().astype(np.float32)
+        numbers = numbers_of(array).astype(np.float32)
     if np.isinf(numbers).any():
-        raise rejected(block, label.source, np.isinf(numbers), IN_FLOAT32)
+        raise rejected(rows, label.source, np.isinf(numbers), IN_FLOAT32)
     if label.is_probability and (outside := (numbers < 0) | (numbers > 1)).any():
-        raise rejected(block, label.source, outside, PROBABILITY)
+        raise rejected(rows, label.source, outside, PROBABILITY)
     return numbers
 
 
-def weight_values(name: str, block: Block) -> NDArray[np.float32]:
+def weight_values(name: str, rows: Rows) -> NDArray[np.float32]:
     """Return the sample weights of the column `name`, float32[n].
 
     Raises:
         FormatError: One that is missing, negative, or beyond what float32 holds.
     """
     with np.errstate(over="ignore"):
-        weights = block.columns[name].numbers().astype(np.float32)
+        weights = numbers_of(rows.columns[name]).astype(np.float32)
     right = (weights >= 0) & (weights < np.inf)
     if not right.all():
-        raise rejected(block, name, ~right, WEIGHT)
+        raise rejected(rows, name, ~right, WEIGHT)
     return weights
 
 
-def _is_among(column: Column, values: tuple[str, ...]) -> NDArray[np.bool_]:
-    if column.type == "text":
-        wanted = pa.array(values, type=pa.large_string())
-        return np.asarray(pc.is_in(column.values, value_set=wanted).to_numpy(zero_copy_only=False))
-    return np.isin(column.values, [value_of(column.type, value) for value in values])
-
-
-def _keys(plan: Plan, block: Block, name: str) -> Keys:
-    column = block.columns[name]
-    values = column.values
-    if name in plan.spec.keys and column.missing is not None:
-        values = np.where(column.missing, MISSING_KEY, values)
-    return values if column.offsets is None else (values, column.offsets)
+def _keys(array: pa.Array) -> Keys:
+    """Return ids, or integers as keys."""
+    found, offsets = flat(array), list_offsets(array)
+    values, missing = numpy_values(found), null_mask(found)
+    if missing is not None:
+        values = np.where(missing, MISSING_KEY, values)
+    return values if offsets is None else (values, offsets)
 
 
 def _as_int64(keys: NDArray[Any]) -> NDArray[np.int64]:
     return keys.astype(np.int64, copy=False)
 
 
-def validate_rows(plan: Plan, block: Block) -> None:
+def validate_rows(plan: Plan, rows: Rows) -> None:
     """Check rows after the row steps as far as `plan.validation` can.
 
     Raises:
         RowFaultError: A step, or the data set, does not accept a value.
     """
-    if not block.num_rows:
+    if not rows.num_rows:
         return
     for step in plan.validation.steps:
-        block = plan.operators[step].transform(block, None)
+        rows = plan.operators[step].transform(rows, None)
     for label in plan.validation.labels:
-        label_values(label, block)
-    dense_values(plan.validation.dense, block)
+        label_values(label, rows)
+    dense_values(plan.validation.dense, rows)
     if plan.validation.weight is not None:
-        weight_values(plan.validation.weight, block)
+        weight_values(plan.validation.weight, rows)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import Block, ColumnType
+from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import GivenIds, Operator, State
 from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_values import RawValues
@@ -152,19 +152,19 @@ class Workflow:
         """Whether all steps that need a state have one."""
         return all(not operator.is_fitted or step in self.states for step, operator in enumerate(self.plan.operators))
 
-    def apply(self, block: Block, upto: int | None = None) -> Block:
-        """Do all steps, or those before step `upto`, to a block.
+    def apply(self, rows: Rows, upto: int | None = None) -> Rows:
+        """Do all steps, or those before step `upto`, to some rows.
 
-        Grouped steps find the earlier rows of a group in the block alone: it must hold all rows of its groups.
+        Grouped steps find the earlier rows of a group among these alone: they must be all rows of their groups.
 
         Raises:
             ConfigError: a step among them is not fitted.
             FormatError: a value that a step refuses, with its column and row.
         """
-        block = with_metadata(block, self.spec.metadata)
+        rows = with_metadata(rows, self.spec.metadata)
         for step in range(len(self.plan.operators) if upto is None else upto):
-            block = self.plan.operators[step].transform(block, state_of(self.plan, step, self.states))
-        return block
+            rows = self.plan.operators[step].transform(rows, state_of(self.plan, step, self.states))
+        return rows
 
     def dataset_spec(self, storage: DatasetStorage = "parquet") -> DatasetSpec:
         """Return the resulting data set without its shards; it names the directory ``workflow`` for the saved workflow.
@@ -175,14 +175,14 @@ class Workflow:
         self._check_fitted()
         return data_set(self.plan, self.states, storage)
 
-    def encode_block(self, block: Block) -> ColumnBlock:
-        """Return the columns of a data set, made of a block after the last step.
+    def encode_rows(self, rows: Rows) -> ColumnBlock:
+        """Return the columns of a data set, made of rows after the last step.
 
         Raises:
             FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight,
                 with its column and row.
         """
-        return column_block(self.plan, self._dataset, block)
+        return column_block(self.plan, self._dataset, rows)
 
     @property
     def record_columns(self) -> Mapping[str, ColumnType]:
@@ -194,7 +194,7 @@ class Workflow:
         return self._records.inputs
 
     def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
-        """Encode B raw records, given column by column, as `encode_block` does rows of the source.
+        """Encode B raw records, given column by column, as `encode_rows` does rows of the source.
 
         Args:
             columns: each of `record_columns` -> B values; None, null, ``""`` and, among numbers, NaN are missing. Other
