@@ -6,19 +6,19 @@ namespace terarec::encoding {
 namespace {
 
 template <typename Counts>
-void add(Counts& table, Vector<const typename Counts::Value> values, Maybe<const bool> missing,
+void add(Counts& table, Vector<const typename Counts::Value> values, Maybe<const uint8_t> valid,
          Maybe<const int64_t> times) {
   const int64_t rows = length(values);
-  const MissingMask mask = mask_of(missing, rows);
+  const MissingMask mask = mask_of(valid, rows);
   const int64_t* repeats = elements(times, rows);
   nb::gil_scoped_release release;
   table.add(values.data(), mask, repeats, rows);
 }
 
-void add_text(TextCounts& table, Vector<const uint8_t> text, Vector<const int64_t> offsets, Maybe<const bool> missing,
+void add_text(TextCounts& table, Vector<const uint8_t> text, Vector<const int64_t> offsets, Maybe<const uint8_t> valid,
               Maybe<const int64_t> times) {
   const int64_t rows = length(offsets) - 1;
-  const MissingMask mask = mask_of(missing, rows);
+  const MissingMask mask = mask_of(valid, rows);
   const int64_t* repeats = elements(times, rows);
   nb::gil_scoped_release release;
   const Texts texts(text, offsets);
@@ -60,7 +60,7 @@ nb::class_<Counts> bind_integer_counts(nb::module_& module, const char* name) {
   using Value = typename Counts::Value;
   return nb::class_<Counts>(module, name)
       .def(nb::init<>())
-      .def("add", &add<Counts>, nb::arg("values"), nb::arg("missing").none(), nb::arg("times").none())
+      .def("add", &add<Counts>, nb::arg("values"), nb::arg("valid").none(), nb::arg("times").none())
       .def("at_least",
            [](const Counts& table, int64_t min_count) {
              return collect_integers<Value>([&] { return table.at_least(min_count); });
@@ -78,7 +78,7 @@ void bind_counts(nb::module_& module) {
   bind_integer_counts<Int64Counts>(module, "Int64Counts");
   nb::class_<TextCounts>(module, "TextCounts")
       .def(nb::init<>())
-      .def("add", &add_text, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(), nb::arg("times").none())
+      .def("add", &add_text, nb::arg("text"), nb::arg("offsets"), nb::arg("valid").none(), nb::arg("times").none())
       .def("at_least",
            [](const TextCounts& table, int64_t min_count) {
              return collect_texts([&] { return table.at_least(min_count); });

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -51,21 +52,34 @@ nb::object hand_over_values(FieldColumn& column, int64_t items, char* memory) {
   }
 }
 
-// (items, values, missing or None, offsets of the bytes of texts or None, offsets of the items of lists or None); for an
-// array that lies in the memory of all rows, where it begins there.
-nb::object column_tuple(FieldColumn& column, int64_t rows, char* memory) {
+// Turns a byte per item, 1 where missing, into Arrow's validity bitmap in the same memory; gives the number of missing ones.
+int64_t pack_validity(uint8_t* missing, int64_t items) {
+  if (items == 0 || memchr(missing, 1, static_cast<size_t>(items)) == nullptr) return 0;
+  int64_t nulls = 0;
+  for (int64_t first = 0; first < items; first += 8) {
+    uint64_t word = 0;
+    memcpy(&word, missing + first, static_cast<size_t>(std::min<int64_t>(items - first, 8)));
+    // Each byte's lowest bit goes to its place in the highest byte of the product; no two meet.
+    const uint64_t bits = word * 0x0102040810204080ULL >> 56;
+    nulls += __builtin_popcountll(bits);
+    missing[first / 8] = static_cast<uint8_t>(~bits);
+  }
+  return nulls;
+}
+
+// (items, missing items, values, validity bitmap or None, offsets of the bytes of texts or None, offsets of the items of lists
+// or None); for an array that lies in the memory of all rows, where it begins there.
+nb::object column_tuple(FieldColumn& column, int64_t rows, int64_t nulls, char* memory) {
   if (column.layout.type == FieldType::skip) return nb::none();
-  const bool is_list = column.layout.is_list();
-  const int64_t items = is_list ? column.list_offsets[rows] : rows;
-  const bool any_missing = items > 0 && memchr(column.missing.data(), 1, static_cast<size_t>(items)) != nullptr;
+  const int64_t items = column.num_items(rows);
   nb::object values = hand_over_values(column, items, memory);
-  nb::object missing = nb::none();
-  if (any_missing) missing = hand_over<bool>(column.missing, items, memory);
+  nb::object valid = nb::none();
+  if (nulls > 0) valid = hand_over<uint8_t>(column.missing, (items + 7) / 8, memory);
   nb::object text_offsets = nb::none();
   if (column.layout.type == FieldType::text) text_offsets = hand_over<int64_t>(column.text_offsets, items + 1, memory);
   nb::object list_offsets = nb::none();
-  if (is_list) list_offsets = hand_over<int64_t>(column.list_offsets, rows + 1, memory);
-  return nb::make_tuple(items, values, missing, text_offsets, list_offsets);
+  if (column.layout.is_list()) list_offsets = hand_over<int64_t>(column.list_offsets, rows + 1, memory);
+  return nb::make_tuple(items, nulls, values, valid, text_offsets, list_offsets);
 }
 
 nb::list fault_list(const std::vector<FieldFault>& faults) {
@@ -80,12 +94,19 @@ nb::list fault_list(const std::vector<FieldFault>& faults) {
 // faults)
 nb::tuple parse(Vector<const uint8_t> text, const DelimitedLayout& layout) {
   ParsedText parsed;
+  std::vector<int64_t> nulls;
   {
     nb::gil_scoped_release release;
     parsed = parse_delimited(reinterpret_cast<const char*>(text.data()), length(text), layout);
+    for (FieldColumn& column : parsed.columns) {
+      const bool skipped = column.layout.type == FieldType::skip;
+      nulls.push_back(skipped ? 0 : pack_validity(column.missing.data(), column.num_items(parsed.rows)));
+    }
   }
   nb::list columns;
-  for (FieldColumn& column : parsed.columns) columns.append(column_tuple(column, parsed.rows, parsed.memory.begin()));
+  for (size_t field = 0; field < parsed.columns.size(); ++field) {
+    columns.append(column_tuple(parsed.columns[field], parsed.rows, nulls[field], parsed.memory.begin()));
+  }
   nb::object positions = nb::none();
   if (parsed.rows != parsed.rows_found) positions = own_memory(parsed.positions.release(), parsed.rows);
   nb::list counts;

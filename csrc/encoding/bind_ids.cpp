@@ -14,11 +14,11 @@ namespace terarec::encoding {
 namespace {
 
 template <typename Table, typename Id>
-void find_masked(const Table& table, Vector<const typename Table::Value> keys, Maybe<const bool> missing,
+void find_masked(const Table& table, Vector<const typename Table::Value> keys, Maybe<const uint8_t> valid,
                  Vector<Id> ids) {
   const int64_t rows = length(keys);
   require(length(ids) == rows, "the arrays differ in length");
-  const MissingMask mask = mask_of(missing, rows);
+  const MissingMask mask = mask_of(valid, rows);
   nb::gil_scoped_release release;
   table.find_all(keys.data(), mask, rows, ids.data());
 }
@@ -27,14 +27,14 @@ void find_masked(const Table& table, Vector<const typename Table::Value> keys, M
 // wait for it as often.
 template <typename Table>
 void find_columns(const std::vector<const Table*>& tables, const std::vector<Vector<const typename Table::Value>>& keys,
-                  const std::vector<Maybe<const bool>>& missing, Matrix<int32_t> ids) {
-  require(keys.size() == tables.size() && missing.size() == tables.size() && ids.shape(0) == tables.size(),
+                  const std::vector<Maybe<const uint8_t>>& valid, Matrix<int32_t> ids) {
+  require(keys.size() == tables.size() && valid.size() == tables.size() && ids.shape(0) == tables.size(),
           "expected one array, one mask and one row of ids a table");
   const auto rows = static_cast<int64_t>(ids.shape(1));
   std::vector<MissingMask> masks;
   for (size_t column = 0; column < tables.size(); ++column) {
     require(length(keys[column]) == rows, "the arrays differ in length");
-    masks.push_back(mask_of(missing[column], rows));
+    masks.push_back(mask_of(valid[column], rows));
   }
   nb::gil_scoped_release release;
   for (size_t column = 0; column < tables.size(); ++column) {
@@ -57,9 +57,9 @@ int64_t id_of(const Hex32Ids& table, std::string_view value, bool& good) {
 
 template <typename Id>
 void find_texts(const TextIds& table, Vector<const uint8_t> text, Vector<const int64_t> offsets,
-                Maybe<const bool> missing, Vector<Id> ids) {
+                Maybe<const uint8_t> valid, Vector<Id> ids) {
   require(length(offsets) == length(ids) + 1, "expected one more offset than ids");
-  const MissingMask mask = mask_of(missing, length(ids));
+  const MissingMask mask = mask_of(valid, length(ids));
   nb::gil_scoped_release release;
   const Texts texts(text, offsets);
   table.find_all(texts.data, texts.offsets, mask, texts.size, ids.data());
@@ -137,8 +137,8 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
              new (self) Table(values.data(), length(values), hash_buckets);
            },
            nb::arg("values"), nb::arg("hash_buckets"))
-      .def("find_all", &find_masked<Table, int32_t>, nb::arg("keys"), nb::arg("missing").none(), nb::arg("ids"))
-      .def("find_all", &find_masked<Table, int64_t>, nb::arg("keys"), nb::arg("missing").none(), nb::arg("ids"))
+      .def("find_all", &find_masked<Table, int32_t>, nb::arg("keys"), nb::arg("valid").none(), nb::arg("ids"))
+      .def("find_all", &find_masked<Table, int64_t>, nb::arg("keys"), nb::arg("valid").none(), nb::arg("ids"))
       .def("find_list", &find_list<Table>, nb::arg("values"), nb::arg("ids"));
 }
 
@@ -147,9 +147,9 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
 void bind_ids(nb::module_& module) {
   bind_integer_ids<Int64Ids>(module, "Int64Ids");
   bind_integer_ids<Hex32Ids>(module, "Hex32Ids");
-  module.def("find_columns", &find_columns<Int64Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("missing"),
+  module.def("find_columns", &find_columns<Int64Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("valid"),
              nb::arg("ids"));
-  module.def("find_columns", &find_columns<Hex32Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("missing"),
+  module.def("find_columns", &find_columns<Hex32Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("valid"),
              nb::arg("ids"));
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",
@@ -158,9 +158,9 @@ void bind_ids(nb::module_& module) {
              new (self) TextIds(texts.data, texts.offsets, texts.size, hash_buckets);
            },
            nb::arg("text"), nb::arg("offsets"), nb::arg("hash_buckets"))
-      .def("find_all", &find_texts<int32_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
+      .def("find_all", &find_texts<int32_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("valid").none(),
            nb::arg("ids"))
-      .def("find_all", &find_texts<int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("missing").none(),
+      .def("find_all", &find_texts<int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("valid").none(),
            nb::arg("ids"))
       .def("find_list", &find_list<TextIds>, nb::arg("values"), nb::arg("ids"));
   nb::class_<TablesOfColumns>(module, "TablesOfColumns")

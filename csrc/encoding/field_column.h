@@ -94,6 +94,7 @@ struct FieldColumn {
   Value* values_as() {
     return reinterpret_cast<Value*>(values.data());
   }
+  int64_t num_items(int64_t rows) { return layout.is_list() ? list_offsets[rows] : rows; }
 };
 
 // Options of all fields.

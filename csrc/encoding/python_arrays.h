@@ -15,10 +15,10 @@
 
 namespace terarec::encoding {
 
-// A byte per row, 1 where missing; none at all if no row is.
+// Arrow's validity bitmap, a bit per row, 0 where missing; none at all if no row is.
 struct MissingMask {
-  const uint8_t* mask;
-  bool operator[](int64_t row) const { return mask != nullptr && mask[row] != 0; }
+  const uint8_t* valid;
+  bool operator[](int64_t row) const { return valid != nullptr && (valid[row >> 3] >> (row & 7) & 1) == 0; }
 };
 
 namespace nb = nanobind;
@@ -47,8 +47,9 @@ const T* elements(const Maybe<const T>& array, int64_t rows) {
   return array->data();
 }
 
-inline MissingMask mask_of(const Maybe<const bool>& missing, int64_t rows) {
-  return {reinterpret_cast<const uint8_t*>(elements(missing, rows))};
+inline MissingMask mask_of(const Maybe<const uint8_t>& valid, int64_t rows) {
+  require(!valid || length(*valid) * 8 >= rows, "the bitmap is shorter than the array");
+  return {valid ? valid->data() : nullptr};
 }
 
 // A 1-D array that owns memory from malloc.

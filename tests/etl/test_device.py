@@ -12,7 +12,16 @@ import torch
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl import fit
-from terarec.etl.columns import ColumnType, RowFaultError, Rows, from_arrow, is_missing, kind_of, list_offsets, numbers_of
+from terarec.etl.columns import (
+    ColumnType,
+    RowFaultError,
+    Rows,
+    from_arrow,
+    is_missing,
+    kind_of,
+    list_offsets,
+    numbers_of,
+)
 from terarec.etl.device import DeviceTransform
 from terarec.etl.ops import (
     Bucketize,

@@ -97,3 +97,10 @@ def test_boundaries_follow_their_definition(values, intervals):
 def test_median(values):
     found = NumberSample(np.zeros(len(values), dtype=np.int64), np.array(values, dtype=np.float64)).median()
     assert found == (statistics.median_low(values) if values else 0.0)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8))
+def test_integers_count_as_the_numbers_that_they_are_nearest_to(values: list[int]) -> None:
+    integers = np.array(values, dtype=np.int64)
+    assert NumberRange.of(integers) == NumberRange.of(integers.astype(np.float64))
+    assert Moments.of(integers) == Moments.of(integers.astype(np.float64))

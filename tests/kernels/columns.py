@@ -11,9 +11,9 @@ def text_of(values):
     return np.frombuffer(b"".join(data), dtype=np.uint8), offsets
 
 
-def mask_of(flags):
-    """Booleans as a mask; None where none is set, as the parser gives it."""
-    return np.array(flags, dtype=np.bool_) if any(flags) else None
+def validity_of(flags):
+    """The validity bitmap of values that are missing where a flag is set; None where none is, as in Arrow."""
+    return np.packbits(~np.array(flags, dtype=np.bool_), bitorder="little") if any(flags) else None
 
 
 SMALL_TEXTS = st.one_of(st.sampled_from(["", "a", "b", "ab"]), st.text(max_size=40))

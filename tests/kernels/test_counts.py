@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from terarec.kernels.cpu import encoding as cpu
 from terarec.kernels.ref import encoding as ref
-from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
+from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of, validity_of
 
 
 def same(found, expected):
@@ -38,22 +38,22 @@ ROWS = st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.integers(1, 3)),
 def test_counts_of_integers_equal_those_of_plain_python(rows, min_count, kind):
     name, dtype = kind
     values = np.array([row[0] * 0x9E3779B1 % 2**32 for row in rows], dtype=np.uint32).astype(dtype)
-    missing, times = mask_of([row[1] for row in rows]), np.array([row[2] for row in rows], dtype=np.int64)
+    valid, times = validity_of([row[1] for row in rows]), np.array([row[2] for row in rows], dtype=np.int64)
     tables = getattr(cpu, name)(), getattr(ref, name)()
-    check(tables, [(values, missing), (values, None, times)], min_count)
+    check(tables, [(values, valid), (values, None, times)], min_count)
 
 
 @given(st.lists(st.tuples(INT64S, st.booleans()), max_size=60))
 def test_any_64_bit_integer_is_counted(rows):
     values = np.array([row[0] for row in rows], dtype=np.int64)
-    check((cpu.Int64Counts(), ref.Int64Counts()), [(values, mask_of([row[1] for row in rows]))], 1)
+    check((cpu.Int64Counts(), ref.Int64Counts()), [(values, validity_of([row[1] for row in rows]))], 1)
 
 
 @given(st.lists(st.tuples(SMALL_TEXTS, st.booleans(), st.integers(1, 3)), max_size=80), st.integers(1, 3))
 def test_counts_of_texts_equal_those_of_plain_python(rows, min_count):
-    texts, missing = text_of([row[0] for row in rows]), mask_of([row[1] for row in rows])
+    texts, valid = text_of([row[0] for row in rows]), validity_of([row[1] for row in rows])
     times = np.array([row[2] for row in rows], dtype=np.int64)
-    check((cpu.TextCounts(), ref.TextCounts()), [(*texts, missing), (*texts, None, times)], min_count)
+    check((cpu.TextCounts(), ref.TextCounts()), [(*texts, valid), (*texts, None, times)], min_count)
 
 
 def test_counts_of_32_bit_values_stop_at_their_largest():
@@ -101,7 +101,7 @@ def test_counts_of_many_texts_survive_growth_and_threads():
 
 
 def test_arrays_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="differ in length"):
-        cpu.Int64Counts().add(np.zeros(2, np.int64), np.zeros(1, np.bool_))
+    with pytest.raises(ValueError, match="shorter than the array"):
+        cpu.Int64Counts().add(np.zeros(9, np.int64), np.zeros(1, np.uint8))
     with pytest.raises(ValueError, match="leave the text"):
         cpu.TextCounts().add(np.zeros(2, np.uint8), np.array([0, 3]))

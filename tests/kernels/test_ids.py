@@ -10,7 +10,7 @@ from terarec.kernels.cpu import encoding as cpu
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.kernels.ref import encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
-from tests.kernels.columns import INT64S, SMALL_TEXTS, mask_of, text_of
+from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of, validity_of
 
 BUCKETS = st.sampled_from([1, 1, 2, 10, 1000])
 
@@ -58,15 +58,15 @@ def test_ids_of_integers_equal_those_of_plain_python(values, others, kind, out_t
     name, dtype = kind
     known = np.unique(np.array(values, dtype=np.int64).astype(dtype))[::-1].copy()
     keys = np.concatenate([known, np.array([key for key, _ in others], dtype=np.int64).astype(dtype)])
-    missing = mask_of([False] * len(known) + [gone for _, gone in others])
+    valid = validity_of([False] * len(known) + [gone for _, gone in others])
     tables = getattr(cpu, name)(known, buckets), getattr(ref, name)(known, buckets)
     outs = [None if out_type is None else np.empty(len(keys), dtype=out_type) for _ in tables]
-    found, expected = (table.find_all(keys, missing, out) for table, out in zip(tables, outs, strict=True))
+    found, expected = (table.find_all(keys, valid, out) for table, out in zip(tables, outs, strict=True))
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == (out_type or np.int64)
     assert found[: len(known)].tolist() == list(range(buckets + 1, buckets + 1 + len(known)))
     others = getattr(cpu, name)(known[::2].copy(), buckets)
-    together = cpu.find_columns([tables[0], others], [keys, keys], [missing, None])
+    together = cpu.find_columns([tables[0], others], [keys, keys], [valid, None])
     assert together.dtype == np.int32
     np.testing.assert_array_equal(together, [expected, others.find_all(keys)])
 
@@ -79,8 +79,8 @@ def test_ids_of_integers_equal_those_of_plain_python(values, others, kind, out_t
 def test_ids_of_texts_equal_those_of_plain_python(known, others, buckets):
     table, oracle = cpu.TextIds(*text_of(known), buckets), ref.TextIds(*text_of(known), buckets)
     np.testing.assert_array_equal(table.find_all(*text_of(known)), np.arange(len(known)) + buckets + 1)
-    texts, missing = text_of([row[0] for row in others]), mask_of([row[1] for row in others])
-    np.testing.assert_array_equal(table.find_all(*texts, missing), oracle.find_all(*texts, missing))
+    texts, valid = text_of([row[0] for row in others]), validity_of([row[1] for row in others])
+    np.testing.assert_array_equal(table.find_all(*texts, valid), oracle.find_all(*texts, valid))
     plain = [None if gone else value for value, gone in others]
     np.testing.assert_array_equal(table.find_list(plain), oracle.find_list(plain))
 
@@ -108,8 +108,8 @@ def test_a_value_that_occurs_twice_is_refused(module):
 
 def test_arrays_that_do_not_fit_are_refused():
     table = cpu.Hex32Ids(np.array([1], dtype=np.uint32))
-    with pytest.raises(ValueError, match="differ in length"):
-        table.find_all(np.zeros(2, np.uint32), np.zeros(1, np.bool_))
+    with pytest.raises(ValueError, match="shorter than the array"):
+        table.find_all(np.zeros(9, np.uint32), np.zeros(1, np.uint8))
     with pytest.raises(ValueError, match="leave the text"):
         cpu.TextIds(np.zeros(2, np.uint8), np.array([0, 3]))
     with pytest.raises(ValueError, match="rising offsets"):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +84,9 @@ class Moments:
     squares: Fraction = Fraction(0)
 
     @classmethod
-    def of(cls, numbers: NDArray[np.float64]) -> Moments:
-        """Compute those of float64[n]; NaN is missing and left out."""
+    def of(cls, numbers: NDArray[Any]) -> Moments:
+        """Compute those of ``numbers[n]``, float64 or integers; NaN is missing and left out."""
+        numbers = numbers.astype(np.float64, copy=False)
         present = numbers[~np.isnan(numbers)]
         if not len(present):
             return cls()
@@ -124,8 +126,10 @@ class NumberRange:
     maximum: float = -math.inf
 
     @classmethod
-    def of(cls, numbers: NDArray[np.float64]) -> NumberRange:
-        """Compute that of float64[n]; NaN is missing and left out."""
+    def of(cls, numbers: NDArray[Any]) -> NumberRange:
+        """Compute that of ``numbers[n]``, float64 or integers; NaN is missing and left out."""
+        if numbers.dtype.kind == "i":
+            return cls(float(numbers.min()), float(numbers.max())) if len(numbers) else cls()
         least, most = np.fmin.reduce(numbers, initial=math.inf), np.fmax.reduce(numbers, initial=-math.inf)
         return cls(float(least), float(most))
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import StorageError
-from terarec.etl.columns import lookup_values, null_mask, numpy_values, text_buffers, texts_of
+from terarec.etl.columns import lookup_values, numpy_values, text_buffers, texts_of, validity
 from terarec.etl.partitions import Partitions
 from terarec.etl.values import ValueKind
 from terarec.io import AtomicFile
@@ -52,9 +52,9 @@ class CountTable:
         """Count the m values of `array` that are not missing."""
         table, values = self._table, lookup_values(array)
         if isinstance(table, TextCounts):
-            table.add(*text_buffers(values), null_mask(values))
+            table.add(*text_buffers(values), validity(values))
         else:
-            table.add(numpy_values(values), null_mask(values))
+            table.add(numpy_values(values), validity(values))
 
     def add_counts(self, values: pa.Array, counts: NDArray[np.int64]) -> None:
         """Count each of `values`, no nulls, ``counts int64[n]`` times."""

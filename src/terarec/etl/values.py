@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import ARROW_TYPES, Kind, lookup_values, null_mask, numpy_values, text_buffers
+from terarec.etl.columns import ARROW_TYPES, Kind, lookup_values, numpy_values, text_buffers, validity
 from terarec.kernels.cpu.encoding import Hex32Ids, Int64Ids, TextIds, find_columns
 from terarec.spec import MISSING_ID
 
@@ -78,8 +78,8 @@ class ValueIds:
         """Find ids int64[m] of the m values of an array of this kind, or of ids where the kind is integer."""
         table, values = self.table, lookup_values(array)
         if isinstance(table, TextIds):
-            return table.find_all(*text_buffers(values), null_mask(values))
-        return table.find_all(numpy_values(values), null_mask(values))
+            return table.find_all(*text_buffers(values), validity(values))
+        return table.find_all(numpy_values(values), validity(values))
 
     def find_values(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Find ids int64[m] of a few Python values, or of ids int64[m] where the kind is integer.
@@ -123,7 +123,7 @@ def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArr
     for positions in together.values():
         chosen = [values[position] for position in positions]
         tables: list[Any] = [ids[position].table for position in positions]
-        rows = find_columns(tables, list(map(numpy_values, chosen)), list(map(null_mask, chosen)))
+        rows = find_columns(tables, list(map(numpy_values, chosen)), list(map(validity, chosen)))
         for position, row in zip(positions, rows, strict=True):
             found[position] = row
     return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 FieldType = Literal["skip", "text", "integer", "number", "hex32"]
@@ -23,6 +24,14 @@ FaultKind = Literal[
     "hex",
     "utf8",
 ]
+
+ARROW_TYPES: Mapping[FieldType, pa.DataType] = {
+    "text": pa.large_string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "hex32": pa.uint32(),
+}
+"""Arrow type of the values of each type of field but "skip"."""
 
 FIELD_TYPES: tuple[FieldType, ...] = ("skip", "text", "integer", "number", "hex32")
 FAULT_POLICIES: tuple[FaultPolicy, ...] = ("raise", "skip", "missing")
@@ -120,23 +129,6 @@ class DelimitedLayout:
         return Quoting(self.delimiter, self.quote, self.trim)
 
 
-class ParsedColumn(NamedTuple):
-    """One field of all n rows that were kept.
-
-    Attributes:
-        values: int64, float64 (NaN where missing) or uint32 (0 where missing), one a row or a list item; of text the
-            bytes uint8, one text after another.
-        missing: bool, one a row or a list item; None if nothing is missing.
-        text_offsets: int64, one more than texts: text i is ``values[text_offsets[i]:text_offsets[i + 1]]``.
-        list_offsets: int64[n + 1]: row r has the items ``list_offsets[r] <= i < list_offsets[r + 1]``.
-    """
-
-    values: NDArray[Any]
-    missing: NDArray[np.bool_] | None = None
-    text_offsets: NDArray[np.int64] | None = None
-    list_offsets: NDArray[np.int64] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class FieldFault:
     """One thing that is wrong in a text.
@@ -159,7 +151,8 @@ class ParsedLines:
     """What a text holds.
 
     Attributes:
-        columns: one a field; None for one that is skipped.
+        columns: an array a field, of its type in `ARROW_TYPES` or a large_list of it, null where missing; None for a
+            field that is skipped. A missing list is empty.
         num_lines: lines, empty ones included.
         num_rows: records that are not empty.
         kept: int64[n], the positions among `num_rows` of the rows that the columns hold; None if they hold all.
@@ -168,7 +161,7 @@ class ParsedLines:
             and with policy "raise" before the first one.
     """
 
-    columns: tuple[ParsedColumn | None, ...]
+    columns: tuple[pa.Array | None, ...]
     num_lines: int
     num_rows: int
     kept: NDArray[np.int64] | None

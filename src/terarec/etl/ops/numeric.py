@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
@@ -22,6 +21,7 @@ from terarec.etl.columns import (
     Kind,
     Rows,
     array_of,
+    filled,
     flat,
     is_missing,
     kind_of,
@@ -220,7 +220,7 @@ class FillMissing(NumberOperator):
             return value_of(kind, self.value)
         assert isinstance(state, FittedNumbers)
         median = state.columns[name]["median"]
-        return np.int64(median) if kind == "integer" else median
+        return int(median) if kind == "integer" else median
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return the number for missing ones."""
@@ -294,15 +294,11 @@ def _indicate_missing(values: Any) -> NDArray[np.float64]:
 
 
 def _filled(array: pa.Array, value: Any) -> pa.Array:
-    missing = null_mask(array)
-    if missing is None:
+    if not array.null_count:
         return array
     if kind_of(array) == "text":
-        return pc.if_else(pa.array(missing), pa.scalar(value, pa.large_string()), array)
-    values = numpy_values(array)
-    if value == 0 and not (missing & (values != 0)).any():  # as the parser leaves integers
-        return array_of(values)
-    return array_of(np.where(missing, value, values).astype(values.dtype, copy=False))
+        return array.fill_null(value)
+    return array_of(filled(array, value))
 
 
 @register("clip")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.etl.columns import Rows, list_offsets, numbers_of
+from terarec.etl.columns import Rows, flat, list_offsets, numbers_of, numpy_values
 from terarec.etl.statistics import GrowingSample, Moments, NumberRange, NumberSample
 from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
@@ -189,7 +189,7 @@ class SummedStatistic(Generic[SummandT]):
 
     def observe(self, rows: Rows) -> Mapping[str, SummandT]:
         """Return the summands of the columns of some training rows."""
-        return {name: self._summand.of(numbers_of(rows.columns[name])) for name in self._sums}
+        return {name: self._summand.of(_summands(rows.columns[name])) for name in self._sums}
 
     def merge(self, partial: Mapping[str, SummandT]) -> None:
         """Add the summands of a block."""
@@ -203,6 +203,12 @@ class SummedStatistic(Generic[SummandT]):
     def finish(self) -> FittedNumbers:
         """Return the parameters."""
         return FittedNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
+
+
+def _summands(array: pa.Array) -> NDArray[Any]:
+    """Return the m numbers of an array; integers as they are where none is missing, which spares a copy."""
+    values = flat(array)
+    return numbers_of(values) if values.null_count else numpy_values(values)
 
 
 class SampleStatistic:

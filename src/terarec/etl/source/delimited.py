@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import SECONDS
-from terarec.etl.columns import array_of, lists_of, texts_of
+from terarec.etl.columns import array_of, flat, list_offsets, lists_of, null_mask, numpy_values
 from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
 from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
@@ -33,7 +33,6 @@ from terarec.kernels.delimited_types import (
     DelimitedLayout,
     FieldFault,
     FieldType,
-    ParsedColumn,
     Quoting,
 )
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
@@ -50,31 +49,19 @@ def delimited_field(column: SourceColumn | None) -> DelimitedField:
     return DelimitedField(field_type, separator)
 
 
-def parsed_array(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> pa.Array:
-    """Return a column as the parser read it, its times read, too; bad ones are added to those that were `found`."""
-    if source.type == "time":
-        return _times(source, values, found)
-    return _in_lists(_texts(values) if values.text_offsets is not None else array_of(*values[:2]), values)
-
-
-def _in_lists(array: pa.Array, values: ParsedColumn) -> pa.Array:
-    return array if values.list_offsets is None else lists_of(array, values.list_offsets)
-
-
-def _texts(values: ParsedColumn) -> pa.LargeStringArray:
-    assert values.text_offsets is not None
-    return texts_of(values.values, values.text_offsets, values.missing)
-
-
-def _times(source: SourceColumn, values: ParsedColumn, found: list[FieldFaults]) -> pa.Array:
+def _times(source: SourceColumn, array: pa.Array, found: list[FieldFaults]) -> pa.Array:
+    """Return a column of times as seconds; bad ones are added to those that were `found`."""
+    written, offsets = flat(array), list_offsets(array)
+    missing = null_mask(written)
     if source.format is None:
-        written, expected = array_of(values.values), SECONDS
-        seconds, bad = values.values, beyond_years(values.values)
+        expected, seconds = SECONDS, numpy_values(written)
+        bad = beyond_years(seconds)
+        bad = bad if missing is None else bad & ~missing
     else:
-        written, expected = _texts(values), f"a time like {source.format!r}"
+        expected = f"a time like {source.format!r}"
         seconds, bad = parse_times(written, source.format)
-    missing = bad if values.missing is None else bad | values.missing
-    times = _in_lists(array_of(seconds, missing), values)
+    times = array_of(seconds, bad if missing is None else bad | missing)
+    times = times if offsets is None else lists_of(times, offsets)
     if bad.any():
         times, faults = without_bad(times, source, bad, "time", expected, written)
         found.append(faults)
@@ -139,9 +126,10 @@ class DelimitedReader:
             return ParsedPart({}, None, {FATAL: 1}, [_report(part, names, parsed.faults[-1])])
         columns: dict[str, pa.Array] = {}
         found: list[FieldFaults] = []
-        for name, values in zip(names, parsed.columns, strict=True):
-            if values is not None:
-                columns[name] = parsed_array(self._columns[name], values, found)
+        for name, array in zip(names, parsed.columns, strict=True):
+            if array is not None:
+                source = self._columns[name]
+                columns[name] = _times(source, array, found) if source.type == "time" else array
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND
-from terarec.etl.columns import array_of, is_missing, null_mask, text_buffers
+from terarec.etl.columns import is_missing, null_mask, text_buffers
 from terarec.kernels.cpu.delimited import parse_delimited
 from terarec.kernels.delimited_types import DelimitedField, DelimitedLayout
 
@@ -118,9 +118,7 @@ def parse_texts(
     content = "".join(f"\t{field}\n" for field in fields).encode()
     layout = DelimitedLayout(fields=(DelimitedField("skip"), DelimitedField(kind)), policy="missing")
     parsed = parse_delimited(content, layout)
-    values = parsed.columns[1]
-    assert values is not None
-    array = array_of(values.values, values.missing)
+    array = parsed.columns[1]
     if not parsed.faults:
         return array, None
     given = np.array([field != "" and not (kind == "number" and field.lower() in _NOT_A_NUMBER) for field in fields])

@@ -6,10 +6,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
 from terarec.kernels.delimited_types import (
+    ARROW_TYPES,
     FAULT_KINDS,
     FAULT_POLICIES,
     FIELD_TYPES,
@@ -17,12 +19,9 @@ from terarec.kernels.delimited_types import (
     DelimitedLayout,
     FieldFault,
     FieldType,
-    ParsedColumn,
     ParsedLines,
     Quoting,
 )
-
-_DTYPES = {kind: np.dtype(dtype) for kind, dtype in (("integer", "i8"), ("number", "f8"), ("hex32", "u4"))}
 
 
 class RowCount(NamedTuple):
@@ -60,9 +59,10 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     memory, columns, num_lines, num_rows, num_kept, kept, counts, faults = _encoding.parse_delimited(
         np.frombuffer(text, dtype=np.uint8), _compiled_layout(layout)
     )
+    rows = pa.py_buffer(memory)
     return ParsedLines(
         columns=tuple(
-            None if column is None else _column(memory, column, field.type, num_kept)
+            None if column is None else _column(rows, column, field.type, num_kept)
             for field, column in zip(layout.fields, columns, strict=True)
         ),
         num_lines=num_lines,
@@ -73,18 +73,24 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     )
 
 
-def _column(memory: NDArray[np.uint8], parts: tuple[Any, ...], field_type: FieldType, rows: int) -> ParsedColumn:
-    """Return a column whose arrays are views of the `memory` of all rows where their parts are positions in it."""
-    items, values, missing, text_offsets, list_offsets = parts
-    if isinstance(values, int):
-        values = np.frombuffer(memory, _DTYPES[field_type], items, values)
-    if isinstance(missing, int):
-        missing = np.frombuffer(memory, np.bool_, items, missing)
-    if isinstance(text_offsets, int):
-        text_offsets = np.frombuffer(memory, np.int64, items + 1, text_offsets)
-    if isinstance(list_offsets, int):
-        list_offsets = np.frombuffer(memory, np.int64, rows + 1, list_offsets)
-    return ParsedColumn(values, missing, text_offsets, list_offsets)
+def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, rows: int) -> pa.Array:
+    """Return a column whose buffers are slices of the `memory` of all rows where their parts are positions in it."""
+    items, nulls, values, valid, text_offsets, list_offsets = parts
+
+    def buffer(part: int | NDArray[Any] | None, size: int) -> pa.Buffer | None:
+        return memory.slice(part, size) if isinstance(part, int) else None if part is None else pa.py_buffer(part)
+
+    found, bits = ARROW_TYPES[field_type], buffer(valid, (items + 7) // 8)
+    if field_type == "text":
+        buffers = [bits, buffer(text_offsets, 8 * (items + 1)), buffer(values, 0)]
+    else:
+        buffers = [bits, buffer(values, items * found.bit_width // 8)]
+    array = pa.Array.from_buffers(found, items, buffers, nulls)
+    if list_offsets is None:
+        return array
+    return pa.Array.from_buffers(
+        pa.large_list(found), rows, [None, buffer(list_offsets, 8 * (rows + 1))], 0, children=[array]
+    )
 
 
 @lru_cache(maxsize=64)

@@ -52,7 +52,7 @@ IntegerT = TypeVar("IntegerT", np.uint32, np.int64)
 
 
 class _Counts:
-    """A compiled table."""
+    """A compiled table. `valid` of its methods is Arrow's validity bitmap, a bit for each value; None: all are."""
 
     __slots__ = ("_table",)
 
@@ -78,11 +78,11 @@ class _IntegerCounts(_Counts, Generic[IntegerT]):
     def add(
         self,
         values: NDArray[IntegerT],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Count ``values[n]`` that are not ``missing bool[n]``; value i ``times int64[n][i]`` >= 1 times if given."""
-        self._table.add(values, missing, times)
+        """Count ``values[n]`` that are `valid`; value i ``times int64[n][i]`` >= 1 times if given."""
+        self._table.add(values, valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
         """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
@@ -125,11 +125,11 @@ class TextCounts(_Counts):
         self,
         text: NDArray[np.uint8],
         offsets: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Count n texts that are neither empty nor ``missing bool[n]``; text i ``times[i]`` >= 1 times if given."""
-        self._table.add(text, offsets, missing, times)
+        """Count n texts that are `valid` and not empty; text i ``times[i]`` >= 1 times if given."""
+        self._table.add(text, offsets, valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Texts, as bytes and offsets, and counts of those that occurred `min_count` times.
@@ -149,7 +149,7 @@ _INT64 = np.dtype(np.int64)
 
 
 class _Ids:
-    """Ids of the values that a compiled table holds."""
+    """Ids of the values that a compiled table holds. `valid` is Arrow's validity bitmap as for `_Counts`."""
 
     __slots__ = ("_table",)
     _table: Any
@@ -188,11 +188,11 @@ class Hex32Ids(_Ids):
     def find_all(
         self,
         values: NDArray[np.uint32],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Return ids of ``values uint32[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
-        return _find_all(self._table, values, missing, out)
+        """Return ids of ``values uint32[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, valid, out)
 
 
 class Int64Ids(_Ids):
@@ -216,11 +216,11 @@ class Int64Ids(_Ids):
     def find_all(
         self,
         values: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Return ids of ``values int64[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
-        return _find_all(self._table, values, missing, out)
+        """Return ids of ``values int64[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
+        return _find_all(self._table, values, valid, out)
 
 
 class TextIds(_Ids):
@@ -246,12 +246,12 @@ class TextIds(_Ids):
         self,
         text: NDArray[np.uint8],
         offsets: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
+        """Ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
         ids = np.empty(len(offsets) - 1, dtype=np.int64) if out is None else out
-        self._table.find_all(text, offsets, missing, ids)
+        self._table.find_all(text, offsets, valid, ids)
         return ids
 
 
@@ -283,20 +283,20 @@ class TablesOfColumns:
 def find_columns(
     tables: Sequence[Hex32Ids] | Sequence[Int64Ids],
     values: Sequence[NDArray[Any]],
-    missing: Sequence[NDArray[np.bool_] | None],
+    valid: Sequence[NDArray[np.uint8] | None],
 ) -> NDArray[np.int32]:
     """Return the ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
 
     The GIL is given back once: of several threads that look up column by column, each waits for it after each column.
     """
     ids = np.empty((len(tables), len(values[0])), dtype=np.int32)
-    _encoding.find_columns([table._table for table in tables], values, missing, ids)
+    _encoding.find_columns([table._table for table in tables], values, valid, ids)
     return ids
 
 
-def _find_all(table: Any, values: NDArray[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
+def _find_all(table: Any, values: NDArray[Any], valid: NDArray[np.uint8] | None, out: Any) -> NDArray[Any]:
     ids = np.empty(len(values), dtype=np.int64) if out is None else out
-    table.find_all(values, missing, ids)
+    table.find_all(values, valid, ids)
     return ids
 
 

@@ -10,8 +10,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from terarec.kernels.delimited_types import (
+    ARROW_TYPES,
     FAULT_BYTES_KEPT,
     FAULTS_KEPT,
     UNQUOTED,
@@ -19,7 +21,6 @@ from terarec.kernels.delimited_types import (
     DelimitedLayout,
     FaultKind,
     FieldFault,
-    ParsedColumn,
     ParsedLines,
     Quoting,
 )
@@ -28,8 +29,6 @@ _INTEGER = re.compile(rb"(-?[0-9]+)(?:\.0+)?")
 _NUMBER = re.compile(rb"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX = re.compile(rb"[0-9a-fA-F]{1,8}")
 _SPACE = b" \t\n\v\f\r"
-_EMPTY: dict[str, Any] = {"integer": 0, "number": math.nan, "hex32": 0, "text": b""}
-_TYPES = {"integer": np.int64, "number": np.float64, "hex32": np.uint32}
 
 
 class _FaultError(Exception):
@@ -259,18 +258,8 @@ def _read_number(content: bytes, shown: bytes) -> float | None:
     return float(content)
 
 
-def _column(spec: DelimitedField, rows: list[Any]) -> ParsedColumn | None:
+def _column(spec: DelimitedField, rows: list[Any]) -> pa.Array | None:
     if spec.type == "skip":
         return None
-    items = [item for row in rows for item in row] if spec.separator else rows
-    gone = np.array([item is None for item in items], dtype=np.bool_)
-    filled = [_EMPTY[spec.type] if item is None else item for item in items]
-    text_offsets = list_offsets = None
-    if spec.type == "text":
-        values: Any = np.frombuffer(b"".join(filled), dtype=np.uint8)
-        text_offsets = np.cumsum([0, *map(len, filled)], dtype=np.int64)
-    else:
-        values = np.array(filled, dtype=_TYPES[spec.type])
-    if spec.separator:
-        list_offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return ParsedColumn(values, gone if gone.any() else None, text_offsets, list_offsets)
+    found = ARROW_TYPES[spec.type]
+    return pa.array(rows, pa.large_list(found) if spec.separator else found)

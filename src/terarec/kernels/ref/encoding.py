@@ -103,15 +103,20 @@ def _rotate(word: int, bits: int) -> int:
 _LAST_COUNT = 2**32 - 1
 
 
+def _is_valid(valid: NDArray[np.uint8] | None, row: int) -> bool:
+    """Return the bit of a row in Arrow's validity bitmap; None has no bits that are 0."""
+    return valid is None or bool(valid[row // 8] >> row % 8 & 1)
+
+
 class _Counts:
     """Counts of any hashable values."""
 
     def __init__(self) -> None:
         self._counts: Counter[Any] = Counter()
 
-    def _add(self, values: Iterable[Any], missing: NDArray[np.bool_] | None, times: NDArray[np.int64] | None) -> None:
+    def _add(self, values: Iterable[Any], valid: NDArray[np.uint8] | None, times: NDArray[np.int64] | None) -> None:
         for row, value in enumerate(values):
-            if missing is None or not missing[row]:
+            if _is_valid(valid, row):
                 self._counts[value] += 1 if times is None else int(times[row])
 
     def _by_count(self, min_count: int) -> list[tuple[Any, int]]:
@@ -135,10 +140,10 @@ class _IntegerCounts(_Counts):
     last_count: int
 
     def add(
-        self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None, times: NDArray[np.int64] | None = None
+        self, values: NDArray[Any], valid: NDArray[np.uint8] | None = None, times: NDArray[np.int64] | None = None
     ) -> None:
-        """Count ``values[n]`` that are not ``missing bool[n]``; value i ``times[i]`` times if given."""
-        self._add(values.tolist(), missing, times)
+        """Count ``values[n]`` that are `valid`; value i ``times[i]`` times if given."""
+        self._add(values.tolist(), valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
@@ -174,11 +179,11 @@ class TextCounts(_Counts):
         self,
         text: NDArray[np.uint8],
         offsets: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Count n texts that are neither empty nor ``missing bool[n]``; text i ``times[i]`` times if given."""
-        self._add((value.encode() for value in split_texts(text, offsets)), missing, times)
+        """Count n texts that are `valid` and not empty; text i ``times[i]`` times if given."""
+        self._add((value.encode() for value in split_texts(text, offsets)), valid, times)
         self._counts.pop(b"", None)
 
     def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -224,10 +229,10 @@ class _Ids:
             return self._ids[key]
         return _FIRST_BUCKET_ID + hash_value(key) % self._hash_buckets
 
-    def _masked(self, values: list[Any], missing: NDArray[np.bool_] | None, out: Any) -> NDArray[Any]:
+    def _masked(self, values: list[Any], valid: NDArray[np.uint8] | None, out: Any) -> NDArray[Any]:
         ids = np.empty(len(values), dtype=np.int64) if out is None else out
         for row, value in enumerate(values):
-            ids[row] = self._id_of(None if missing is not None and missing[row] else value)
+            ids[row] = self._id_of(value if _is_valid(valid, row) else None)
         return ids
 
     def find_list(self, values: list[Any]) -> NDArray[np.int64]:
@@ -245,10 +250,10 @@ class _IntegerIds(_Ids):
     """Ids of integers."""
 
     def find_all(
-        self, values: NDArray[Any], missing: NDArray[np.bool_] | None = None, out: NDArray[Any] | None = None
+        self, values: NDArray[Any], valid: NDArray[np.uint8] | None = None, out: NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """Return the ids of ``values[n]``, some of them ``missing bool[n]``: int64[n], or into ``out`` if given."""
-        return self._masked(values.tolist(), missing, out)
+        """Return the ids of ``values[n]``, missing unless `valid`: int64[n], or into ``out`` if given."""
+        return self._masked(values.tolist(), valid, out)
 
 
 class Hex32Ids(_IntegerIds):
@@ -285,11 +290,11 @@ class TextIds(_Ids):
         self,
         text: NDArray[np.uint8],
         offsets: NDArray[np.int64],
-        missing: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.uint8] | None = None,
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Ids of n texts, empty ones and ``missing bool[n]`` being missing: int64[n], or into ``out`` if given."""
-        return self._masked([value or None for value in split_texts(text, offsets)], missing, out)
+        """Ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
+        return self._masked([value or None for value in split_texts(text, offsets)], valid, out)
 
     def _read(self, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value == ""):
