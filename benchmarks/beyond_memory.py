@@ -186,7 +186,7 @@ def _blocks(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, ColumnBlock]]:
 
 
 def lag_by_user(path: Path, work: Path, bound: int) -> str:
-    from terarec.etl.columns import Block, from_arrow
+    from terarec.etl.columns import Rows, from_arrow
     from terarec.etl.engine.grouped import GroupedRows, _Scatter, partition_count
     from terarec.etl.ops import DifferenceLag
 
@@ -195,14 +195,14 @@ def lag_by_user(path: Path, work: Path, bound: int) -> str:
     scatter = _Scatter(step, 0, work / "in-0", count)
     for batch in _batches(path):
         columns = {name: from_arrow(batch.column(name), "integer") for name in ("row", "user", "time")}
-        scatter.add(*scatter.observe(Block(columns, batch.column("row").to_numpy())))
+        scatter.add(*scatter.observe(Rows(columns, batch.column("row").to_numpy())))
     scatter.finish_into(work / "out-0")
     joined, digest = GroupedRows(work, (0,), count), Digest()
     for end in range(_BATCH_ROWS, file.metadata.num_rows + _BATCH_ROWS, _BATCH_ROWS):
         block = joined.rows_before(end)
         (lag,) = block.columns.values()
-        digest.add("row", block.rows)
-        digest.add("lag", np.where(lag.is_missing(), -1, lag.values))
+        digest.add("row", block.ids)
+        digest.add("lag", lag.fill_null(-1).to_numpy())
     return digest.text
 
 
@@ -245,7 +245,7 @@ def lag_by_duckdb(path: Path, work: Path, bound: int) -> str:
     """DuckDB sorts rows by user, and results back; the operator is terarec's, as a workflow's step is."""
     import duckdb
 
-    from terarec.etl.columns import Block, from_arrow, to_arrow
+    from terarec.etl.columns import Rows, from_arrow
     from terarec.etl.ops import DifferenceLag
 
     step = DifferenceLag(columns=("time",), group="user", order="row", outputs=("lag",))
@@ -258,8 +258,8 @@ def lag_by_duckdb(path: Path, work: Path, bound: int) -> str:
 
     def insert(rows: pa.Table) -> None:
         columns = {name: from_arrow(rows.column(name), "integer") for name in rows.column_names}
-        block = step.transform(Block(columns, rows.column("row").to_numpy()), None)
-        made = pa.table({"row": rows.column("row"), "lag": to_arrow(block.columns["lag"])})
+        block = step.transform(Rows(columns, rows.column("row").to_numpy()), None)
+        made = pa.table({"row": rows.column("row"), "lag": block.columns["lag"]})
         connection.register("made", made)
         connection.execute("INSERT INTO done SELECT * FROM made")
 

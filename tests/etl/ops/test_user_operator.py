@@ -17,6 +17,8 @@ from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, OperatorSpec, SourceColumn, SourceSpec, operator, register
 from terarec.spec.registry import Registry
 from tests.etl.column_values import block_of, values_of
+from tests.etl.ops.fitting import fit
+from tests.etl.ops.fitting import saved as kept
 
 MODULE = '''
 from collections.abc import Mapping
@@ -24,7 +26,10 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
+from terarec.etl.columns import array_of, like, numbers_of
 from terarec.etl.ops import MappedColumns, NumberOperator, register
+from terarec.etl.ops.states import FittedNumbers, SummedStatistic
+from terarec.etl.statistics import Moments
 
 
 @register()
@@ -50,6 +55,28 @@ class Upper(MappedColumns):
 
     def transform_batch(self, batch, state):
         return {new: pc.utf8_upper(batch.column(old)) for old, new in self.pairs}
+
+
+@register()
+@dataclass(frozen=True, kw_only=True)
+class LessMean(MappedColumns):
+    """x - the mean of the training values, from NumPy views of the arrays."""
+
+    accepted = ("number",)
+    stage = "fitted"
+
+    def transform(self, rows, state):
+        made = {}
+        for old, new in self.pairs:
+            array = rows.columns[old]
+            made[new] = like(array, array_of(numbers_of(array) - state.columns[old]["mean"]))
+        return rows.with_columns(made)
+
+    def statistic(self, types, memory):
+        return SummedStatistic(self.kind, self.columns, Moments, lambda found: {"mean": found.mean})
+
+    def load_state(self, directory, name):
+        return FittedNumbers.load(directory, name, self, ("mean",))
 '''
 STEPS = [
     {"kind": "shop_ops:Scale", "columns": ["price"], "outputs": [], "factor": 3.0},
@@ -91,6 +118,19 @@ def test_it_is_imported_where_its_package_is_allowed_and_does_blocks_and_records
     assert records.keys[0].tolist() == [values_of(made.columns["brand"])[0]] * 2
     workflow.save(saved)
     assert Workflow.load(saved, allow_import=["shop_ops"]).spec == workflow.spec
+
+
+def test_it_takes_arrays_and_is_fitted_on_them(saved: Path) -> None:
+    path = saved / "workflow.json"
+    content = json.loads(path.read_text())
+    content["workflow"]["steps"][0] = {"kind": "shop_ops:LessMean", "columns": ["price"], "outputs": []}
+    path.write_text(json.dumps(content))
+    workflow = Workflow.load(saved, allow_import=["shop_ops"])
+    block = block_of(price=("number", [1.0, None, 4.0]), brand=("text", ["acme", None, "b"]))
+    step = workflow.plan.operators[0]
+    state = workflow.states[0] = kept(step, fit(step, [block.slice(0, 2), block.slice(2, 3)]))
+    assert values_of(step.transform(block, state).columns["price"]) == [-1.5, None, 1.5]
+    assert workflow.encode({"price": [1.0, 2.5], "brand": ["acme", "b"]}).dense.tolist() == [[-1.5], [0.0]]
 
 
 def test_a_name_is_registered_once() -> None:
