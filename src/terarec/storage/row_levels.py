@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -286,6 +287,81 @@ class CachedRows:
             dirty = self.slots.is_dirty[: self.slots.used_slots].nonzero()[:, 0]
             self.below.write(_owners(self.slots, dirty), self._values[dirty])
             self.slots.is_dirty[dirty] = False
+
+
+class WrittenBehind:
+    """A level whose rows are written by a thread, one batch at a time.
+
+    What is written is visible to all calls but `read_others`. An error of the thread is raised by the next call.
+
+    Attributes:
+        level: The level.
+
+    Args:
+        level: As above.
+    """
+
+    def __init__(self, level: RowLevel) -> None:
+        self.level = level
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="terarec-rows")
+        self._writing: Future[None] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of host memory taken."""
+        return self.level.memory_bytes
+
+    def settle(self) -> None:
+        """Wait for the thread."""
+        with self._lock:
+            writing = self._writing
+        if writing is not None:
+            writing.result()
+
+    def read(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """See `RowLevel.read`."""
+        self.settle()
+        return self.level.read(batch, out)
+
+    def read_others(self, batch: RowBatch, out: Tensor) -> Tensor:
+        """Read rows none of which is in the last batch that was written; see `RowLevel.read`."""
+        return self.level.read(batch, out)
+
+    def write(self, batch: RowBatch, values: Tensor) -> None:
+        """Begin to write rows, which the caller leaves as they are; see `RowLevel.write`."""
+        self.settle()
+        with self._lock:
+            self._writing = self._thread.submit(self.level.write, batch, values)
+
+    def erase(self, batch: RowBatch) -> None:
+        """See `RowLevel.erase`."""
+        self.settle()
+        self.level.erase(batch)
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `RowLevel.items`."""
+        self.settle()
+        return self.level.items(table, chunk_rows)
+
+    def count(self, table: int) -> int:
+        """See `RowLevel.count`."""
+        self.settle()
+        return self.level.count(table)
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """See `RowLevel.commit`."""
+        self.settle()
+        self.level.commit(metadata)
+
+    def stop(self) -> None:
+        """Wait for the thread, whatever it raised, and end it."""
+        self._thread.shutdown()
+
+    def close(self) -> None:
+        """See `RowLevel.close`."""
+        self.stop()
+        self.level.close()
 
 
 def _owners(slots: SlotMap, places: Tensor) -> RowBatch:

@@ -12,7 +12,7 @@ from terarec.errors import StorageError
 from terarec.io import file_lock
 from terarec.storage.row_file import RowColumn, RowFile
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import TableStores
+from terarec.storage.row_levels import TableStores, WrittenBehind
 from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
 
 _SUFFIX = ".rows"
@@ -20,6 +20,9 @@ _SUFFIX = ".rows"
 
 class TierFiles:
     """The files of some tables: working memory, which is removed when it is closed or at the next start.
+
+    Attributes:
+        writers: What writes to the stores, to be stopped before they are closed.
 
     Args:
         directory: Directory of the files; None for no file tier.
@@ -33,6 +36,7 @@ class TierFiles:
         self._generation = 0
         self._open: list[tuple[RowStore, Path]] = []
         self._is_made = False
+        self.writers: list[WrittenBehind] = []
 
     def level(self, of: RowFormat) -> TableStores | None:
         """Return empty stores for rows of a format; former ones stay until `drop_former`.
@@ -65,6 +69,8 @@ class TierFiles:
 
     def close(self) -> None:
         """Close and remove all files."""
+        for writer in self.writers:
+            writer.stop()
         held, self._open = self._open, []
         self._remove(held)
         if self._directory is not None and self._generation:

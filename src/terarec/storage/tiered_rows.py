@@ -19,7 +19,7 @@ from terarec.storage.arena import first_scale
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, by_table
+from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, WrittenBehind, by_table
 from terarec.storage.slots import SLOT_BYTES, Pin, RowBatch, SlotMap
 from terarec.storage.store import check_has_memory
 from terarec.storage.tier_budget import TierBudget
@@ -470,19 +470,21 @@ class TieredRows:
             self._memory = self._new_memory()
         return self._memory
 
-    def _new_memory(self, below: RowLevel | None = None) -> _Memory:
-        """Return empty memory of the present format, above `below` or, without, above tiers of its own."""
+    def _new_memory(self) -> _Memory:
+        """Return empty memory of the present format, above tiers of its own."""
         row_bytes = self._format.num_bytes
         share = self._share()
         budget = int(self.tiers.fast_bytes * share)
         capacity = min(max(1, budget // (row_bytes + SLOT_BYTES)) + self._num_defaults, self._most_rows())
-        if below is None:
-            below = self._files.level(self._format)
-            host = self.tiers.host_bytes_below
-            if host is not None:
-                name = f"tiers host={self.tiers.host!r}"
-                below = CachedRows(int(host * share), row_bytes, below, slot_bytes=SLOT_BYTES, name=name)
-        memory = _Memory(self._format, capacity, self.device, below)
+        below: RowLevel | None = self._files.level(self._format)
+        host = self.tiers.host_bytes_below
+        if host is not None:
+            name = f"tiers host={self.tiers.host!r}"
+            below = CachedRows(int(host * share), row_bytes, below, slot_bytes=SLOT_BYTES, name=name)
+        behind = None if below is None else WrittenBehind(below)
+        if behind is not None:
+            self._files.writers.append(behind)
+        memory = _Memory(self._format, capacity, self.device, behind)
         if self._num_defaults:
             first = torch.arange(self._num_defaults, device=self.device)
             memory.slots.hold(memory.slots.assign(RowBatch(first, first, first)))
@@ -528,6 +530,8 @@ class TieredRows:
 
     def _bring(self, memory: _Memory, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
         """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
+        if memory.below is not None:
+            memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
         if batch.rows.numel() > memory.slots.room:
             needed = memory.slots.num_distinct(batch.rows)
             if needed > memory.slots.room:
@@ -600,7 +604,7 @@ class TieredRows:
                 memory.weights.tensor, {n: h.tensor for n, h in memory.state.items()}, slots[fresh], batch.part(fresh)
             )
 
-    def _fetch(self, below: RowLevel, batch: RowBatch, *, takes_staged: bool) -> tuple[Tensor, Tensor, int]:
+    def _fetch(self, below: WrittenBehind, batch: RowBatch, *, takes_staged: bool) -> tuple[Tensor, Tensor, int]:
         """Return rows uint8[n, row_bytes], which of them are in the tier below, and how many of those were staged."""
         num_rows = batch.rows.numel()
         values = torch.empty(num_rows, self._format.num_bytes, dtype=torch.uint8)
@@ -611,10 +615,10 @@ class TieredRows:
         staged = int(found.sum())
         rest = (~taken).nonzero()[:, 0]
         if rest.numel() == num_rows:
-            found = below.read(batch, values)
+            found = below.read_others(batch, values)  # none is among those that just left the fast tier
         elif rest.numel():
             part = torch.empty(rest.numel(), values.shape[1], dtype=torch.uint8)
-            found[rest] = below.read(batch.part(rest), part)
+            found[rest] = below.read_others(batch.part(rest), part)
             values[rest] = part
         return values, found, staged
 
@@ -676,7 +680,7 @@ class _Memory:
         below: where rows go that do not fit; None for nowhere.
     """
 
-    def __init__(self, of: RowFormat, capacity: int, device: torch.device, below: RowLevel | None) -> None:
+    def __init__(self, of: RowFormat, capacity: int, device: torch.device, below: WrittenBehind | None) -> None:
         self.format = of
         self.slots = SlotMap(capacity, device)
         self.below = below

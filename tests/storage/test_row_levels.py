@@ -1,0 +1,98 @@
+"""Levels below the fast tier."""
+
+import threading
+
+import pytest
+import torch
+
+from terarec.errors import StorageError
+from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, TableStores, WrittenBehind
+from terarec.storage.row_store import MemoryRowStore
+from terarec.storage.slots import RowBatch
+
+ROW_BYTES = 16
+
+
+def batch(*keys: int, table: int = 0) -> RowBatch:
+    held = torch.tensor(keys, dtype=torch.int64)
+    return RowBatch(held + 1000 * table, held, torch.full_like(held, table))
+
+
+def joined(*parts: RowBatch) -> RowBatch:
+    return RowBatch(*(torch.cat(held) for held in zip(*parts, strict=True)))
+
+
+def rows(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.uint8)[:, None].repeat(1, ROW_BYTES)
+
+
+def stores() -> TableStores:
+    return TableStores([MemoryRowStore(ROW_BYTES), MemoryRowStore(ROW_BYTES)])
+
+
+LEVELS = {
+    "stores": stores,
+    "cache": lambda: CachedRows(4 * 26, ROW_BYTES, stores(), slot_bytes=10, name="host"),
+    "behind": lambda: WrittenBehind(stores()),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+def test_rows_of_several_tables_come_back(level) -> None:
+    held: RowLevel = level()
+    mixed = joined(batch(3, table=1), batch(5, 4), batch(7, table=1), batch(9, 8, 7))
+    held.write(mixed, rows(1, 2, 3, 4, 5, 6, 7))
+    held.write(batch(4), rows(9))
+    wanted = joined(batch(7), batch(6), batch(7, 3, table=1), batch(4, 4))
+    out = rows(0, 0, 0, 0, 0, 0)
+    assert held.read(wanted, out).tolist() == [True, False, True, True, True, True]
+    assert out[:, 0].tolist() == [7, 0, 4, 1, 9, 9]
+    held.erase(joined(batch(7), batch(100), batch(3, table=1)))
+    assert (held.count(0), held.count(1)) == (4, 1)
+    found = {
+        key: int(row[0]) for keys, values in held.items(0, 2) for key, row in zip(keys.tolist(), values, strict=True)
+    }
+    assert found == {5: 2, 4: 9, 9: 5, 8: 6}
+    held.commit({})
+    assert held.memory_bytes > 0
+    held.close()
+
+
+def test_a_cache_without_a_level_below_is_a_limit() -> None:
+    cache = CachedRows(4 * 26, ROW_BYTES, None, slot_bytes=10, name="host")
+    cache.write(batch(1, 2, 3, 4), rows(1, 2, 3, 4))
+    cache.write(batch(2, 3), rows(5, 6))
+    with pytest.raises(BudgetError) as caught:
+        cache.write(batch(5), rows(5))
+    assert (caught.value.needed, caught.value.held, caught.value.needed_bytes) == (5, 4, 5 * 26)
+    assert cache.count(0) == 4
+    assert sum(len(keys) for keys, _ in cache.items(0, 3)) == 4
+
+
+class Gated(TableStores):
+    """Stores that write when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__([MemoryRowStore(ROW_BYTES)])
+        self.gate = threading.Event()
+
+    def write(self, held: RowBatch, values: torch.Tensor) -> None:
+        self.gate.wait()
+        if 13 in held.keys:
+            raise StorageError("disk: full")
+        super().write(held, values)
+
+
+def test_rows_that_are_being_written_are_waited_for() -> None:
+    level = Gated()
+    behind = WrittenBehind(level)
+    behind.write(batch(1), rows(1))
+    out = rows(0)
+    assert behind.read_others(batch(2), out).tolist() == [False]
+    threading.Timer(0.05, level.gate.set).start()
+    assert behind.read(batch(1), out).tolist() == [True]
+    behind.write(batch(13), rows(1))
+    for call in (behind.settle, lambda: behind.write(batch(2), rows(2))):
+        with pytest.raises(StorageError, match="disk: full"):
+            call()
+    behind.close()
