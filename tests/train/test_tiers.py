@@ -1,6 +1,7 @@
 """Runs with tables in tiers: equal to those in memory, resumed or not, and used where runs are used."""
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -16,7 +17,7 @@ from terarec.spec import (
     Tiers,
     freq,
 )
-from terarec.train import build
+from terarec.train import Callback, build
 from terarec.train.report import write_report
 from tests.train.small_run import assert_same, changed, weights
 
@@ -62,6 +63,27 @@ def test_a_run_equals_one_in_memory_with_and_without_a_stop(tmp_path, spec, mode
     for name, table in tables(loaded).items():
         keys = table.keys()
         assert table.export(keys).weights.equal(tables(plain.model)[name].export(keys).weights)
+
+
+class StopsAt(Callback):
+    """Stops each call of `fit` after three steps."""
+
+    def on_step(self, trainer):
+        if trainer.step % 3 == 0:
+            trainer.stop()
+
+
+def test_a_second_fit_goes_on_where_the_first_stopped(tmp_path, spec):
+    losses = []
+    for tiers in (None, Tiers(host="30KiB", file=str(tmp_path / "rows"))):
+        run = build(with_tiers(spec, tiers), tmp_path / "run", [StopsAt()])
+        reader, found = run.reader("train"), []
+        for _ in range(4):
+            found.append(run.trainer.fit(reader).loss)
+            found.append(run.trainer.samples)
+        losses.append(found)
+        shutil.rmtree(tmp_path / "run")
+    assert losses[0] == losses[1]
 
 
 def test_tiers_without_room_name_the_step(tmp_path, spec):
