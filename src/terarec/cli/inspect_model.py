@@ -119,7 +119,8 @@ def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
     rows, width, dtype, num_bytes, total, low, high = 0, 0, "", 0, 0.0, math.inf, -math.inf
     state: dict[str, None] = {}
     index = new_hash_index()
-    is_dynamic = False
+    has_keys = False
+    is_dynamic = any(parsed and parsed[0] == table for parsed in (parse_memory_file(e.file) for e in manifest.files))
     for tensors in table_pieces(checkpoint, manifest, table):
         norms = row_norms(tensors[WEIGHTS])
         rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
@@ -128,13 +129,13 @@ def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
         total += float(norms.sum())
         low, high = min(low, float(norms.min(initial=math.inf))), max(high, float(norms.max(initial=-math.inf)))
         state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name.startswith(STATE_PREFIX)}
-        if KEYS in tensors:
-            is_dynamic = True
+        has_keys |= KEYS in tensors
+        if is_dynamic:
             keys = torch.from_numpy(tensors[KEYS])
             index.assign(keys, torch.arange(len(keys)))
     return {
         "table": table,
-        "kind": "dynamic" if is_dynamic else "static",
+        "kind": "dynamic" if is_dynamic else "static in tiers" if has_keys else "static",
         "rows": rows,
         "width": width,
         "dtype": dtype,

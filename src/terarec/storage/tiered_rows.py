@@ -350,7 +350,7 @@ class TieredRows:
             slots = memory.slots.find(batch.rows)
             if memory.below is None:
                 absent = (slots < 0).nonzero()[:, 0]
-                slots[absent], new = self._bring(memory, batch.part(absent), "rows that are written")
+                slots[absent], new = self._bring(memory, batch.part(absent), "an import")
                 memory.slots.let_go(new)
             here = (slots >= 0).nonzero()[:, 0]
             memory.put(slots[here], weights[here], _rows_of(state, here))
