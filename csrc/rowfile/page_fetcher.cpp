@@ -9,7 +9,8 @@
 namespace terarec::rowfile {
 namespace {
 
-constexpr unsigned kDepth = 64;  // reads under way in a ring
+// Reads under way in a ring: 128 gave 1.2 times the reads of 64 on a virtual NVMe disk.
+constexpr unsigned kDepth = 128;
 // Of so many first runs, if this share is not in the page cache, the others are not looked for there.
 constexpr int64_t kSample = 64;
 

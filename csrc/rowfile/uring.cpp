@@ -4,10 +4,14 @@
 
 // liburing is no part of most systems; the calls and structures of the kernel's header are few.
 #if __has_include(<linux/io_uring.h>)
-
 #include <linux/io_uring.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
+#endif
+
+// Headers before Linux 5.6 lack reads without vectors, which came with this flag.
+#if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)
+
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -58,6 +58,8 @@ void WriteQueue::work() {
     try {
       write(task);
       written_(task);
+    } catch (const StoreError& failure) {
+      error = std::make_exception_ptr(StoreError(std::string(failure.what()) + "; the last commit stands"));
     } catch (...) {
       error = std::current_exception();
     }

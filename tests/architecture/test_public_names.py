@@ -42,6 +42,8 @@ ROOMS = [
     "serve",
     "spec",
     "storage",
+    "storage.rocksdb_store",
+    "storage.row_file",
     "train",
 ]
 

@@ -19,7 +19,7 @@ from terarec.io import atomic_dir
 LEAST_ROW_BYTES = 16
 MOST_ROW_BYTES = 4096
 KEY_BYTES = 8
-SCAN_ROWS = 65_536
+SCAN_ROWS = 16_384
 """Rows of a chunk of `RowStore.items` unless given."""
 _MEMORY_FILE = "rows.safetensors"
 
