@@ -42,6 +42,24 @@ class DataNotFoundError(FormatError, FileNotFoundError):
         return str(self.args[0]) if self.args else ""
 
 
+class KeysetError(FormatError):
+    """The keyset of a part lacks a key that one of its samples has.
+
+    Attributes:
+        part: Number of the part, from 0.
+        column: Name of the categorical column.
+        key: The first key that is missing.
+        row: Number of its sample in the split, from 0.
+    """
+
+    def __init__(self, message: str, *, part: int, column: str, key: int, row: int) -> None:
+        super().__init__(message)
+        self.part = part
+        self.column = column
+        self.key = key
+        self.row = row
+
+
 class StorageError(TerarecError, RuntimeError):
     """A table or a disk cannot hold what it was asked to hold."""
 

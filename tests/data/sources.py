@@ -12,6 +12,7 @@ class TinyGroups:
     """Rows in groups of given sizes; a `Source` like any other."""
 
     parts = ()
+    keysets = None
 
     def __init__(self, sizes, hotness=(1, 3), **columns):
         self.spec = make_spec(hotness=hotness, **columns)

@@ -94,6 +94,7 @@ SETTINGS: Mapping[str, Setting] = {
     "precision": Setting(path="training.precision"),
     "loss_scale": Setting(path="training.loss_scale", metavar="NUMBER|dynamic"),
     "compile": Setting(path="training.compile"),
+    "passes": Setting(path="training.passes"),
     "accumulate": Setting(path="training.accumulate"),
     "clip_norm": Setting(path="training.clip_norm"),
     "metrics": Setting(path="training.metrics"),

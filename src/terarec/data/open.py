@@ -67,7 +67,7 @@ def open_reader(
         by_parts: Whether the parts of a prepared data set come one after the other.
 
     Raises:
-        DataNotFoundError: No such path, a directory without either description, or a file is missing.
+        DataNotFoundError: No such path, a directory without either description, no parts, or a file is missing.
         FormatError: A file does not hold what the description promises; also while iterating. No samples to repeat.
         ConfigError: No such split, or an argument out of range.
     """

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
+from terarec.data.keysets import PartKeysets
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import (
     METADATA_TYPES,
@@ -88,12 +89,14 @@ class Source(Protocol):
         spec: The columns.
         group_rows: Samples in each row group, in input order.
         parts: Consecutive groups that are read one part after the other: shuffling mixes samples of one part, and no
-            batch holds samples of two. None for a source without parts.
+            batch holds samples of two. Empty for a source without parts.
+        keysets: The keys of each part; None for a source without parts or without their keysets.
     """
 
     spec: DatasetSpec
     group_rows: tuple[int, ...]
     parts: tuple[PartSpec, ...]
+    keysets: PartKeysets | None
 
     def read(self, group: int) -> ColumnBlock:
         """Return the rows of row group `group`; safe to call from several threads."""
@@ -106,7 +109,8 @@ class DatasetSource:
     Args:
         directory: Directory with ``dataset.json``.
         split: Name of the split, for example "train".
-        by_parts: Whether to read it part by part, see `Source`.
+        by_parts: Whether to read it part by part, see `Source`. Where parts have keysets, all keys that are read must
+            be in that of their part.
 
     Raises:
         DataNotFoundError: No such directory, no ``dataset.json`` in it, no parts, or a shard is missing.
@@ -129,11 +133,23 @@ class DatasetSource:
                 f"parts of {got[0]} row groups with {got[1]} rows, expected "
                 f"{expected[0]} with {expected[1]} as in the shards",
             )
+        self._first_row = list(accumulate(self.group_rows, initial=0))
+        self._part_ends = list(accumulate(part.groups for part in self.parts))
+        has_keysets = by_parts and all(part.keyset is not None for part in self.parts)
+        self.keysets = PartKeysets(directory, split, self.parts) if has_keysets else None
 
     def read(self, group: int) -> ColumnBlock:
-        """Return the rows of row group `group`, counted over all shards."""
+        """Return the rows of row group `group`, counted over all shards.
+
+        Raises:
+            KeysetError: The keyset of its part lacks a key.
+        """
         shard = bisect_right(self._first_group, group) - 1
-        return self._shards[shard].read_group(group - self._first_group[shard])
+        block = self._shards[shard].read_group(group - self._first_group[shard])
+        if self.keysets is not None:
+            names = [column.name for column in self.spec.categorical]
+            self.keysets.check(bisect_right(self._part_ends, group), names, block, self._first_row[group])
+        return block
 
 
 class InMemorySource:
@@ -152,6 +168,7 @@ class InMemorySource:
     """
 
     parts: tuple[PartSpec, ...] = ()
+    keysets: PartKeysets | None = None
 
     def __init__(
         self,
@@ -259,7 +276,7 @@ class Reader(IterableDataset[Batch]):
         )
         source: Source = DatasetSource(Path(dataset), split) if isinstance(dataset, str | Path) else dataset
         self.spec: DatasetSpec = source.spec
-        self.parts = source.parts
+        self.parts, self.keysets = source.parts, source.keysets
         self.batch_size = batch_size
         self.repeat = repeat
         names = [column.name for column in self.spec.categorical]

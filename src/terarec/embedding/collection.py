@@ -296,6 +296,28 @@ class EmbeddingCollection(nn.Module):
             batch = RowBatch(part.rows, part.part.keys, part.tables)
             tiers.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
 
+    def preload(self, keys: Mapping[str, Tensor]) -> None:
+        """Load the rows of keys that a part of the data needs, where tables have tiers; changed rows are written back.
+
+        As many as fit come into the fastest memory; the others move there when a batch needs them.
+
+        Args:
+            keys: Feature -> int64[n]; those that no table has are ignored, and so are further features.
+        """
+        lengths = torch.tensor([values.numel() for values in keys.values()], dtype=torch.int64)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        jagged = Jagged(names=tuple(keys), keys=torch.cat([*keys.values(), offsets[:0]]), offsets=offsets)
+        held = {name: _Held(table) for name, table in self.tables.items()}
+        for index, readers in self._readers.items():
+            tiers = tiers_of(self.arenas[index])
+            if tiers is None:
+                continue
+            chosen = [replace(feature, max_keys=None) for feature in readers if feature.name in keys]
+            part = translate(jagged, chosen, held, train=False)
+            has_row = (part.rows >= 0).nonzero()[:, 0]
+            batch = RowBatch(part.rows, part.part.keys, part.tables).part(has_row)
+            tiers.preload(batch.to(tiers.device))
+
     def _find_rows(self, jagged: Jagged, learns: bool) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
         found: dict[int, tuple[Translated, PlacedRows | None]] = {}

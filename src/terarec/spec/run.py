@@ -131,6 +131,9 @@ class TrainingSpec:
         repeat: Whether the train split is one endless stream, in which batches cross the borders of epochs and all are
             full; `max_steps` ends it.
         drop_last: Whether a last batch of fewer samples is left out of each epoch.
+        passes: Whether the parts of the train split are trained one after the other, in their order: shuffling mixes
+            samples of one part, and rows of tables in tiers are loaded part by part. For data sets whose parts have
+            keysets.
         device: "cpu", "cuda", "cuda:N", or "auto" for a GPU where there is one and the CPU elsewhere.
         compile: Whether ``torch.compile`` compiles the layers.
         precision: "fp32", or "bf16" or "fp16" for the dense layers' matrix products.
@@ -164,6 +167,7 @@ class TrainingSpec:
     shuffle: bool = True
     repeat: bool = False
     drop_last: bool = False
+    passes: bool = False
     device: str = "auto"
     compile: bool = False
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -199,7 +203,7 @@ class TrainingSpec:
         if self.clip_norm is not None:
             checks.finite_float(self, "clip_norm", low=0.0, open_low=True)
         checks.finite_float(self, "min_delta", low=0.0)
-        for name in ("keep_best", "shuffle", "repeat", "drop_last", "compile"):
+        for name in ("keep_best", "shuffle", "repeat", "drop_last", "passes", "compile"):
             checks.one_of(self, name, (False, True))
         for name in ("freeze", "metrics", "slices"):
             checks.distinct(self, name, getattr(self, name))
@@ -209,6 +213,8 @@ class TrainingSpec:
         for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "threads"):
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
+        if self.repeat and self.passes:
+            checks.reject(self, "passes", "got passes with repeat, expected one of them: a stream has no parts")
         if self.repeat and self.max_steps is None:
             checks.reject(self, "max_steps", "got none with repeat, expected the number of steps that ends the stream")
 

@@ -27,6 +27,7 @@ from terarec.storage.tier_files import TierFiles
 
 _EVICTED_SHARE = 256  # a full tier gives up at least one of so many slots at once
 _WRITTEN_AT_ONCE = 1 << 16
+_LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
 _MIB = 1 << 20
 _MOST_SLOTS = 1 << 36
 _CPU = torch.device("cpu")
@@ -303,6 +304,42 @@ class TieredRows:
             below = memory.below
         staged.fill(below)
 
+    def preload(self, batch: RowBatch) -> None:
+        """Write changed rows back, and bring rows into the fast tier that will be needed for a while.
+
+        Where not all of them fit, those that are there already stay, and others come while there is room.
+
+        Args:
+            batch: rows, which may repeat; rows that no tier has are left out.
+        """
+        with self.lock:
+            self.flush()
+            memory = self._open()
+            if memory.below is None:
+                return
+            slots = memory.slots.find(batch.rows)
+            here = memory.slots.distinct(slots[slots >= 0])
+            memory.slots.hold(here)
+            try:
+                self._load_some(memory, batch.part((slots < 0).nonzero()[:, 0]))
+            finally:
+                memory.slots.let_go(here)
+
+    def _load_some(self, memory: _Memory, batch: RowBatch) -> None:
+        """Give slots to as many rows without one, which may repeat, as others can give theirs to."""
+        rows, order = batch.rows.sort()
+        is_first = torch.ones_like(rows, dtype=torch.bool)
+        is_first[1:] = rows[1:] != rows[:-1]
+        batch = batch.part(order[is_first])
+        missing = batch.rows.numel() - memory.slots.room
+        if missing > 0:
+            self._release(memory, memory.slots.victims(missing, self._batch))
+        batch = batch.part(slice(0, memory.slots.room))
+        at_once = max(1, _LOADED_AT_ONCE // self._format.num_bytes)
+        for begin in range(0, batch.rows.numel(), at_once):
+            _, new = self._bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")
+            memory.slots.let_go(new)  # nothing is evicted before the last: there is room for all of them
+
     def grow(self, rows: int) -> None:
         """Do nothing: rows take memory as they are used."""
 
@@ -555,6 +592,11 @@ class TieredRows:
         victims = slots.victims(wanted, self._batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
             raise self._too_small(memory, needed, purpose)
+        self._release(memory, victims)
+
+    def _release(self, memory: _Memory, victims: Tensor) -> None:
+        """Write the rows of ``victims int64[n]`` back where they changed, and take their slots away."""
+        slots = memory.slots
         self._write_back(memory, victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
         slots.release(victims)
 

@@ -36,6 +36,7 @@ from terarec.train.checkpointing import Checkpointing, restore
 from terarec.train.devices import keep_freed_memory, resolve_device
 from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
+from terarec.train.passes import Passes
 from terarec.train.run_dir import RunDirectory, check_columns, check_run, differences
 from terarec.train.trainer import Callback, FitReport, Trainer
 
@@ -110,7 +111,7 @@ class Run:
             optimizers,
             objective=self.objective,
             labels=[label.name for label in self.dataset.labels],
-            callbacks=(log, self._checkpointing, *self.callbacks),
+            callbacks=(*([Passes()] if spec.training.passes else []), log, self._checkpointing, *self.callbacks),
         )
         schedule = spec.training.schedule
         if schedule is not None:
@@ -129,6 +130,7 @@ class Run:
             threads=training.reader_threads,
             repeat=training.repeat and split == "train",
             drop_last=training.drop_last and split == "train",
+            by_parts=training.passes and split == "train",
         )
 
     def _valid_reader(self) -> BatchReader | None:

@@ -1,0 +1,93 @@
+"""Keysets of the parts of a split while it is read part by part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import KeysetError
+from terarec.formats import ColumnBlock, PartSpec, read_part_keys
+from terarec.formats.block import bags_of
+
+_HELD = 2  # the part that is read, and the one before or after it
+
+
+class PartKeysets:
+    """The distinct keys of each part of a split. Those of the two parts used last stay in memory.
+
+    Any thread may call the methods.
+
+    Args:
+        directory: Directory of the data set.
+        split: Name of the split.
+        parts: Its parts, each with a keyset.
+    """
+
+    def __init__(self, directory: Path, split: str, parts: Sequence[PartSpec]) -> None:
+        self._directory = directory
+        self._split = split
+        self._parts = tuple(parts)
+        self._held: dict[int, Mapping[str, NDArray[np.int64]]] = {}
+        self._lock = threading.Lock()
+
+    def keys(self, part: int) -> Mapping[str, NDArray[np.int64]]:
+        """Return the distinct keys of the part of that number: column -> int64[n], ascending.
+
+        Raises:
+            DataNotFoundError: The file is missing.
+            FormatError: The file is damaged.
+        """
+        with self._lock:
+            keys = self._held.pop(part, None)
+            if keys is None:
+                while len(self._held) >= _HELD:
+                    del self._held[next(iter(self._held))]
+                keys = read_part_keys(self._directory, self._split, self._parts[part])
+            self._held[part] = keys  # the last one used is the last
+            return keys
+
+    def check(self, part: int, names: Sequence[str], block: ColumnBlock, first_row: int) -> None:
+        """Raise unless the keyset of a part holds the keys of some of its samples.
+
+        Args:
+            part: Number of the part.
+            names: Names of the categorical columns.
+            block: The samples.
+            first_row: Number of the first one in the split.
+
+        Raises:
+            KeysetError: It lacks a key.
+            DataNotFoundError: The file is missing.
+            FormatError: The file is damaged.
+        """
+        held = self.keys(part)
+        for name, column in zip(names, block.keys, strict=True):
+            values, offsets = bags_of(column)
+            distinct = np.unique(values)
+            absent = distinct[~_is_in(distinct, held.get(name, np.empty(0, np.int64)))]
+            if absent.size:
+                first = int(np.isin(values, absent).argmax())
+                row = first_row + int(np.searchsorted(offsets, first, side="right")) - 1
+                key = int(values[first])
+                file = self._directory / self._split / str(self._parts[part].keyset)
+                raise KeysetError(
+                    f"{file}: lacks key {key} of column {name!r}, which sample {row} of split {self._split!r} has, "
+                    f"expected all keys of part {part}",
+                    part=part,
+                    column=name,
+                    key=key,
+                    row=row,
+                )
+
+
+def _is_in(values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of ``values [n]`` are among ``keys int64[m]``; both ascend."""
+    if not keys.size:
+        return np.zeros(values.shape, np.bool_)
+    places = np.searchsorted(keys, values)
+    found: NDArray[np.bool_] = keys[np.minimum(places, keys.size - 1)] == values
+    return found

@@ -1,0 +1,74 @@
+"""Training part by part: the rows of a part are loaded before its first step."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from terarec.data import Reader
+from terarec.data.keysets import PartKeysets
+from terarec.errors import ConfigError, DataNotFoundError
+from terarec.train.row_tiers import collections_in_tiers
+from terarec.train.trainer import Callback, Trainer
+
+
+class Passes(Callback):
+    """Loads the rows of a part's keyset into the fast tiers before its first step, and writes changed ones back.
+
+    A thread reads the keyset of the next part meanwhile. Tables in memory have nothing to load. The reader checks that
+    keysets hold the keys of their samples.
+    """
+
+    def __init__(self) -> None:
+        self._part: int | None = None
+        self._first_step = self._first_part = 0
+        self._ahead: ThreadPoolExecutor | None = None
+        self._reading: Future[object] | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Find the part of the first step.
+
+        Raises:
+            ConfigError: The reader does not read by parts.
+            DataNotFoundError: A part has no keyset.
+        """
+        reader, _ = _parts_of(trainer)
+        self._first_step, self._first_part = trainer.step, reader.part_after(reader.state_dict())
+        self._part = self._reading = None
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="terarec-keysets")
+
+    def on_step_start(self, trainer: Trainer) -> None:
+        """Load the rows of a part that begins."""
+        reader, keysets = _parts_of(trainer)
+        # A reader that has given batches in advance is past the position of its first step.
+        is_first = trainer.step == self._first_step
+        part = self._first_part if is_first else reader.part_after(trainer.reader_state())
+        if part == self._part:
+            return
+        self._part = part
+        if self._reading is not None:
+            self._reading.exception()  # what went wrong is raised by the next line, or by the reader
+        keys = keysets.keys(part)
+        for collection in collections_in_tiers(trainer.model):
+            collection.preload({name: torch.from_numpy(values) for name, values in keys.items()})
+        assert self._ahead is not None, "on_start comes first"
+        self._reading = self._ahead.submit(keysets.keys, (part + 1) % len(reader.parts))
+
+    def on_end(self, trainer: Trainer) -> None:
+        """End the thread."""
+        if self._ahead is not None:
+            self._ahead.shutdown()
+
+
+def _parts_of(trainer: Trainer) -> tuple[Reader, PartKeysets]:
+    """Return the train reader with its keysets."""
+    reader = trainer.reader
+    if not isinstance(reader, Reader) or not reader.parts:
+        raise ConfigError("training.passes: got a reader without parts, expected one that reads by parts")
+    if reader.keysets is None:
+        raise DataNotFoundError(
+            "training.passes: the parts of the data set have no keysets, expected 'terarec prepare ... --parts N "
+            "--keysets'"
+        )
+    return reader, reader.keysets

@@ -1,0 +1,136 @@
+"""Runs that train part by part: equal to those in memory that read by parts, and what keysets must hold."""
+
+import dataclasses
+import itertools
+import json
+import shutil
+
+import pytest
+
+from terarec.data import DatasetSource, open_reader
+from terarec.errors import ConfigError, DataNotFoundError, KeysetError
+from terarec.formats import PARTS_FILE, read_dataset, read_part_keys, read_parts, write_parts
+from terarec.formats.block import bags_of
+from terarec.formats.container import read_tensors, write_tensors
+from terarec.spec import AdaGradSpec, DLRMSpec, DynamicTablesSpec, Tiers, TrainingSpec, freq
+from terarec.train import build
+from terarec.train.row_tiers import collections_in_tiers
+from tests.train.small_run import assert_same, changed, weights
+from tests.train.test_tiers import with_tiers
+
+MODELS = {
+    "static": (DLRMSpec(width=4, bottom=(8, 4), top=(8,)), 30),
+    "dynamic": (DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=DynamicTablesSpec(admit=freq(2))), 27),
+}
+"""Each with KiB that hold hardly more than a batch."""
+
+
+@pytest.fixture(scope="module")
+def parted(planted, tmp_path_factory):
+    """The planted data set in parts of 300, 400 and 300 samples."""
+    directory = tmp_path_factory.mktemp("parted") / "data"
+    shutil.copytree(planted, directory)
+    write_parts(read_dataset(directory), directory, "train", 3)
+    return directory
+
+
+@pytest.fixture
+def data(parted, tmp_path):
+    """A copy to spoil."""
+    shutil.copytree(parted, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def in_passes(spec, data, **training):
+    return dataclasses.replace(changed(spec, passes=True, **training), data=str(data))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_passes_equal_reading_by_parts_in_memory(tmp_path, spec, parted, model):
+    described, kib = MODELS[model]
+    spec = in_passes(dataclasses.replace(spec, model=described), parted, batch_size=100)
+    plain = build(spec, tmp_path / "plain")
+    plain.fit()
+    assert [part.rows for part in read_parts(parted, "train")] == [300, 400, 300]
+    tiers = Tiers(host=f"{kib}KiB", file=str(tmp_path / "rows"))
+    straight = build(with_tiers(spec, tiers), tmp_path / "straight")
+    straight.fit()
+    assert_same(weights(straight.model), weights(plain.model))
+    del straight
+    build(with_tiers(changed(spec, max_steps=15), tiers), tmp_path / "resumed").fit()  # within the second part
+    resumed = build(with_tiers(spec, tiers), tmp_path / "resumed")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(plain.model))
+
+
+def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
+    loaded = []
+    run = build(
+        with_tiers(in_passes(spec, parted, batch_size=100), Tiers(file=str(tmp_path / "rows"))), tmp_path / "RUN"
+    )
+    (collection,) = collections_in_tiers(run.model)
+    preload = collection.preload
+
+    def noted(keys):
+        loaded.append((run.trainer.step, keys))
+        preload(keys)
+        used = run.trainer.tier_use()
+        loaded[-1] += (used.lookups - used.hits,)
+
+    collection.preload = noted
+    report = run.fit()
+    assert [step for step, _, _ in loaded] == [0, 3, 7, 10, 13, 17]
+    parts = read_parts(parted, "train")
+    for number, (_, keys, _) in enumerate(loaded):
+        expected = read_part_keys(parted, "train", parts[number % 3])
+        assert {name: values.tolist() for name, values in keys.items()} == {
+            name: values.tolist() for name, values in expected.items()
+        }
+    assert report.tiers.hits > 0.9 * report.tiers.lookups  # but for keys of the valid split alone
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_keyset_that_lacks_a_key_is_refused(tmp_path, spec, data, tiers):
+    parts = read_parts(data, "train")
+    keys = read_part_keys(data, "train", parts[1])
+    name = list(keys)[-1]
+    source = DatasetSource(data, "train")
+    bags = [bags_of(source.read(group).keys[-1]) for group in range(len(source.group_rows))]
+    samples = [values[start:stop] for values, offsets in bags for start, stop in itertools.pairwise(offsets)]
+    key = int(samples[512][0])
+    first = next(row for row in range(300, 700) if key in samples[row])
+    file = data / "train" / parts[1].keyset
+    keys[name] = keys[name][keys[name] != key]
+    digest = write_tensors(file, keys)
+    description = json.loads((data / "train" / PARTS_FILE).read_text())
+    description["parts"][1]["sha256"] = digest
+    (data / "train" / PARTS_FILE).write_text(json.dumps(description))
+    assert list(read_tensors(file)[0]) == list(keys)
+
+    spec = in_passes(spec, data, batch_size=100, shuffle=False)
+    run = build(with_tiers(spec, Tiers(file=str(tmp_path / "rows"))) if tiers else spec, tmp_path / "RUN")
+    with pytest.raises(KeysetError) as raised:
+        run.fit()
+    error = raised.value
+    assert (error.part, error.column, error.key, error.row) == (1, name, key, first)
+    assert str(file) in str(error)
+    assert run.trainer.step >= 3  # the first part was trained
+
+
+def test_passes_need_parts_with_keysets(tmp_path, spec, planted, data):
+    with pytest.raises(ConfigError):
+        TrainingSpec(passes=True, repeat=True, max_steps=1)
+    with pytest.raises(DataNotFoundError):
+        build(in_passes(spec, planted), tmp_path / "RUN").fit()
+    write_parts(read_dataset(data), data, "train", 2, keysets=False)
+    with pytest.raises(DataNotFoundError):
+        build(in_passes(spec, data), tmp_path / "RUN").fit()
+    assert not (tmp_path / "RUN").exists()
+    assert len(list(open_reader(data, batch_size=100, by_parts=True))) == 10
+
+
+def test_a_resumed_run_cannot_change_to_passes(tmp_path, spec, parted):
+    spec = dataclasses.replace(spec, data=str(parted), sparse_optimizer=AdaGradSpec())
+    build(changed(spec, max_steps=2), tmp_path / "RUN").fit()
+    with pytest.raises(ConfigError):
+        build(changed(spec, passes=True), tmp_path / "RUN").fit(resume=True)
