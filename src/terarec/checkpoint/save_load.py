@@ -215,7 +215,7 @@ class Checkpoint:
         held = metadata.get("of_rows", num_rows)
         if not table.is_dynamic and held != str(len(table)):
             raise ConfigError(self.path, f"table {table.name!r} has {held} rows, expected {len(table)}")
-        if "of_rows" in metadata and not metadata.get("seed", "").isdecimal():
+        if "of_rows" in metadata and not metadata.get("seed", "").removeprefix("-").isdecimal():
             raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
         return int(num_rows) if num_rows.isdecimal() else -1
 

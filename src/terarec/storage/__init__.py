@@ -10,8 +10,9 @@ from terarec.storage.slots import Pin, RowBatch
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.store import Rows, Store
 from terarec.storage.tier_budget import TierBudget
+from terarec.storage.tier_use import TierUse
 from terarec.storage.tiered import TieredArena, TieredTable, tiered_tables
-from terarec.storage.tiered_rows import PlacedRows, TieredRows, TierUse
+from terarec.storage.tiered_rows import PlacedRows, TieredRows
 
 AnyArena = Arena | TieredArena | DynamicArena
 AnyTable = StaticTable | TieredTable | DynamicTable

@@ -106,11 +106,11 @@ class GrowingRows:
     """Weights and optimizer state of all rows of an arena of dynamic tables, in the order of the rows.
 
     Attributes:
-        num_rows: rows V that have memory.
+        num_rows: Rows V that have memory.
 
     Args:
-        specs: the tables, all of one width and element type.
-        seed: of the first weights.
+        specs: The tables, all of one width and element type.
+        seed: Of the first weights.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
@@ -157,11 +157,11 @@ class GrowingRows:
         """Allocate an optimizer's state, in place of any former optimizer's.
 
         Args:
-            shapes: name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
-            fills: state -> its first value, of later rows too; 0 for those that are not named.
+            shapes: Name and shape [V, ...] of each state tensor, as ``ops.row_update.state_shapes`` gives them.
+            fills: State -> its first value, of later rows too; 0 for those that are not named.
 
         Raises:
-            StorageError: not enough memory.
+            StorageError: Not enough memory.
         """
         self._state = {}
         for name, shape in shapes:
@@ -179,7 +179,7 @@ class GrowingRows:
         """Have memory for `rows` rows.
 
         Raises:
-            StorageError: no memory for them; nothing has changed then.
+            StorageError: No memory for them; nothing has changed then.
         """
         try:
             for held in self._blocks():
@@ -228,8 +228,8 @@ class GrowingRows:
         """Take everything to `device`.
 
         Raises:
-            ConfigError: a device without memory.
-            StorageError: not enough memory there.
+            ConfigError: A device without memory.
+            StorageError: Not enough memory there.
         """
         if device == self.device:
             return

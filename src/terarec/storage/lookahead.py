@@ -18,7 +18,7 @@ class StagedRows:
     """Distinct rows of one coming batch on their way from a slower tier.
 
     Attributes:
-        batch: the rows, rising.
+        batch: The rows, rising.
     """
 
     def __init__(self, batch: RowBatch, row_bytes: int) -> None:
@@ -88,8 +88,8 @@ class Lookahead:
         """Return room for those of the rows of a coming batch that are not staged yet, to be filled at once.
 
         Args:
-            batch: rows in host memory, which may repeat.
-            row_bytes: bytes of a row.
+            batch: Rows in host memory, which may repeat.
+            row_bytes: Bytes of a row.
         """
         rows, order = batch.rows.sort()
         is_first = torch.ones_like(rows, dtype=torch.bool)

@@ -16,15 +16,15 @@ class RowFormat:
     """A row as bytes: its weights, then its states, each from a multiple of 4 bytes on.
 
     Attributes:
-        width: length D of a vector.
-        dtype: element type of the weights.
-        states: name -> element type and shape of a row's state.
-        num_bytes: bytes of a row, at least 16.
+        width: Length D of a vector.
+        dtype: Element type of the weights.
+        states: Name -> element type and shape of a row's state.
+        num_bytes: Bytes of a row, at least 16.
 
     Args:
-        width: as above.
-        dtype: as above.
-        states: as above.
+        width: As above.
+        dtype: As above.
+        states: As above.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RowFormat:
 
         Args:
             weights: [n, D] in host memory.
-            state: name -> state [n, ...] in host memory.
+            state: Name -> state [n, ...] in host memory.
         """
         values = torch.zeros(weights.shape[0], self.num_bytes, dtype=torch.uint8)
         for (name, *_), part in zip(self._parts, self._views(values), strict=True):

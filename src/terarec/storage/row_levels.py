@@ -91,7 +91,7 @@ class TableStores:
     """A row store for each table.
 
     Attributes:
-        stores: by the number of the table.
+        stores: By the number of the table.
     """
 
     def __init__(self, stores: Sequence[RowStore]) -> None:
@@ -154,14 +154,14 @@ class CachedRows:
     """Rows in host memory in front of another level, or of none: then rows beyond the budget are an error.
 
     Attributes:
-        slots: which rows are here.
+        slots: Which rows are here.
 
     Args:
-        num_bytes: budget.
-        row_bytes: bytes of a row.
-        below: where rows go that do not fit.
-        slot_bytes: bytes that a slot takes besides its row.
-        name: of the tier, for errors.
+        num_bytes: Budget.
+        row_bytes: Bytes of a row.
+        below: Where rows go that do not fit.
+        slot_bytes: Bytes that a slot takes besides its row.
+        name: Of the tier, for errors.
     """
 
     def __init__(self, num_bytes: int, row_bytes: int, below: RowLevel | None, *, slot_bytes: int, name: str) -> None:

@@ -76,15 +76,15 @@ class SlotMap:
     The caller takes care that one thread works on it at a time.
 
     Attributes:
-        capacity: number of slots C.
-        owners: the row of each slot, its key and its table, [C] each; a row of -1 for none.
+        capacity: Number of slots C.
+        owners: The row of each slot, its key and its table, [C] each; a row of -1 for none.
         is_dirty: bool[C], whether the slot's row was changed since it was read.
         wanted_until: int64[C], number of the last coming batch that wants the row.
 
     Args:
-        capacity: as above.
-        device: of the numbers.
-        implementation: of the index: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
+        capacity: As above.
+        device: Device of the numbers.
+        implementation: Implementation of the index: "auto", or a name of `terarec.kernels.registry.IMPLEMENTATIONS`.
     """
 
     def __init__(self, capacity: int, device: torch.device, implementation: str = "auto") -> None:

@@ -135,7 +135,7 @@ class TieredTable:
     @property
     def first_seed(self) -> int:
         """Seed of the first weights of the rows that `export_changed` leaves out."""
-        return self.arena.data.seeds[self.number]
+        return self.arena.data.first_seed(self.number)
 
     @property
     def num_changed(self) -> int:

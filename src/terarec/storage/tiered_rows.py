@@ -12,21 +12,20 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.rows import initialise_keys
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
-from terarec.storage.arena import first_scale
-from terarec.storage.growing_rows import GrowingTensor
+from terarec.storage.fast_tier import ROWS_AT_ONCE, FastTier
+from terarec.storage.first_values import FirstValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, WrittenBehind, by_table
-from terarec.storage.slots import SLOT_BYTES, Pin, RowBatch, SlotMap
+from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, WrittenBehind
+from terarec.storage.slots import SLOT_BYTES, Pin, RowBatch
 from terarec.storage.store import check_has_memory
 from terarec.storage.tier_budget import TierBudget
 from terarec.storage.tier_files import TierFiles
+from terarec.storage.tier_use import TierUse
 
 _EVICTED_SHARE = 256  # a full tier gives up at least one of so many slots at once
-_WRITTEN_AT_ONCE = 1 << 16
 _LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
 _MIB = 1 << 20
 _MOST_SLOTS = 1 << 36
@@ -38,46 +37,11 @@ class PlacedRows(NamedTuple):
 
     Attributes:
         slots: int64[n], the row of the weights that holds each.
-        pin: what keeps them there.
+        pin: What keeps them there.
     """
 
     slots: Tensor
     pin: Pin
-
-
-class TierUse(NamedTuple):
-    """What a tiered arena did so far.
-
-    Attributes:
-        lookups: Distinct rows that batches needed.
-        hits: Those of them that were in the fast tier.
-        rows_read: Rows read from the tier below.
-        rows_written: Rows written to it.
-        staged: Rows of `rows_read` that were read ahead.
-        bytes_read: Bytes of the rows read.
-        bytes_written: Bytes of the rows written.
-    """
-
-    lookups: int = 0
-    hits: int = 0
-    rows_read: int = 0
-    rows_written: int = 0
-    staged: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the lookups that were hits; 1 without lookups."""
-        return self.hits / self.lookups if self.lookups else 1.0
-
-    def plus(self, other: TierUse) -> TierUse:
-        """Return the sums."""
-        return TierUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-    def minus(self, other: TierUse) -> TierUse:
-        """Return what was done since `other`."""
-        return TierUse(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class TieredRows:
@@ -87,18 +51,17 @@ class TieredRows:
     be called by several threads.
 
     Attributes:
-        tiers: the budgets.
-        budget: what divides the budgets of the tiers between several arenas; read when memory is first needed.
-        seeds: seed of each table's first weights.
-        device: where the fast tier is.
-        find_rows: for each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
+        tiers: The budgets.
+        budget: What divides the budgets of the tiers between several arenas; read when memory is first needed.
+        device: Where the fast tier is.
+        find_rows: For each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
             whoever knows.
 
     Args:
-        specs: the tables of the arena.
-        tiers: as above.
-        seed: of the first weights.
-        num_defaults: rows at the start of the arena that belong to no key and are always in the fast tier.
+        specs: The tables of the arena.
+        tiers: As above.
+        seed: Of the first weights.
+        num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 
     def __init__(
@@ -107,19 +70,18 @@ class TieredRows:
         self.tiers = tiers
         self.budget = TierBudget()
         self.budget.add(self)
-        self.seeds = [seed] * len(specs)
         self.device = torch.device("cpu")
         self.lock = threading.RLock()
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
         self._ahead = Lookahead()
         self._specs = tuple(specs)
         self._num_defaults = num_defaults
-        self._fills: dict[str, float] = {}
+        self._first = FirstValues(specs, seed)
         self._defaults: Tensor | None = None
         self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
         self._files = TierFiles(tiers.file, [spec.name for spec in specs])
         self._closing = weakref.finalize(self, self._files.close)
-        self._memory: _Memory | None = None
+        self._memory: FastTier | None = None
         self._held: list[Pin] = []
         self._taken: list[Pin] = []
         self._batch = 0
@@ -170,10 +132,14 @@ class TieredRows:
         below = 0 if memory.below is None else memory.below.memory_bytes
         return memory.slots.used_slots * (self._format.num_bytes + SLOT_BYTES) + below
 
+    def first_seed(self, table: int) -> int:
+        """Return the seed of the first weights of a table."""
+        return self._first.seeds[table]
+
     @property
     def use(self) -> TierUse:
         """What was done so far."""
-        return self._use
+        return self._use if self._memory is None else self._use.plus(self._memory.written)
 
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
@@ -181,26 +147,27 @@ class TieredRows:
         """Give rows an optimizer's state, in place of any former optimizer's.
 
         Args:
-            shapes: name and shape [V, ...] of each state.
-            fills: state -> its first value, 0 for those that are not named.
+            shapes: Name and shape [V, ...] of each state.
+            fills: State -> its first value, 0 for those that are not named.
 
         Raises:
-            StorageError: rows of more bytes than a tier below takes, or a budget that is too small for them.
+            StorageError: Rows of more bytes than a tier below takes, or a budget that is too small for them.
         """
         with self.lock:
             states = {name: (state_dtype(name), tuple(shape[1:])) for name, shape in shapes}
             made = RowFormat(self._format.width, self._format.dtype, states)
-            old, old_format = self._memory, self._format
-            self._format, self._fills = made, {name: (fills or {}).get(name, 0.0) for name in states}
+            old = self._memory
+            self._format = made
+            self._first.fills = {name: (fills or {}).get(name, 0.0) for name in states}
             if old is not None:
-                self._take_over(old, old_format)
+                self._take_over(old)
 
     def move(self, device: torch.device) -> None:
         """Take the fast tier to `device`.
 
         Raises:
-            ConfigError: a device without memory, or tiers without a budget for it.
-            StorageError: not enough memory there.
+            ConfigError: A device without memory, or tiers without a budget for it.
+            StorageError: Not enough memory there.
         """
         if device == self.device:
             return
@@ -210,18 +177,18 @@ class TieredRows:
         with self.lock:
             old, self.device = self._memory, device
             if old is not None:
-                self._take_over(old, self._format)
+                self._take_over(old)
 
     def place(self, batch: RowBatch, *, purpose: str, is_trained: bool = True) -> PlacedRows:
         """Bring rows into the fast tier.
 
         Args:
-            batch: rows, which may repeat.
-            purpose: what needs them, for the error.
-            is_trained: whether the batch is one of those that `ahead` counts.
+            batch: Rows, which may repeat.
+            purpose: What needs them, for the error.
+            is_trained: Whether the batch is one of those that `ahead` counts.
 
         Raises:
-            BudgetError: they do not fit beside the rows that pending gradients need.
+            BudgetError: They do not fit beside the rows that pending gradients need.
         """
         with self.lock:
             memory = self._open()
@@ -288,8 +255,8 @@ class TieredRows:
         """Read rows of a coming batch that are not in the fast tier; another thread may `place` meanwhile.
 
         Args:
-            batch: rows, which may repeat.
-            number: of calls of `place` from now on, that which needs them: 1 for the next.
+            batch: Rows, which may repeat.
+            number: Of calls of `place` from now on, that which needs them: 1 for the next.
         """
         with self.lock:
             memory = self._open()
@@ -310,7 +277,7 @@ class TieredRows:
         Where not all of them fit, those that are there already stay, and others come while there is room.
 
         Args:
-            batch: rows, which may repeat; rows that no tier has are left out.
+            batch: Rows, which may repeat; rows that no tier has are left out.
         """
         with self.lock:
             self.flush()
@@ -325,7 +292,7 @@ class TieredRows:
             finally:
                 memory.slots.let_go(here)
 
-    def _load_some(self, memory: _Memory, batch: RowBatch) -> None:
+    def _load_some(self, memory: FastTier, batch: RowBatch) -> None:
         """Give slots to as many rows without one, which may repeat, as others can give theirs to."""
         rows, order = batch.rows.sort()
         is_first = torch.ones_like(rows, dtype=torch.bool)
@@ -412,7 +379,7 @@ class TieredRows:
     def restart(self, table: int, seed: int) -> None:
         """Let rows of a table that are in no tier have the first values of `seed`; rows that never changed go."""
         with self.lock:
-            self.seeds[table] = seed
+            self._first.seeds[table] = seed
             memory = self._memory
             if memory is not None:
                 owners, used = memory.slots.owners, memory.slots.used_slots
@@ -425,26 +392,7 @@ class TieredRows:
         memory = self._open()
         if memory.below is not None:
             self.flush()
-        yield from self._items(memory, self._format, table, chunk_rows)
-
-    def _items(
-        self, memory: _Memory, of: RowFormat, table: int, chunk_rows: int
-    ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-        if memory.below is None:
-            for slots in torch.split(self._changed(memory, table), chunk_rows):
-                if slots.numel():
-                    state = {name: held.tensor[slots] for name, held in memory.state.items()}
-                    yield memory.slots.owners.keys[slots], memory.weights.tensor[slots], state
-            return
-        for keys, values in memory.below.items(table, chunk_rows):
-            weights, state = of.unpack(values)
-            yield keys, weights.contiguous(), {name: part.contiguous() for name, part in state.items()}
-
-    def _changed(self, memory: _Memory, table: int) -> Tensor:
-        """Return the slots of a table's changed rows."""
-        owners, used = memory.slots.owners, memory.slots.used_slots
-        mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
-        return (mine & memory.slots.is_dirty[:used]).nonzero()[:, 0]
+        yield from memory.items(table, chunk_rows)
 
     def count(self, table: int) -> int:
         """Return the number of rows of a table that were trained or written."""
@@ -452,7 +400,7 @@ class TieredRows:
         if memory is None:
             return 0
         if memory.below is None:
-            return self._changed(memory, table).numel()
+            return memory.changed(table).numel()
         self.flush()
         return memory.below.count(table)
 
@@ -462,16 +410,7 @@ class TieredRows:
             memory = self._memory
             if memory is None or memory.below is None:
                 return
-            self._write_all(memory)
-
-    def _write_all(self, memory: _Memory) -> None:
-        """Write the changed rows of `memory` to the tier below it."""
-        slots = memory.slots
-        used = slice(0, slots.used_slots)
-        dirty = slots.is_dirty[used] & (slots.owners.rows[used] >= self._num_defaults)
-        for part in torch.split(dirty.nonzero()[:, 0], _WRITTEN_AT_ONCE):
-            self._write_back(memory, part)
-        slots.is_dirty[used] = False
+            memory.write_changed()
 
     def commit(self, metadata: Mapping[str, str]) -> None:
         """Make all rows durable, where a tier is on a disk."""
@@ -496,18 +435,18 @@ class TieredRows:
             if self._memory is not None:
                 self._write_defaults(self._memory)
 
-    def _write_defaults(self, memory: _Memory) -> None:
+    def _write_defaults(self, memory: FastTier) -> None:
         if self._defaults is not None:
             memory.weights.tensor[: self._num_defaults] = self._defaults
         for name, held in memory.state.items():
-            held.tensor[: self._num_defaults] = self._fills[name]
+            held.tensor[: self._num_defaults] = self._first.fills[name]
 
-    def _open(self) -> _Memory:
+    def _open(self) -> FastTier:
         if self._memory is None:
             self._memory = self._new_memory()
         return self._memory
 
-    def _new_memory(self) -> _Memory:
+    def _new_memory(self) -> FastTier:
         """Return empty memory of the present format, above tiers of its own."""
         row_bytes = self._format.num_bytes
         share = self._share()
@@ -521,7 +460,7 @@ class TieredRows:
         behind = None if below is None else WrittenBehind(below)
         if behind is not None:
             self._files.writers.append(behind)
-        memory = _Memory(self._format, capacity, self.device, behind)
+        memory = FastTier(self._format, capacity, self.device, behind, self._num_defaults)
         if self._num_defaults:
             first = torch.arange(self._num_defaults, device=self.device)
             memory.slots.hold(memory.slots.assign(RowBatch(first, first, first)))
@@ -548,24 +487,25 @@ class TieredRows:
         known = [count for count in rows if count is not None]
         return sum(known) + self._num_defaults if len(known) == len(rows) else _MOST_SLOTS
 
-    def _take_over(self, old: _Memory, old_format: RowFormat) -> None:
+    def _take_over(self, old: FastTier) -> None:
         """Take the weights of a former memory into a new one, with fresh states."""
         self._ahead.clear()
         if old.below is not None:
-            self._write_all(old)
+            old.write_changed()
+        self._use = self._use.plus(old.written)
         self._memory = self._new_memory()
         for table, find in self.find_rows.items():
-            for keys, weights, _ in self._items(old, old_format, table, _WRITTEN_AT_ONCE):
+            for keys, weights, _ in old.items(table, ROWS_AT_ONCE):
                 keys = keys.to(self.device)
                 _, state = self._format.empty(keys.numel(), self.device)
                 for name, values in state.items():
-                    values.fill_(self._fills[name])
+                    values.fill_(self._first.fills[name])
                 self.write(table, find(keys), keys, weights, state)
         if old.below is not None:
             old.below.close()
         self._files.drop_former()
 
-    def _bring(self, memory: _Memory, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
+    def _bring(self, memory: FastTier, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
         """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
         if memory.below is not None:
             memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
@@ -585,7 +525,7 @@ class TieredRows:
             raise
         return slots, new
 
-    def _make_room(self, memory: _Memory, needed: int, purpose: str) -> None:
+    def _make_room(self, memory: FastTier, needed: int, purpose: str) -> None:
         slots = memory.slots
         missing = needed - slots.room
         wanted = max(missing, slots.capacity // _EVICTED_SHARE)
@@ -594,13 +534,13 @@ class TieredRows:
             raise self._too_small(memory, needed, purpose)
         self._release(memory, victims)
 
-    def _release(self, memory: _Memory, victims: Tensor) -> None:
+    def _release(self, memory: FastTier, victims: Tensor) -> None:
         """Write the rows of ``victims int64[n]`` back where they changed, and take their slots away."""
         slots = memory.slots
-        self._write_back(memory, victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
+        memory.write_back(victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
         slots.release(victims)
 
-    def _too_small(self, memory: _Memory, needed: int, purpose: str) -> BudgetError:
+    def _too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
         slots, slot_bytes = memory.slots, self._format.num_bytes + SLOT_BYTES
         others = slots.num_pinned if memory.below is not None else len(slots)
         wanted = needed + others
@@ -620,18 +560,7 @@ class TieredRows:
         shown = ", ".join(map(repr, names[:3]))
         return f"table{'s' * (len(names) > 1)} {shown}" + (f", ... ({len(names)})" if len(names) > 3 else "")
 
-    def _write_back(self, memory: _Memory, slots: Tensor) -> None:
-        """Write the rows of ``slots int64[n]`` to the tier below."""
-        if not slots.numel() or memory.below is None:
-            return
-        owners = memory.slots.owners
-        slots = slots[owners.tables[slots].argsort(stable=True)]  # so that the rows of a table lie together
-        batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(_CPU)
-        state = {name: held.tensor[slots] for name, held in memory.state.items()}
-        memory.below.write(batch, memory.format.pack(memory.weights.tensor[slots].cpu(), _on_cpu(state)))
-        self._count(rows_written=slots.numel(), bytes_written=slots.numel() * memory.format.num_bytes)
-
-    def _load(self, memory: _Memory, slots: Tensor, batch: RowBatch) -> None:
+    def _load(self, memory: FastTier, slots: Tensor, batch: RowBatch) -> None:
         """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
         found = torch.zeros(slots.numel(), dtype=torch.bool)
         if memory.below is not None:
@@ -642,7 +571,7 @@ class TieredRows:
             self._count(rows_read=got.numel(), staged=staged, bytes_read=got.numel() * self._format.num_bytes)
         fresh = (~found).nonzero()[:, 0].to(self.device)
         if fresh.numel():
-            self._begin(
+            self._first.write(
                 memory.weights.tensor, {n: h.tensor for n, h in memory.state.items()}, slots[fresh], batch.part(fresh)
             )
 
@@ -664,7 +593,7 @@ class TieredRows:
             values[rest] = part
         return values, found, staged
 
-    def _below(self, memory: _Memory, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def _below(self, memory: FastTier, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return weights and states of rows that are not in the fast tier."""
         weights, state = self._format.empty(batch.rows.numel(), self.device)
         found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
@@ -675,28 +604,11 @@ class TieredRows:
             for name, part in got_state.items():
                 state[name].copy_(part)
         fresh = (~found).nonzero()[:, 0].to(self.device)
-        self._begin(weights, state, fresh, batch.part(fresh))
+        self._first.write(weights, state, fresh, batch.part(fresh))
         return weights, state
 
-    def _begin(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
-        """Write first weights and fresh states to the ``places int64[n]`` of tensors."""
-        for name, held in state.items():
-            held[places] = self._fills[name]
-        for table, mine in by_table(batch):
-            spec = self._specs[table]
-            scale = first_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale
-            initialise_keys(
-                weights,
-                places[mine],
-                batch.keys[mine],
-                table=spec.name,
-                seed=self.seeds[table],
-                initializer=spec.initializer,
-                scale=scale,
-            )
-
     def _packed(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        return self._format.pack(weights.cpu(), _on_cpu(state))
+        return self._format.pack(weights.cpu(), {name: values.cpu() for name, values in state.items()})
 
     def _release_taken(self) -> None:
         for pin in self._taken:
@@ -711,36 +623,5 @@ def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
     return RowBatch(rows, keys, torch.full_like(rows, table))
 
 
-class _Memory:
-    """The fast tier, and the tier below it.
-
-    Attributes:
-        format: bytes of a row.
-        slots: which rows are here.
-        weights: [C, D].
-        state: name -> optimizer state [C, ...].
-        below: where rows go that do not fit; None for nowhere.
-    """
-
-    def __init__(self, of: RowFormat, capacity: int, device: torch.device, below: WrittenBehind | None) -> None:
-        self.format = of
-        self.slots = SlotMap(capacity, device)
-        self.below = below
-        self.weights = GrowingTensor((of.width,), of.dtype, device)
-        self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
-        for held in (self.weights, *self.state.values()):
-            held.grow(capacity)
-
-    def put(self, slots: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Write rows to ``slots int64[n]``."""
-        self.weights.tensor.index_copy_(0, slots, weights.to(slots.device))
-        for name, values in state.items():
-            self.state[name].tensor.index_copy_(0, slots, values.to(slots.device))
-
-
 def _rows_of(state: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
     return {name: values[places] for name, values in state.items()}
-
-
-def _on_cpu(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: values.cpu() for name, values in state.items()}

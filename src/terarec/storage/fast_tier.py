@@ -1,0 +1,94 @@
+"""`FastTier`: the rows that kernels read, in slots, above a slower tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from terarec.storage.growing_rows import GrowingTensor
+from terarec.storage.row_format import RowFormat
+from terarec.storage.row_levels import WrittenBehind
+from terarec.storage.slots import RowBatch, SlotMap
+from terarec.storage.tier_use import TierUse
+
+ROWS_AT_ONCE = 1 << 16
+"""Rows that are written to the slower tier at once."""
+
+
+class FastTier:
+    """A bounded number of rows of an arena with their optimizer state.
+
+    Attributes:
+        format: Bytes of a row.
+        slots: Map of the rows that are here to their slots.
+        weights: Weights [C, D].
+        state: Name -> optimizer state [C, ...].
+        below: Tier of rows that do not fit; None for no such tier.
+        written: What was written to that tier.
+
+    Args:
+        of: Bytes of a row.
+        capacity: Number of slots C.
+        device: Device of the rows.
+        below: As above.
+        num_defaults: Number of rows at the start of the arena that belong to no key and are never written.
+    """
+
+    def __init__(
+        self, of: RowFormat, capacity: int, device: torch.device, below: WrittenBehind | None, num_defaults: int
+    ) -> None:
+        self.format = of
+        self.slots = SlotMap(capacity, device)
+        self.below = below
+        self.written = TierUse()
+        self._num_defaults = num_defaults
+        self.weights = GrowingTensor((of.width,), of.dtype, device)
+        self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
+        for held in (self.weights, *self.state.values()):
+            held.grow(capacity)
+
+    def put(self, slots: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write rows to ``slots int64[n]``."""
+        self.weights.tensor.index_copy_(0, slots, weights.to(slots.device))
+        for name, values in state.items():
+            self.state[name].tensor.index_copy_(0, slots, values.to(slots.device))
+
+    def changed(self, table: int) -> Tensor:
+        """Return the slots int64[n] of a table's rows that were changed and not written."""
+        owners, used = self.slots.owners, self.slots.used_slots
+        mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
+        return (mine & self.slots.is_dirty[:used]).nonzero()[:, 0]
+
+    def write_back(self, slots: Tensor) -> None:
+        """Write the rows of ``slots int64[n]`` to the tier below."""
+        if not slots.numel() or self.below is None:
+            return
+        owners = self.slots.owners
+        slots = slots[owners.tables[slots].argsort(stable=True)]  # so that the rows of a table lie together
+        batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(torch.device("cpu"))
+        state = {name: held.tensor[slots].cpu() for name, held in self.state.items()}
+        self.below.write(batch, self.format.pack(self.weights.tensor[slots].cpu(), state))
+        rows = slots.numel()
+        self.written = self.written.plus(TierUse(rows_written=rows, bytes_written=rows * self.format.num_bytes))
+
+    def write_changed(self) -> None:
+        """Write all changed rows to the tier below; they stay here, too."""
+        used = slice(0, self.slots.used_slots)
+        dirty = self.slots.is_dirty[used] & (self.slots.owners.rows[used] >= self._num_defaults)
+        for part in torch.split(dirty.nonzero()[:, 0], ROWS_AT_ONCE):
+            self.write_back(part)
+        self.slots.is_dirty[used] = False
+
+    def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+        """Yield keys int64[n], weights [n, D] and states of a table's changed rows, or of those of the tier below."""
+        if self.below is None:
+            for slots in torch.split(self.changed(table), chunk_rows):
+                if slots.numel():
+                    state = {name: held.tensor[slots] for name, held in self.state.items()}
+                    yield self.slots.owners.keys[slots], self.weights.tensor[slots], state
+            return
+        for keys, values in self.below.items(table, chunk_rows):
+            weights, state = self.format.unpack(values)
+            yield keys, weights.contiguous(), {name: part.contiguous() for name, part in state.items()}
