@@ -85,3 +85,37 @@ def test_a_model_without_a_cache_has_none(planted):
             call()
     with pytest.raises(IllegalCallError, match="not sent to Kafka"):
         made.dump_incremental_model_2kafka()
+
+
+@pytest.mark.parametrize("update", ["Local", "LazyGlobal", "Global"])
+def test_cached_rows_in_files_give_the_results_of_rows_in_memory(passes, tmp_path, capsys, update):
+    sources, keysets, eval_source, _ = passes
+    optimizer = hugectr.CreateOptimizer(update_type=hugectr.Update_t[update])
+    found = []
+    for local in (None, tmp_path / "local"):
+        params = hugectr.CreateETC(
+            ps_types=[hugectr.TrainPSType_t.Cached],
+            sparse_models=[str(tmp_path / f"rows {local is None}")],
+            local_paths=[str(local)] if local else [],
+            hmem_cache_configs=[hugectr.CreateHMemCache(1, 0.5, 0)],
+        )
+        reader = norm_reader(sources, eval_source, keyset=keysets)
+        made = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params))
+        made.fit(num_epochs=1, display=0, eval_interval=0)
+        (collection,) = made.module.embeddings.values()
+        use = collection.tier_use()
+        assert (use is None) is (local is None or update == "Global")
+        assert ("stays in memory" in capsys.readouterr().out) is (local is not None and update == "Global")
+        found += made.get_incremental_model()
+        made.save_params_to_files(str(tmp_path / "saved"), 0)
+        again = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params))  # starts from these
+        (table,) = next(iter(again.module.embeddings.values())).tables.values()
+        found.append((keys := table.keys().sort().values, table.export(keys).weights))
+        if use is not None:
+            assert use.lookups > use.hits > 0
+            assert use.rows_written > 0
+            assert all(path.name.startswith("cache-") for path in local.iterdir())
+    for with_memory, with_files in zip(found[:2], found[2:], strict=True):
+        for expected, got in zip(with_memory, with_files, strict=True):
+            assert len(expected) == 4 * ROWS
+            np.testing.assert_array_equal(got, expected)

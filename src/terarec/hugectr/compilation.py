@@ -9,11 +9,19 @@ from functools import partial
 
 import torch
 
+from terarec.hugectr.cache_tiers import with_cache_tiers
 from terarec.hugectr.callbacks import CapacityCheck
 from terarec.hugectr.errors import as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Network, Plan
-from terarec.hugectr.objects import DataReaderParams, OptParamsPy, Solver
+from terarec.hugectr.objects import (
+    DataReaderParams,
+    EmbeddingTrainingCacheParams,
+    ModelOversubscriberParams,
+    OptParamsPy,
+    Solver,
+    SparseEmbedding,
+)
 from terarec.hugectr.optimizer import optimizer_rule
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.schedule import release_number
@@ -41,7 +49,7 @@ class Compiled:
         layout: Layout of a sample of the data.
         async_layout: Result of `async_layout_of` for the release.
         is_shuffled: Whether the training data is shuffled.
-        message: Which requested devices are not used; empty if all are.
+        messages: Which requested devices are not used, and what is not where it was requested; empty if all is.
     """
 
     plan: Plan
@@ -55,7 +63,7 @@ class Compiled:
     layout: RecordLayout
     async_layout: tuple[bool, bool]
     is_shuffled: bool
-    message: str
+    messages: Sequence[str]
 
 
 def compile_network(
@@ -64,6 +72,7 @@ def compile_network(
     reader: DataReaderParams,
     optimizer: OptParamsPy,
     loss_weights: Mapping[str, float],
+    cache: EmbeddingTrainingCacheParams | ModelOversubscriberParams | None = None,
 ) -> Compiled:
     """Build everything that training needs.
 
@@ -73,12 +82,18 @@ def compile_network(
         reader: Where the data is.
         optimizer: The optimizer of the layers.
         loss_weights: Label -> weight of its loss, for labels whose weight is not the `Input`'s.
+        cache: The `CreateETC` or `CreateMOS` object, if any.
 
     Raises:
         IllegalCallError: There is no `Input`.
         WrongInputError: No loss, an unknown label, shapes or options that do not fit.
     """
+    device, message = placement(solver.vvgpu)
+    messages: list[str] = []
     plan = network.plan(loss_weights)
+    if isinstance(cache, EmbeddingTrainingCacheParams):
+        parts, num_devices = network.of_type(SparseEmbedding), sum(map(len, solver.vvgpu))
+        plan, messages = with_cache_tiers(plan, cache, parts, optimizer, num_devices=num_devices, device=device)
     with as_hugectr_errors("compile"):
         layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
     release = release_number(solver.compat_release)
@@ -99,7 +114,6 @@ def compile_network(
         batch_size=solver.batchsize_eval,
         drop_last=False,
     )
-    device, message = placement(solver.vvgpu)
     dense = optimizer_rule(optimizer, solver.lr)
     trainer = _trainer(plan, solver, dense, device)
     model = trainer.model
@@ -116,7 +130,7 @@ def compile_network(
         layout=layout,
         async_layout=async_layout,
         is_shuffled=seed is not None,
-        message=message,
+        messages=tuple(filter(None, [message, *messages])),
     )
 
 

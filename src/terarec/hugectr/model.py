@@ -166,9 +166,11 @@ class Model:
         if len(loss_names) != len(loss_weights):
             raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
-        self._made = compile_network(self._network, self.solver, self.reader_params, self._optimizer, weights)
-        if self._made.message:
-            self._log(self._made.message)
+        self._made = compile_network(
+            self._network, self.solver, self.reader_params, self._optimizer, weights, self._etc_params
+        )
+        for message in self._made.messages:
+            self._log(message)
         if self._etc_params is not None:
             files = self._embedding_files()
             collections = [self._made.model.collection(file.name) for file in files]

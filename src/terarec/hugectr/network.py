@@ -275,11 +275,16 @@ def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) 
         return int(params.max_vocabulary_size_per_gpu) * num_devices
     if not params.workspace_size_per_gpu_in_mb:
         return sum(params.slot_size_array)
+    rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * row_copies(optimizer))
+    return int(rows) * num_devices
+
+
+def row_copies(optimizer: OptParamsPy) -> int:
+    """Return how many times the bytes of its weights a row takes with its optimizer states."""
     copies = 1 + STATES[optimizer.optimizer_type]
     if optimizer.optimizer_type is Optimizer_t.Adam and optimizer.update_type is Update_t.LazyGlobal:
         copies += 1
-    rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * copies)
-    return int(rows) * num_devices
+    return copies
 
 
 def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> GraphEmbedding:

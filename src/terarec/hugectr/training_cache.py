@@ -27,9 +27,11 @@ IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
 class TrainingCache:
     """The passes of a model: which keys each may touch, and where the rows go in the end.
 
-    All rows lie in host memory, with their optimizer states, so a pass moves nothing: it equals training without a
-    cache as long as the keysets hold what the data holds, and a key that they do not hold is an error. (HugeCTR keeps
-    the states of a "Cached" table from pass to pass, too; those of a "Staged" one start anew in every pass there.)
+    Rows keep their optimizer states, so training equals that without a cache as long as the keysets hold what the data
+    holds, and a key that they do not hold is an error. Rows of a "Staged" embedding lie in memory, so a pass moves
+    nothing. Those of a "Cached" one with a local path lie in tiers: a pass loads the rows of its keyset into the
+    fastest, as many as fit, and writes changed ones back. (HugeCTR keeps the states of a "Cached" table from pass to
+    pass, too; those of a "Staged" one start anew in every pass there.)
 
     Args:
         params: The `CreateETC` or `CreateMOS` object.
@@ -78,7 +80,7 @@ class TrainingCache:
                 raise WrongInputError(f"update: {path} holds no key, expected those of the pass")
         indexes = {path: _index(keys) for path, keys in read.items()}
         for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
-            one.begin(path, indexes[path])
+            one.begin(path, indexes[path], read[path])
             self._consumed[number] = np.union1d(self._consumed[number], read[path])
 
     def store(self, snapshot_file_list: Sequence[str]) -> None:
@@ -129,10 +131,15 @@ class _Pass:
         self._base_of = {feature.name: bases[feature.table] for feature in collection.features}
         self._path = ""
         self._index: HashIndex | None = None
+        self._collection = collection
         collection.register_forward_pre_hook(self._check)
 
-    def begin(self, path: str, index: HashIndex) -> None:
+    def begin(self, path: str, index: HashIndex, keys: NDArray[np.int64]) -> None:
         self._path, self._index = path, index
+        if self._collection.tier_use() is not None:
+            readers = {feature.table: feature.name for feature in self._collection.features}  # one for each table
+            distinct = torch.from_numpy(np.unique(keys))
+            self._collection.preload({name: distinct - self._base_of[name] for name in readers.values()})
 
     def _check(self, collection: nn.Module, inputs: tuple[Jagged]) -> None:
         if self._index is None or not (collection.training and torch.is_grad_enabled()):
