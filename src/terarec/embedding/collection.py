@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from terarec.batch import Jagged, check_offsets
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
+from terarec.embedding.recording import tables_to_make
 from terarec.embedding.row_gradient import PendingGradients, TableParameter
 from terarec.embedding.tables import (
     AnyTableSpec,
@@ -147,6 +148,7 @@ class EmbeddingCollection(nn.Module):
     def __init__(self, tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
         super().__init__()
         check_names(tables, features)
+        tables = tables_to_make(tables, features)
         self.features = tuple(features)
         self.arenas = build_arenas(tables, seed=seed)
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}

@@ -25,6 +25,7 @@ from terarec.nn.objectives import Objective, build_objective
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,
+    PythonModelSpec,
     RowOptions,
     RunSpec,
     SparseOptimizerSpec,
@@ -37,6 +38,7 @@ from terarec.train.devices import keep_freed_memory, resolve_device
 from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
+from terarec.train.plan import plan_run
 from terarec.train.run_dir import RunDirectory, check_columns, check_run, differences
 from terarec.train.trainer import Callback, FitReport, Trainer
 
@@ -93,6 +95,8 @@ class Run:
         """The model, with first weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
+        if not isinstance(spec.model, PythonModelSpec):  # whose code may be slow or do other things, too
+            plan_run(spec, device=self.device, reads_keysets=False).check(only_known=True)
         model = build_model(
             spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
         )

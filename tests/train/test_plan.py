@@ -1,0 +1,130 @@
+"""Estimates before a run against what the run then takes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from terarec.errors import ConfigError, StorageError
+from terarec.formats import ColumnBlock, read_dataset, write_dataset, write_parts
+from terarec.models.artifact import tables
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    CategoricalColumn,
+    DatasetSpec,
+    DenseColumn,
+    DLRMSpec,
+    DynamicTablesSpec,
+    FTRLSpec,
+    LabelColumn,
+    RunSpec,
+    StaticTablesSpec,
+    Tiers,
+    TrainingSpec,
+)
+from terarec.train import build
+from terarec.train.plan import plan_run, with_tiers
+from tests.formats.samples import write_split
+
+
+def close(estimate: int, measured: int) -> bool:
+    return abs(estimate - measured) <= 0.1 * measured
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    """Data of 20,000 samples with three columns of 10,000 ids, in two parts with keysets."""
+    directory = tmp_path_factory.mktemp("keyed")
+    spec = DatasetSpec(
+        name="wide",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(DenseColumn(name="I1"),),
+        categorical=tuple(CategoricalColumn(name=name, rows=10_000) for name in "abc"),
+    )
+    random = np.random.default_rng(1)
+    block = ColumnBlock(
+        label=random.integers(0, 2, (20_000, 1)).astype(np.float32),
+        dense=random.random((20_000, 1), dtype=np.float32),
+        keys=tuple(random.integers(0, 10_000, 20_000) for _ in "abc"),
+    )
+    write_split(directory, spec, block, cuts=(10_000,), rows_per_group=5_000)
+    write_parts(read_dataset(directory), directory, "train", 2)
+    return directory
+
+
+def run_spec(directory, optimizer, table_spec):
+    return RunSpec(
+        data=str(directory),
+        model=DLRMSpec(width=64, bottom=(8, 64), top=(8,), tables=table_spec),
+        sparse_optimizer=optimizer,
+        training=TrainingSpec(batch_size=2048, device="cpu", eval_split=None),
+    )
+
+
+@pytest.mark.parametrize("optimizer", [AdaGradSpec(), AdamSpec(), FTRLSpec()], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("kind", ["static", "dynamic", "tiers"])
+def test_tables_take_what_was_estimated(tmp_path, keyed, kind, optimizer):
+    spec = run_spec(keyed, optimizer, DynamicTablesSpec() if kind == "dynamic" else StaticTablesSpec())
+    if kind == "tiers":
+        spec = with_tiers(spec, Tiers(host="6MiB", file=str(tmp_path / "rows")))
+    found = plan_run(spec)
+    run = build(spec, tmp_path / "run")
+    run.fit()
+    stores = tables(run.model)
+    assert [table.name for table in found.tables] == list(stores)
+    if kind == "tiers":
+        assert all(table.resident_share < 1 for table in found.tables)
+        # Indexes of files are estimated by their bound.
+        planned = sum(table.host_bytes - table.index_bytes for table in found.tables)
+        arenas = {id(store.arena): store.arena for store in stores.values()}.values()
+        memory = [arena.data for arena in arenas]
+        held = sum(data.memory_bytes - data._memory.below.memory_bytes for data in memory)
+        assert close(planned, held)
+        return
+    assert close(sum(table.host_bytes for table in found.tables), sum(store.memory_bytes for store in stores.values()))
+    for table in found.tables:
+        assert close(table.host_bytes, stores[table.name].memory_bytes), table
+        assert table.rows == len(stores[table.name])
+        assert table.rows_from == ("table" if kind == "static" else "keysets")
+
+
+def test_nothing_is_allocated_for_a_plan(keyed):
+    spec = run_spec(keyed, AdaGradSpec(), StaticTablesSpec())
+    huge = tuple(dataclasses.replace(column, rows=10**12) for column in read_dataset(keyed).categorical)
+    other = dataclasses.replace(read_dataset(keyed), categorical=huge)
+    directory = keyed.parent / "huge"
+    directory.mkdir()
+    (directory / "train").symlink_to(keyed / "train")
+    write_dataset(other, directory)
+    spec = dataclasses.replace(spec, data=str(directory))
+    found = plan_run(spec)
+    assert found.host_bytes > 3 * 10**12 * 64 * 8
+    assert found.is_over
+    with pytest.raises(StorageError, match="expected more memory"):
+        found.check()
+    with pytest.raises(StorageError):
+        build(spec, directory.parent / "run").fit()
+    fitting = plan_run(with_tiers(spec, Tiers(host="64MiB", file="rows")), host_bytes=found.program_bytes + (1 << 30))
+    assert not fitting.is_over
+    assert fitting.suggestion is None
+
+
+def test_a_suggestion_fits(keyed):
+    spec = run_spec(keyed, AdamSpec(), StaticTablesSpec())
+    whole = plan_run(spec)
+    tables_bytes = sum(table.host_bytes for table in whole.tables)
+    bound = whole.host_bytes - tables_bytes // 2
+    found = plan_run(spec, host_bytes=bound)
+    assert found.is_over
+    tiers = Tiers.parse(found.suggestion)
+    assert not plan_run(with_tiers(spec, tiers), host_bytes=bound).is_over
+
+
+def test_expected_rows_are_those_of_a_table(keyed):
+    spec = run_spec(keyed, AdaGradSpec(), DynamicTablesSpec())
+    assert plan_run(spec, rows={"a": 77}).tables[0].rows == 77
+    assert plan_run(spec, reads_keysets=False).tables[0].rows_from == "column"
+    with pytest.raises(ConfigError, match="'d'"):
+        plan_run(spec, rows={"d": 77})
