@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from terarec.batch import Jagged
+from terarec.batch import Jagged, one_hot
 from terarec.checkpoint import TrainState, load, save
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
@@ -316,3 +316,31 @@ def test_equal_tiers_share_their_budget(tmp_path: Path) -> None:
     slots = [arena.weights.shape[0] for arena in collection.arenas]
     assert slots[0] == 10
     assert math.isclose(slots[1], 2**20 / (64 + 60), rel_tol=0.01)
+
+
+def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkeypatch):
+    monkeypatch.setattr("terarec.embedding.collection._KEYS_AT_ONCE", 30)
+    tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
+    tables = [TableSpec(name="t", rows=1000, width=4, tiers=tiers)]
+    features = [FeatureSpec(name="f", table="t", max_keys=2), FeatureSpec(name="g", table="t")]
+    embedding = EmbeddingCollection(tables, features, seed=1)
+    optimizer = RowOptimizer(embedding, SGDSpec(lr=0.5))
+
+    def train(first, count=40):
+        keys = one_hot(["f", "g"], torch.stack([torch.arange(first, first + count)] * 2))
+        embedding(keys).pooled.square().sum().backward()
+        optimizer.step()
+
+    train(0)
+    trained = embedding.tables["t"].export(torch.arange(40)).weights
+    embedding.preload({"f": torch.arange(500, 580), "g": torch.tensor([580, 5000, -1]), "other": torch.arange(9)})
+    before = embedding.tier_use()
+    assert before.rows_written == 40
+    train(540)
+    assert embedding.tier_use().minus(before).hits == 40
+    embedding.preload({"g": torch.arange(1000)})  # ten times the room
+    before = embedding.tier_use()
+    train(540)
+    assert embedding.tier_use().minus(before).hits == 40
+    assert embedding.tables["t"].export(torch.arange(40)).weights.equal(trained)
+    train(700, 100)  # nothing stays pinned

@@ -7,7 +7,7 @@ table is ever allocated. The tables are not `torch.nn.Parameter`; one empty `Tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce
@@ -60,6 +60,8 @@ from terarec.storage import (
     static_tables,
     tiered_tables,
 )
+
+_KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
 
 
 def look_up_with_weights(
@@ -306,19 +308,20 @@ class EmbeddingCollection(nn.Module):
         Args:
             keys: Feature -> int64[n]; those that no table has are ignored, and so are further features.
         """
-        lengths = torch.tensor([values.numel() for values in keys.values()], dtype=torch.int64)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        jagged = Jagged(names=tuple(keys), keys=torch.cat([*keys.values(), offsets[:0]]), offsets=offsets)
         held = {name: _Held(table) for name, table in self.tables.items()}
         for index, readers in self._readers.items():
             tiers = tiers_of(self.arenas[index])
             if tiers is None:
                 continue
-            chosen = [replace(feature, max_keys=None) for feature in readers if feature.name in keys]
-            part = translate(jagged, chosen, held, train=False)
-            has_row = (part.rows >= 0).nonzero()[:, 0]
-            batch = RowBatch(part.rows, part.part.keys, part.tables).part(has_row)
-            tiers.preload(batch.to(tiers.device))
+            tiers.flush()
+            pins = [tiers.keep(batch.to(tiers.device)) for batch in _row_batches(readers, keys, held)]
+            for batch in _row_batches(readers, keys, held):
+                pin, has_room = tiers.preload(batch.to(tiers.device))
+                pins.append(pin)
+                if not has_room:
+                    break
+            for pin in pins:
+                pin.release()
 
     def _find_rows(self, jagged: Jagged, learns: bool) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
@@ -456,6 +459,17 @@ class EmbeddingCollection(nn.Module):
             if error is not None:
                 error_msgs.append(error)
         unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in known)
+
+
+def _row_batches(
+    features: Sequence[FeatureSpec], keys: Mapping[str, Tensor], tables: Mapping[str, _Held]
+) -> Iterator[RowBatch]:
+    """Yield the rows of each feature's keys that tables have, in pieces that bound the memory of finding them."""
+    for feature in features:
+        for piece in torch.split(keys[feature.name], _KEYS_AT_ONCE) if feature.name in keys else ():
+            jagged = Jagged(names=(feature.name,), keys=piece, offsets=torch.tensor([0, piece.numel()]))
+            part = translate(jagged, [replace(feature, max_keys=None)], tables, train=False)
+            yield RowBatch(part.rows, part.part.keys, part.tables).part((part.rows >= 0).nonzero()[:, 0])
 
 
 def _stores(arena: AnyArena) -> Sequence[AnyTable]:

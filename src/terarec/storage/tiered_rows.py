@@ -271,29 +271,39 @@ class TieredRows:
             below = memory.below
         staged.fill(below)
 
-    def preload(self, batch: RowBatch) -> None:
-        """Write changed rows back, and bring rows into the fast tier that will be needed for a while.
-
-        Where not all of them fit, those that are there already stay, and others come while there is room.
+    def preload(self, batch: RowBatch) -> tuple[Pin, bool]:
+        """Bring rows into the fast tier that will be needed for a while, as many as there is room for.
 
         Args:
-            batch: Rows, which may repeat; rows that no tier has are left out.
+            batch: Rows, which may repeat.
+
+        Returns:
+            What keeps those there that it brought, and whether all of them had room.
         """
         with self.lock:
-            self.flush()
             memory = self._open()
-            if memory.below is None:
-                return
-            slots = memory.slots.find(batch.rows)
-            here = memory.slots.distinct(slots[slots >= 0])
-            memory.slots.hold(here)
-            try:
-                self._load_some(memory, batch.part((slots < 0).nonzero()[:, 0]))
-            finally:
-                memory.slots.let_go(here)
+            absent = memory.slots.find(batch.rows) < 0
+            pin = memory.slots.pin(torch.empty(0, dtype=torch.int64, device=self.device))
+            has_room = memory.below is not None
+            if has_room:
+                has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin)
+            return pin, has_room
 
-    def _load_some(self, memory: FastTier, batch: RowBatch) -> None:
-        """Give slots to as many rows without one, which may repeat, as others can give theirs to."""
+    def keep(self, batch: RowBatch) -> Pin:
+        """Return what keeps those rows, which may repeat, in the fast tier that are there."""
+        with self.lock:
+            slots = self._open().slots
+            found = slots.find(batch.rows)
+            here = slots.distinct(found[found >= 0])
+            slots.hold(here)
+            return slots.pin(here)
+
+    def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin) -> bool:
+        """Give slots to as many rows without one, which may repeat, as others can give theirs to; `pin` keeps them.
+
+        Returns:
+            Whether these are all rows.
+        """
         rows, order = batch.rows.sort()
         is_first = torch.ones_like(rows, dtype=torch.bool)
         is_first[1:] = rows[1:] != rows[:-1]
@@ -301,11 +311,13 @@ class TieredRows:
         missing = batch.rows.numel() - memory.slots.room
         if missing > 0:
             self._release(memory, memory.slots.victims(missing, self._batch))
+        has_room = batch.rows.numel() <= memory.slots.room
         batch = batch.part(slice(0, memory.slots.room))
         at_once = max(1, _LOADED_AT_ONCE // self._format.num_bytes)
         for begin in range(0, batch.rows.numel(), at_once):
             _, new = self._bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")
-            memory.slots.let_go(new)  # nothing is evicted before the last: there is room for all of them
+            pin.slots = torch.cat([pin.slots, new])
+        return has_room
 
     def grow(self, rows: int) -> None:
         """Do nothing: rows take memory as they are used."""
