@@ -24,8 +24,9 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import build
-from terarec.train.plan import plan_run, with_tiers
+from terarec.train.plan import plan_run
 from tests.formats.samples import write_split
+from tests.train.test_tiers import with_tiers
 
 
 def close(estimate: int, measured: int) -> bool:

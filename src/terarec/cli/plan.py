@@ -36,17 +36,18 @@ class PlanOptions:
 
 def plan(options: PlanOptions, show: Show) -> None:
     """Run ``terarec plan``; a run over its budget is an error after the tables were shown."""
+    from terarec.cli.train import tier_changes
     from terarec.config import load_run, override, parse_assignments
     from terarec.models.artifact import RUN_FILE
     from terarec.spec import Tiers
     from terarec.spec.tiers import parse_size
     from terarec.train.devices import resolve_device
-    from terarec.train.plan import plan_run, with_tiers
+    from terarec.train.plan import plan_run
 
     file = options.config / RUN_FILE if options.config.is_dir() else options.config
-    spec = override(load_run(file), parse_assignments(options.assignments or ()))
-    if options.tiers is not None:
-        spec = with_tiers(spec, Tiers.parse(options.tiers))
+    base = load_run(file)
+    changes = {} if options.tiers is None else tier_changes(base, Tiers.parse(options.tiers))
+    spec = override(base, changes | parse_assignments(options.assignments or ()))
     found = plan_run(
         spec,
         rows=_rows(options.rows or ()),

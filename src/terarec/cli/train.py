@@ -172,7 +172,7 @@ def run_spec(options: TrainOptions) -> RunSpec:
     if options.reset_optimizer:
         changes["reset_optimizer"] = "true"
     if options.tiers is not None:
-        changes |= _tier_changes(base, Tiers.parse(options.tiers))
+        changes |= tier_changes(base, Tiers.parse(options.tiers))
     changes |= parse_assignments(options.assignments or ())
     return with_graph(override(base, _with_bottom_as_wide(base, changes)), Path.cwd())
 
@@ -202,7 +202,7 @@ def _base(options: TrainOptions) -> RunSpec:
     return RunSpec(data=str(options.data))
 
 
-def _tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
+def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
     """Return the fields to set for `tiers`, in the place of those of `base`."""
     path = "model.tables.tiers"
     has_some = getattr(getattr(base.model, "tables", None), "tiers", None) is not None

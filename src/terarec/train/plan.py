@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.ops import state_dtype, state_shapes
 from terarec.optim.rules import table_rules
-from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
+from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.storage.key_rows import USES, needed_uses
 from terarec.storage.row_store import KEY_BYTES
@@ -183,18 +183,6 @@ def plan_run(
         available_bytes=host_bytes,
         suggestion=_suggestion(tables, host_bytes - in_host) if total > host_bytes else None,
     )
-
-
-def with_tiers(spec: RunSpec, tiers: Tiers) -> RunSpec:
-    """Return `spec` with tiers for all of its tables.
-
-    Raises:
-        ConfigError: A kind of model whose tables the run does not describe.
-    """
-    tables = getattr(spec.model, "tables", None)
-    if tables is None:
-        raise ConfigError(f"tiers: got a model of kind {spec.model.kind!r}, expected one with 'model.tables'")
-    return replace(spec, model=replace(spec.model, tables=replace(tables, tiers=tiers)))
 
 
 class _KeyCounts:
