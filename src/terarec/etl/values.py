@@ -90,7 +90,7 @@ class ValueIds:
         if isinstance(values, list):
             return self.table.find_list(values)
         assert isinstance(self.table, Int64Ids)
-        return self.table.find_all(values, values == MISSING_ID)
+        return self.table.find_all(values, np.packbits(values != MISSING_ID, bitorder="little"))
 
     def inverse(self, ids: Iterable[int]) -> list[str | int | None]:
         """Return the values of `ids`; None for missing and for hashed values. hex32 gives eight lower-case digits.

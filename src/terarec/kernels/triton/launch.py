@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
@@ -18,11 +19,18 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
+_INTERPRETER = threading.RLock()
+"""Triton's interpreter replaces functions of `triton.language` while a kernel runs, which no other thread may see."""
+
+
 def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
-    """`launcher` with the device of its first argument, a tensor, as the current one; as it is on the CPU."""
+    """`launcher` with the device of its first argument, a tensor, as the current one; on the CPU one call at a time."""
 
     @functools.wraps(launcher)
     def there(*args: P.args, **kwargs: P.kwargs) -> Result:
+        if args[0].device.type == "cpu":  # type: ignore[attr-defined]
+            with _INTERPRETER:
+                return launcher(*args, **kwargs)
         with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
             return launcher(*args, **kwargs)
 
