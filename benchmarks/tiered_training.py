@@ -410,6 +410,13 @@ def draw(rows: Sequence[TierRow], path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a share above 0, at most 1")
+    return share
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=6_000_000, help="of all tables; 512 bytes each")
@@ -417,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm-steps", type=int, default=4)
     parser.add_argument("--turns", type=int, default=2, help="with the page cache, and as many with dropped pages")
     parser.add_argument("--skews", type=float, nargs="+", default=[0.8, 1.05, 1.2])
-    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
+    parser.add_argument("--shares", type=_share, nargs="+", default=[1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
     parser.add_argument("--no-peers", action="store_true", help="leave out plain PyTorch on np.memmap and RocksDB")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
