@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from terarec.data import read_spec
+from terarec.data.batch_stream import SHUFFLE_GROUPS
 from terarec.embedding.recording import RecordedTables, record_tables
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import default_group_rows, read_part_keys, read_parts
@@ -37,7 +38,6 @@ FILE_SPACE = 1.5
 _DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
 _TIER_SHARE = 0.9  # of the memory that is left, since writes and reads of files have buffers
 _PREFETCHED = 2
-_SHUFFLED_GROUPS = 4
 
 RowsFrom = Literal["table", "keysets", "column", "samples", "given"]
 
@@ -163,9 +163,9 @@ def plan_run(
     with torch.random.fork_rng(devices=()), record_tables() as records:
         model = build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = _KeyCounts(spec, dataset, reads_keysets=reads_keysets)
-    tables = _planned_tables(spec, records, counts, rows or {}, is_gpu=device is not None and device.type == "cuda")
-    dense_bytes, batch_bytes = _dense_bytes(spec, model), _batch_bytes(spec, dataset, records, model)
     on_gpu = device is not None and device.type != "cpu"
+    tables = _planned_tables(spec, records, counts, rows or {}, is_gpu=on_gpu)
+    dense_bytes, batch_bytes = _dense_bytes(spec, model), _batch_bytes(spec, dataset, records, model)
     device_bytes = sum(table.device_bytes for table in tables) + (dense_bytes if on_gpu else 0)
     in_host = program_bytes + batch_bytes + (0 if on_gpu else dense_bytes)
     total = in_host + sum(table.host_bytes for table in tables)
@@ -334,7 +334,7 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
     keys = sum(column.hotness for column in dataset.categorical)
     numbers = len(dataset.labels) + len(dataset.dense)
     sample = 4 * numbers + 16 * keys  # int64 keys, and offsets of bags
-    groups = _SHUFFLED_GROUPS if training.shuffle else 1
+    groups = SHUFFLE_GROUPS if training.shuffle else 1
     samples = dataset.num_rows("train") if "train" in dataset.splits else 0
     window = min(samples, groups * default_group_rows(dataset)) * (4 * numbers + 4 * keys)
     width = sum(
