@@ -1,11 +1,16 @@
 """Training pass by pass through `Model`, in the spellings of its releases."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 import terarec.hugectr as hugectr
 from terarec.formats.hugectr import open_sparse_folder, write_keyset
+from terarec.hugectr.cache_tiers import with_cache_tiers
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.storage.slots import SLOT_BYTES
 from tests.hugectr.planted import ROWS, Planted, write_norm
 from tests.hugectr.scripts import auc_of, build_dcn, dcn, norm_reader, solver
 
@@ -87,34 +92,79 @@ def test_a_model_without_a_cache_has_none(planted):
         made.dump_incremental_model_2kafka()
 
 
-@pytest.mark.parametrize("update", ["Local", "LazyGlobal", "Global"])
-def test_cached_rows_in_files_give_the_results_of_rows_in_memory(passes, tmp_path, capsys, update):
-    sources, keysets, eval_source, _ = passes
-    optimizer = hugectr.CreateOptimizer(update_type=hugectr.Update_t[update])
-    found = []
-    for local in (None, tmp_path / "local"):
-        params = hugectr.CreateETC(
-            ps_types=[hugectr.TrainPSType_t.Cached],
-            sparse_models=[str(tmp_path / f"rows {local is None}")],
-            local_paths=[str(local)] if local else [],
-            hmem_cache_configs=[hugectr.CreateHMemCache(1, 0.5, 0)],
+def test_each_tier_has_the_size_that_its_call_names(passes, tmp_path):
+    made = dcn(passes[0][0], passes[2])
+    embeddings, optimizer = made._network.of_type(hugectr.SparseEmbedding), hugectr.CreateOptimizer()
+
+    def tiers(params, device, folder=None):
+        plan, _ = with_cache_tiers(
+            made._network.plan({}), params, embeddings, optimizer, num_devices=2, device=device, folder=folder
         )
+        return plan.spec.embeddings[0].tables[0].tiers
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    workspace = 2 * (2**20 // 96) * (96 + 16 + SLOT_BYTES)  # of two devices; Adam keeps two states of 8 floats
+    kinds, path = hugectr.TrainPSType_t, str(tmp_path)
+    staged = hugectr.CreateETC([kinds.Staged], [path], [path])
+    assert tiers(staged, cpu) is None
+    found = tiers(staged, gpu)
+    assert (found.fast_bytes, found.file) == (workspace, None)
+    assert found.host_bytes_below > 2**20
+    cached = hugectr.CreateETC([kinds.Cached], [path], [path], [hugectr.CreateHMemCache(3, 0.5, 0)])
+    assert tiers(cached, cpu).fast_bytes == 4 * workspace
+    found = tiers(cached, gpu)
+    assert (found.fast_bytes, found.host_bytes_below) == (workspace, 3 * workspace)
+    assert Path(found.file).parent == tmp_path
+    assert tiers(hugectr.CreateETC([kinds.Cached], [path]), cpu) is None
+    on_disk = hugectr.CreateMOS(True, use_host_memory_ps=False, dest_sparse_models=[str(tmp_path / "a" / "rows")])
+    found = tiers(on_disk, gpu)
+    assert (found.fast_bytes, found.host, Path(found.file).parent) == (workspace, None, tmp_path / "a")
+    assert Path(tiers(on_disk, cpu, folder=str(tmp_path / "temp")).file).parent == tmp_path / "temp"
+    assert tiers(hugectr.CreateMOS(True, dest_sparse_models=[path]), cpu) is None
+    with pytest.raises(WrongInputError, match="local_paths"):
+        tiers(hugectr.CreateETC([kinds.Cached], [path], ["s3://bucket/rows"]), cpu)
+
+
+UPDATES = {"Local": "Local", "LazyGlobal": "LazyGlobal", "Global": "LazyGlobal"}
+"""Of a training with rows in files -> that of the same training in memory."""
+
+
+@pytest.mark.parametrize("kind", ["CreateETC", "CreateMOS"])
+@pytest.mark.parametrize("update", UPDATES)
+def test_rows_in_files_give_the_results_of_rows_in_memory(passes, tmp_path, capsys, update, kind):
+    sources, keysets, eval_source, _ = passes
+    found = []
+    for in_files in (False, True):
+        folder = tmp_path / f"{in_files}" / "rows"
+        optimizer = hugectr.CreateOptimizer(update_type=hugectr.Update_t[update if in_files else UPDATES[update]])
+
+        def params(folder=folder, in_files=in_files, is_first=True):
+            if kind == "CreateMOS":
+                paths = {"dest_sparse_models" if is_first else "trained_sparse_models": [str(folder)]}
+                return hugectr.CreateMOS(is_first, use_host_memory_ps=not in_files, **paths)
+            return hugectr.CreateETC(
+                ps_types=[hugectr.TrainPSType_t.Cached if in_files else hugectr.TrainPSType_t.Staged],
+                sparse_models=[str(folder)],
+                local_paths=[str(folder.parent)],
+                hmem_cache_configs=[hugectr.CreateHMemCache(1, 0.5, 0)],
+            )
+
         reader = norm_reader(sources, eval_source, keyset=keysets)
-        made = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params))
+        made = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params()))
         made.fit(num_epochs=1, display=0, eval_interval=0)
         (collection,) = made.module.embeddings.values()
         use = collection.tier_use()
-        assert (use is None) is (local is None or update == "Global")
-        assert ("stays in memory" in capsys.readouterr().out) is (local is not None and update == "Global")
+        assert (use is None) is not in_files
+        assert ("(Update_t.LazyGlobal)" in capsys.readouterr().out) is (in_files and update == "Global")
         found += made.get_incremental_model()
         made.save_params_to_files(str(tmp_path / "saved"), 0)
-        again = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params))  # starts from these
+        again = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, optimizer, params(is_first=False)))
         (table,) = next(iter(again.module.embeddings.values())).tables.values()
         found.append((keys := table.keys().sort().values, table.export(keys).weights))
-        if use is not None:
+        if in_files:
             assert use.lookups > use.hits > 0
             assert use.rows_written > 0
-            assert all(path.name.startswith("cache-") for path in local.iterdir())
+            assert {path.name.split("-")[0] for path in folder.parent.iterdir()} == {"rows", "cache"}
     for with_memory, with_files in zip(found[:2], found[2:], strict=True):
         for expected, got in zip(with_memory, with_files, strict=True):
             assert len(expected) == 4 * ROWS

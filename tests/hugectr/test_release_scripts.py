@@ -13,9 +13,17 @@ import pytest
 FOLDER = Path(__file__).with_name("releases")
 # What each of them tells besides its metrics.
 TOLD = {
+    "v2_3_session": ["iterations 24", "trained with data in data2/file_list.txt", "resumed equals True"],
     "v3_1_oversubscriber": ["Use training cache mode with number of epochs: 1", "(110,) (110, 1)\n(100,) (100, 8)"],
+    "v3_2_continuous": [
+        "incremental [True, True]",
+        "updated True 16 float32",
+        "Use training cache mode",
+        "(Update_t.LazyGlobal)",
+    ],
     "v3_4_training_cache": ["iterations 16 loss", "incremental [(100,)]", "Use training cache mode"],
     "v4_1_hybrid": ["vvgpu names 4 devices", "Iter: 40 ", "Loss: 0 lr:0", "Finish 40 iterations"],
+    "v23_6_training_cache": ["Use training cache mode", "widths [1, 16] True", "both slots True True"],
     "v25_03_collection": [
         "Iter: 40 ",
         "['start', ('eval_start', 19), ('eval_end', 19, ['AUC']), ('eval_start', 39), ('eval_end', 39, ['AUC']), "

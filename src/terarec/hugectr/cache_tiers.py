@@ -1,11 +1,10 @@
-"""The tiers of embeddings whose rows `CreateETC` puts in files."""
+"""The tiers of embeddings that train pass by pass: memory for one pass, then host memory or files."""
 
 from __future__ import annotations
 
-import os
-import uuid
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,75 +12,145 @@ import torch
 from terarec.hugectr.enums import TrainPSType_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.network import Plan, capacity, row_copies
-from terarec.hugectr.objects import EmbeddingTrainingCacheParams, OptParamsPy, SparseEmbedding
+from terarec.hugectr.objects import (
+    EmbeddingTrainingCacheParams,
+    ModelOversubscriberParams,
+    OptParamsPy,
+    SparseEmbedding,
+)
 from terarec.io import is_remote
-from terarec.spec import GraphEmbedding, Tiers
+from terarec.kernels import memory
+from terarec.spec import GraphEmbedding, SparseOptimizerSpec, Tiers
 from terarec.storage.row_store import MOST_ROW_BYTES
 from terarec.storage.slots import SLOT_BYTES
+from terarec.storage.tier_files import own_directory
 
 _BLOCKS = 1  # of a Cached embedding without a CreateHMemCache
 _COUNTER_BYTES = 16  # of a row, which some rules keep besides their states
+_STAGED_SHARE = 0.5  # of the available host memory, for all Staged embeddings of a model on a GPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where the rows of an embedding lie that are not in its workspace.
+
+    Attributes:
+        folder: Folder of their files; None for host memory.
+        blocks: Blocks of host memory in front of the files, each as large as the workspace.
+    """
+
+    folder: Path | None
+    blocks: int = 0
 
 
 def with_cache_tiers(
     plan: Plan,
-    params: EmbeddingTrainingCacheParams,
+    params: EmbeddingTrainingCacheParams | ModelOversubscriberParams,
     parts: Sequence[SparseEmbedding],
     optimizer: OptParamsPy,
     *,
     num_devices: int,
     device: torch.device,
+    folder: str | None = None,
 ) -> tuple[Plan, list[str]]:
-    """Return `plan` with the tables of Cached embeddings in tiers: workspace, blocks in host memory, files.
+    """Return `plan` with the tables of its embeddings in tiers, and a message for each where something differs.
 
-    All rows stay in memory without ``local_paths``, where an optimizer moves all rows in every step, and where a row is
-    too long for a file; of the latter two a message for each embedding is returned, too.
+    The fastest tier has the size of the workspace. Behind it is host memory, for Staged embeddings and
+    ``use_host_memory_ps=True``, or files, with blocks of host memory in front of them for a Cached embedding. On a CPU
+    the fastest tier is host memory: rows that would be behind it in host memory simply stay in memory, and blocks make
+    it larger. Rows of a Cached embedding without ``local_paths``, and rows too long for a file, are in host memory.
 
     Args:
         plan: As planned.
-        params: The `CreateETC` object.
+        params: The `CreateETC` or `CreateMOS` object.
         parts: The embeddings, in their order.
         optimizer: The optimizer of embeddings without one of their own.
         num_devices: Devices that share an embedding.
         device: Where the tables are.
+        folder: Folder of files of a `CreateMOS` object; None for those of its sparse models.
 
     Raises:
         WrongInputError: A remote path.
     """
-    if not params.local_paths or len(params.ps_types) != len(parts):
+    places = _places(params, len(parts), folder)
+    if len(places) != len(parts):  # which `TrainingCache` reports
         return plan, []
-    folder = params.local_paths[0]  # the others are those of other processes
-    if is_remote(folder):
-        raise WrongInputError(f"local_paths: got {folder!r}, expected local folders")
-    blocks = _blocks(params)
     embeddings: dict[str, GraphEmbedding] = {embedding.name: embedding for embedding in plan.spec.embeddings}
+    rules: dict[str, SparseOptimizerSpec] = dict(plan.rules)
     messages = []
-    for number, part in enumerate(parts):
-        if params.ps_types[number] is not TrainPSType_t.Cached:
-            continue
+    for part, place in zip(parts, places, strict=True):
         name = part.sparse_embedding_name
         own = part.optimizer or optimizer
         row_bytes = 4 * part.embedding_vec_size * row_copies(own) + _COUNTER_BYTES
-        options = plan.rules[embeddings[name].optimizer].rows
-        in_memory = f"Cached embedding {name} stays in memory: "
-        if options is not None and options.mode == "global":
+        if place.folder is not None and row_bytes > MOST_ROW_BYTES:
             messages.append(
-                f"{in_memory}its optimizer moves all rows in every step, unlike Update_t.LazyGlobal and Local"
+                f"embedding {name} stays in memory: its rows have {row_bytes:,} bytes, those in files at most "
+                f"{MOST_ROW_BYTES:,}"
             )
-            continue
-        if row_bytes > MOST_ROW_BYTES:
-            messages.append(f"{in_memory}its rows have {row_bytes:,} bytes, those in files at most {MOST_ROW_BYTES:,}")
-            continue
+            place = _Place(folder=None)
         workspace = max(1, capacity(part, own, num_devices)) * (row_bytes + SLOT_BYTES)
-        host = workspace * blocks[number]
-        file = str(Path(folder).absolute() / f"cache-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        if device.type == "cpu":
-            tiers = Tiers(host=str(workspace + host), file=file)
-        else:
-            tiers = Tiers(device=str(workspace), host=str(host), file=file)
-        tables = tuple(replace(table, tiers=tiers) for table in embeddings[name].tables)
-        embeddings[name] = replace(embeddings[name], tables=tables)
-    return replace(plan, spec=replace(plan.spec, embeddings=tuple(embeddings.values()))), messages
+        bound = sum(part.slot_size_array) * (row_bytes + SLOT_BYTES) or math.inf
+        tiers = _tiers(place, workspace, device, most_staged=min(bound, _staged_bytes(len(parts))))
+        if tiers is None:
+            continue
+        embedding = embeddings[name]
+        rule, options = embedding.optimizer, rules[embedding.optimizer].rows
+        if options is not None and options.mode == "global":
+            rule = f"{rule}_lazy"
+            rules[rule] = replace(rules[embedding.optimizer], rows=replace(options, mode="lazy_global"))
+            messages.append(
+                f"embedding {name}: rows that a batch does not use catch up the steps that they missed when one does "
+                "(Update_t.LazyGlobal): Update_t.Global would read all rows in every step"
+            )
+        tables = tuple(replace(table, tiers=tiers) for table in embedding.tables)
+        embeddings[name] = replace(embedding, tables=tables, optimizer=rule)
+    spec = replace(plan.spec, embeddings=tuple(embeddings.values()))
+    return replace(plan, spec=spec, rules=rules), messages
+
+
+def _places(
+    params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, count: int, folder: str | None
+) -> list[_Place]:
+    """Return where the rows of each embedding are; fewer than `count` where there are not enough paths."""
+    if isinstance(params, ModelOversubscriberParams):
+        if params.use_host_memory_ps:
+            return [_Place(folder=None)] * count
+        if folder is not None:
+            return [_Place(folder=_local("temp_embedding_dir", folder))] * count
+        name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
+        return [_Place(folder=_local(name, path).parent) for path in getattr(params, name)]
+    if not params.local_paths:
+        return [_Place(folder=None) for _ in params.ps_types]
+    local = _local("local_paths", params.local_paths[0])  # the others are those of other processes
+    return [
+        _Place(folder=local if kind is TrainPSType_t.Cached else None, blocks=blocks)
+        for kind, blocks in zip(params.ps_types, _blocks(params), strict=True)
+    ]
+
+
+def _local(name: str, path: str) -> Path:
+    if is_remote(path):
+        raise WrongInputError(f"{name}: got {path!r}, expected local folders")
+    return Path(path).absolute()
+
+
+def _staged_bytes(num_embeddings: int) -> int:
+    available = memory.available_bytes() or memory.total_bytes()
+    return int(_STAGED_SHARE * available) // num_embeddings
+
+
+def _tiers(place: _Place, workspace: int, device: torch.device, *, most_staged: float) -> Tiers | None:
+    """Return the tiers of an embedding; None where all of its rows are in memory."""
+    is_cpu = device.type == "cpu"
+    if place.folder is None:
+        if is_cpu:
+            return None
+        return Tiers(device=str(workspace), host=str(int(most_staged)))
+    file = str(own_directory(place.folder, "cache"))
+    host = workspace * place.blocks
+    if is_cpu:
+        return Tiers(host=str(workspace + host), file=file)
+    return Tiers(device=str(workspace), host=str(host) if host else None, file=file)
 
 
 def _blocks(params: EmbeddingTrainingCacheParams) -> list[int]:

@@ -73,6 +73,8 @@ def compile_network(
     optimizer: OptParamsPy,
     loss_weights: Mapping[str, float],
     cache: EmbeddingTrainingCacheParams | ModelOversubscriberParams | None = None,
+    *,
+    cache_folder: str | None = None,
 ) -> Compiled:
     """Build everything that training needs.
 
@@ -83,6 +85,7 @@ def compile_network(
         optimizer: The optimizer of the layers.
         loss_weights: Label -> weight of its loss, for labels whose weight is not the `Input`'s.
         cache: The `CreateETC` or `CreateMOS` object, if any.
+        cache_folder: Folder of the files of a `CreateMOS` object; None for those of its sparse models.
 
     Raises:
         IllegalCallError: There is no `Input`.
@@ -91,9 +94,16 @@ def compile_network(
     device, message = placement(solver.vvgpu)
     messages: list[str] = []
     plan = network.plan(loss_weights)
-    if isinstance(cache, EmbeddingTrainingCacheParams):
-        parts, num_devices = network.of_type(SparseEmbedding), sum(map(len, solver.vvgpu))
-        plan, messages = with_cache_tiers(plan, cache, parts, optimizer, num_devices=num_devices, device=device)
+    if cache is not None:
+        plan, messages = with_cache_tiers(
+            plan,
+            cache,
+            network.of_type(SparseEmbedding),
+            optimizer,
+            num_devices=sum(map(len, solver.vvgpu)),
+            device=device,
+            folder=cache_folder,
+        )
     with as_hugectr_errors("compile"):
         layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
     release = release_number(solver.compat_release)
@@ -115,6 +125,8 @@ def compile_network(
         drop_last=False,
     )
     dense = optimizer_rule(optimizer, solver.lr)
+    # With a training cache a workspace is for the rows of one pass.
+    capacities = plan.capacities if cache is None and checks_overflow() else {}
     trainer = _trainer(plan, solver, dense, device)
     model = trainer.model
     assert isinstance(model, GraphModel)
@@ -125,7 +137,7 @@ def compile_network(
         train_reader=train_reader,
         eval_reader=eval_reader,
         evaluation=Evaluation(solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels)),
-        capacity_check=CapacityCheck(model, plan.capacities if checks_overflow() else {}),
+        capacity_check=CapacityCheck(model, capacities),
         dense=dense,
         layout=layout,
         async_layout=async_layout,

@@ -102,7 +102,7 @@ class Model:
         optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
         assert optimizer is not None  # as the schema says
         self.solver = solver
-        self._optimizer, self._etc_params = optimizer, etc_params
+        self._optimizer, self._etc_params = optimizer, etc_params or _oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
         self._made: Compiled | None = None
@@ -166,8 +166,16 @@ class Model:
         if len(loss_names) != len(loss_weights):
             raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
+        has_folder = _oversubscriber_of(self.solver) is not None
+        folder = str(self.solver.values()["temp_embedding_dir"]) if has_folder else None
         self._made = compile_network(
-            self._network, self.solver, self.reader_params, self._optimizer, weights, self._etc_params
+            self._network,
+            self.solver,
+            self.reader_params,
+            self._optimizer,
+            weights,
+            self._etc_params,
+            cache_folder=folder,
         )
         for message in self._made.messages:
             self._log(message)
@@ -871,6 +879,15 @@ class Model:
             names = [name for name in table_names if name in held]
             if names or not table_names:
                 yield number, {name: held[name] for name in config.table_names()}, names
+
+
+def _oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
+    """Return the model oversubscriber that a solver of 2.3 or 3.0 asks for: its rows are in files."""
+    values = solver.values()
+    if not values.get("use_model_oversubscriber"):
+        return None
+    files = values["embedding_files"]
+    return ModelOversubscriberParams(not files, False, files)
 
 
 def _started(reader: DataReader, call: str) -> DataReader:

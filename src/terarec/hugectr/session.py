@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from terarec.hugectr.model import Model
-from terarec.hugectr.objects import ModelOversubscriberParams, SolverConfig
+from terarec.hugectr.objects import SolverConfig
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import TrainingCache
@@ -20,7 +20,7 @@ class Session:
         solver_config: The object that `solver_parser_helper` made.
         config_file: Path of the training file; its clause ``solver`` is not read.
         use_model_oversubscriber: Whether to train pass by pass.
-        temp_embedding_dir: Ignored, as every table is in host memory.
+        temp_embedding_dir: Folder for the files of rows that train pass by pass; empty for that of `solver_config`.
 
     Raises:
         FileCannotOpenError: The file, or one of those to start from, does not exist.
@@ -35,8 +35,11 @@ class Session:
         use_model_oversubscriber: bool = False,
         temp_embedding_dir: str = "",
     ) -> None:
-        is_passes = use_model_oversubscriber or solver_config.use_model_oversubscriber
-        self.model = compiled(solver_config, read_training(config_file), is_passes=is_passes)
+        values = solver_config.values()
+        if use_model_oversubscriber or values.get("use_model_oversubscriber"):
+            folder = temp_embedding_dir or values.get("temp_embedding_dir") or "./"
+            solver_config = solver_config.with_values(use_model_oversubscriber=True, temp_embedding_dir=folder)
+        self.model = compiled(solver_config, read_training(config_file))
 
     def start_data_reading(self) -> None:
         """Start both readers, with ``repeat_dataset=True``."""
@@ -113,18 +116,15 @@ class Session:
         self.model.save_params_to_files(prefix, iter)
 
 
-def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = False, kind: type[Model] = Model) -> Model:
+def compiled(solver: SolverConfig, training: Training, *, kind: type[Model] = Model) -> Model:
     """Return the compiled model of a training file, with the weights that `solver` says to start from.
 
     Args:
         solver: The `solver_parser_helper` object, or the file's own clause.
         training: The rest of the file.
-        is_passes: Whether it trains pass by pass, with a keyset each.
         kind: Class of the model.
     """
-    files = solver.embedding_files
-    passes = ModelOversubscriberParams(not files, True, files) if is_passes else None
-    model = kind(solver, training.reader, training.optimizer, passes)
+    model = kind(solver, training.reader, training.optimizer)
     for part in training.parts:
         model.add(part)
     model.compile()
@@ -132,7 +132,7 @@ def compiled(solver: SolverConfig, training: Training, *, is_passes: bool = Fals
         model.load_dense_weights(solver.model_file)
     if solver.dense_opt_states_file:
         model.load_dense_optimizer_states(solver.dense_opt_states_file)
-    if solver.embedding_files and not is_passes:
+    if solver.embedding_files and not solver.values().get("use_model_oversubscriber"):
         model.load_sparse_weights(solver.embedding_files)
     if solver.sparse_opt_states_file:
         model.load_sparse_optimizer_states(solver.sparse_opt_states_file)

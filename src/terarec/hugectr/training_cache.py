@@ -28,10 +28,10 @@ class TrainingCache:
     """The passes of a model: which keys each may touch, and where the rows go in the end.
 
     Rows keep their optimizer states, so training equals that without a cache as long as the keysets hold what the data
-    holds, and a key that they do not hold is an error. Rows of a "Staged" embedding lie in memory, so a pass moves
-    nothing. Those of a "Cached" one with a local path lie in tiers: a pass loads the rows of its keyset into the
-    fastest, as many as fit, and writes changed ones back. (HugeCTR keeps the states of a "Cached" table from pass to
-    pass, too; those of a "Staged" one start anew in every pass there.)
+    holds, and a key that they do not hold is an error. Where the tables are in tiers (`terarec.hugectr.cache_tiers`), a
+    pass loads the rows of its keyset into the fastest, as many as fit, and writes changed ones back; where all rows are
+    in memory it moves nothing. (HugeCTR keeps the states of a "Cached" table from pass to pass, too; those of a
+    "Staged" one start anew in every pass there.)
 
     Args:
         params: The `CreateETC` or `CreateMOS` object.

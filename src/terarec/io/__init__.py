@@ -17,7 +17,7 @@ from terarec.io.json_files import (
     write_json,
     write_versioned_json,
 )
-from terarec.io.locks import file_lock
+from terarec.io.locks import file_lock, remove_abandoned
 from terarec.io.remote import (
     PARTIAL_SUFFIX,
     Location,
@@ -51,6 +51,7 @@ __all__ = [
     "read_json_and_version",
     "read_text",
     "read_versioned_json",
+    "remove_abandoned",
     "resumable_dir",
     "write_bytes",
     "write_json",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from terarec.errors import TerarecError
@@ -42,6 +43,33 @@ def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
         finally:
             if _is_at(file.fileno(), path):  # not the lock of another process at the same path
                 path.unlink()
+
+
+def remove_abandoned(directory: Path) -> bool:
+    """Remove a directory whose owner locks files ``*.lock`` in it, unless a process holds one of them.
+
+    Where the system has no ``flock`` nothing is removed.
+
+    Returns:
+        Whether it was removed.
+    """
+    try:
+        import fcntl  # noqa: F401 - without it `file_lock` holds nothing
+    except ModuleNotFoundError:
+        return False
+    busy = TerarecError("busy")
+    try:
+        with ExitStack() as locks:
+            held = list(directory.glob("*.lock"))
+            for path in held:
+                locks.enter_context(file_lock(path, busy))
+            if held:
+                for entry in set(directory.iterdir()) - set(held):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        directory.rmdir()  # last, so that a removal that ends early leaves the locks to the next one
+    except (TerarecError, OSError):  # of a living process, or another removal
+        return False
+    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

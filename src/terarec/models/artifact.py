@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, RunSpec, Tiers
 from terarec.spec.model import ModelSpec
+from terarec.storage.tier_files import own_directory
 
 if TYPE_CHECKING:
     from terarec.storage import AnyTable
@@ -121,8 +120,7 @@ def _with_own_files(spec: ModelSpec) -> ModelSpec:
     tiers: Tiers | None = getattr(getattr(described, "tables", None), "tiers", None)
     if tiers is None or tiers.file is None:
         return spec
-    directory = str(Path(tiers.file) / f"loaded-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    own = replace(tiers, file=directory)
+    own = replace(tiers, file=str(own_directory(Path(tiers.file), "loaded")))
     loaded: ModelSpec = replace(described, tables=replace(described.tables, tiers=own))
     return loaded
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import shutil
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from terarec.errors import StorageError
-from terarec.io import file_lock
+from terarec.io import file_lock, remove_abandoned
 from terarec.storage.row_file import RowColumn, RowFile
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores, WrittenBehind
@@ -96,7 +99,6 @@ class TierFiles:
                 # graph of its last step, the second what that held.
                 gc.collect()
                 gc.collect()
-                self._directory.mkdir(parents=True, exist_ok=True)  # which that model has removed
                 if not self._try_lock(table):
                     self._locks.close()
                     raise StorageError(
@@ -107,8 +109,9 @@ class TierFiles:
     def _try_lock(self, table: str) -> bool:
         assert self._directory is not None
         try:
+            self._directory.mkdir(parents=True, exist_ok=True)  # which a former model, or `own_directory`, removed
             self._locks.enter_context(file_lock(self._directory / f"{table}.lock", StorageError("busy")))
-        except StorageError:
+        except (StorageError, FileNotFoundError):
             return False
         return True
 
@@ -116,6 +119,19 @@ class TierFiles:
         for store, path in held:
             store.close()
             shutil.rmtree(path, ignore_errors=True)
+
+
+def own_directory(parent: Path, prefix: str) -> Path:
+    """Return the path of a new directory for the files of one model, and remove those that killed processes left.
+
+    Args:
+        parent: Directory to put it in.
+        prefix: Start of its name, and of the names of those to remove.
+    """
+    for former in parent.glob(f"{prefix}-*"):
+        if re.fullmatch(r"\d+-[0-9a-f]{8}", former.name.removeprefix(f"{prefix}-")):
+            remove_abandoned(former)
+    return parent / f"{prefix}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _new_store(path: Path, of: RowFormat, table: str) -> RowStore:

@@ -33,7 +33,7 @@ from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.io import folder_and_name
 from terarec.kernels.row_rules import LAST_UPDATE
-from terarec.storage import AnyTable, Rows
+from terarec.storage import AnyTable, DynamicTable, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,12 @@ def held_rows(embedding: EmbeddingFile, keys: NDArray[np.int64]) -> tuple[NDArra
     """
     found_keys, vectors = [np.empty(0, np.int64)], [np.empty((0, embedding.width), np.float32)]
     for table, base in zip(embedding.tables, embedding.bases, strict=True):
-        own = np.intersect1d(keys - base, table.keys().cpu().numpy(), assume_unique=True)
+        own = keys - base
+        if isinstance(table, DynamicTable):
+            asked = torch.from_numpy(own).to(table.arena.device)
+            own = own[(table.rows(asked, train=False) != table.number).cpu().numpy()]
+        else:
+            own = own[(own >= 0) & (own < len(table))]
         rows = table.export(torch.from_numpy(own).to(table.arena.device))
         found_keys.append(own + base)
         vectors.append(rows.weights.float().cpu().numpy())
