@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -344,3 +347,63 @@ def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkey
     assert embedding.tier_use().minus(before).hits == 40
     assert embedding.tables["t"].export(torch.arange(40)).weights.equal(trained)
     train(700, 100)  # nothing stays pinned
+
+
+def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("terarec.embedding.collection._BYTES_AHEAD", 30 * 16)
+    tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
+    embedding = EmbeddingCollection(
+        [TableSpec(name="t", rows=1000, width=4, tiers=tiers)], [FeatureSpec(name="f", table="t")], seed=1
+    )
+    optimizer = RowOptimizer(embedding, SGDSpec(lr=0.5))
+    first, second, third = (torch.arange(start, start + count) for start, count in ((0, 40), (30, 60), (200, 100)))
+
+    def train(keys):
+        before = embedding.tier_use()
+        embedding(one_hot(["f"], keys[None])).pooled.square().sum().backward()
+        optimizer.step()
+        return embedding.tier_use().minus(before).hits
+
+    def moved(load):
+        before = embedding.tier_use()
+        load()
+        return embedding.tier_use().minus(before).rows_read
+
+    for keys in (first, second, third):
+        train(keys)
+    assert moved(lambda: embedding.preload({"f": first})) == 40
+    assert moved(lambda: embedding.preload_beside({"f": first}, {"f": second}, lambda: False)) == 0
+    assert moved(lambda: embedding.preload_beside({"f": first}, {"f": second, "other": first})) == 50
+    assert train(first) == 40
+    assert moved(lambda: embedding.preload({"f": second})) == 0
+    assert train(second) == 60
+    assert moved(lambda: embedding.preload_beside({"f": second}, {"f": third})) == 30  # 10 of 40 are there
+    assert train(second) == 60
+    assert moved(lambda: embedding.preload({"f": third})) == 60
+    assert train(third) == 100
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_rows_that_another_thread_loads_meanwhile_are_the_same(tmp_path, kind):
+    tables = STATIC
+    if kind == "dynamic":  # rows change their keys all the time
+        tables = [replace(dynamic_twin(table), max_rows=300, evict=lru(share=0.3)) for table in STATIC]
+    plain = EmbeddingCollection(tables, FEATURES, seed=4)
+    tiered = in_tiers(tables, Tiers(host="40KiB", file=str(tmp_path)))
+    is_over = threading.Event()
+
+    def keys_of(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randint(-5, 900, (200,), generator=generator) for name in NAMES}
+
+    def load():
+        for seed in itertools.count():
+            tiered.preload_beside(keys_of(seed), keys_of(seed + 1), lambda: not is_over.is_set())
+            if is_over.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load)
+        assert_trains_equally(plain, tiered, AdamSpec(lr=0.05), BATCHES)
+        is_over.set()
+        loading.result()

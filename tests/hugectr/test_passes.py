@@ -169,3 +169,33 @@ def test_rows_in_files_give_the_results_of_rows_in_memory(passes, tmp_path, caps
         for expected, got in zip(with_memory, with_files, strict=True):
             assert len(expected) == 4 * ROWS
             np.testing.assert_array_equal(got, expected)
+
+
+def test_rows_of_the_next_keyset_are_read_while_one_trains(passes, tmp_path):
+    sources, _, eval_source, _ = passes
+    keysets = [str(tmp_path / f"{number}.keyset") for number in range(3)]
+    for number, path in enumerate(keysets):
+        write_keyset(Path(path), np.arange(number, 4 * ROWS), 8)
+    local = str(tmp_path / "local")
+    params = hugectr.CreateETC([hugectr.TrainPSType_t.Cached], [str(tmp_path / "rows")], [local])
+    reader = norm_reader([*sources, sources[0]], eval_source, keyset=keysets)
+    made = build_dcn(hugectr.Model(solver(repeat_dataset=False), reader, hugectr.CreateOptimizer(), params))
+    (collection,) = made.module.embeddings.values()
+    asked = []
+
+    def noted(present, keys, goes_on):
+        asked.extend(int(next(iter(part.values()))[0]) for part in (present, keys))
+
+    collection.preload_beside = noted
+    cache = made.get_embedding_training_cache()
+    for keyset in (keysets[0], [keysets[1]], keysets[1], keysets[2], str(tmp_path / "none")):
+        if keyset == str(tmp_path / "none"):
+            with pytest.raises(FileNotFoundError):
+                cache.update(keyset)
+        else:
+            cache.update(keyset)
+    made.save_params_to_files(str(tmp_path / "end"))
+    cache.update(keysets[0])
+    cache.update(keysets[0])  # waits for the thread
+    cache.update([keysets[0]])
+    assert asked == [0, 1, 1, 2, 2, 0, 0, 1, 0, 1]

@@ -9,7 +9,7 @@ import torch
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import open_sparse_folder, write_keyset
 from terarec.hugectr import CreateETC, CreateHMemCache, CreateMOS, Embedding_t, SparseEmbedding, TrainPSType_t
-from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.errors import MissingKeyError, WrongInputError
 from terarec.hugectr.training_cache import TrainingCache
 from terarec.hugectr.weights import FileNames, embedding_file
 from terarec.models import GraphModel
@@ -83,8 +83,13 @@ def test_a_key_outside_the_keyset_is_rejected_in_training_alone(tmp_path):
     cache = cache_of(net, etc(tmp_path / "rows"))
     cache.update(keysets(tmp_path)[0])
     trainer.train_step(BATCHES[0])
-    with pytest.raises(WrongInputError, match=r"'e': got key 5 of 'data.0' in a batch, expected one of the 4 keys"):
+    with pytest.raises(MissingKeyError) as raised:
         trainer.train_step(BATCHES[1])
+    assert (raised.value.slot, raised.value.key, raised.value.sample) == ("data.0", 5, 3)
+    few = batch([[7], [3], [1]], [[1], [4], [9]])
+    with pytest.raises(MissingKeyError) as raised:  # the first sample counts, not the first slot
+        trainer.train_step(few)
+    assert (raised.value.slot, raised.value.key, raised.value.sample) == ("data.1", 4, 4)
     assert net.collection("e").tables["e"].keys().tolist() == [1, 2, 3, 7]
     evaluated(net, BATCHES[1])
 

@@ -64,7 +64,7 @@ def test_passes_equal_reading_by_parts_in_memory(tmp_path, spec, parted, model):
 
 
 def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
-    loaded = []
+    loaded, ahead = [], []
     run = build(
         with_tiers(in_passes(spec, parted, batch_size=100), Tiers(file=str(tmp_path / "rows"))), tmp_path / "RUN"
     )
@@ -77,7 +77,12 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
         used = run.trainer.tier_use()
         loaded[-1] += (used.lookups - used.hits,)
 
-    collection.preload = noted
+    def noted_ahead(present, keys, goes_on):
+        ahead.append((present, keys))
+        preload_beside(present, keys, goes_on)
+
+    preload_beside = collection.preload_beside
+    collection.preload, collection.preload_beside = noted, noted_ahead
     report = run.fit()
     assert [step for step, _, _ in loaded] == [0, 3, 7, 10, 13, 17]
     parts = read_parts(parted, "train")
@@ -86,6 +91,13 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
         assert {name: values.tolist() for name, values in keys.items()} == {
             name: values.tolist() for name, values in expected.items()
         }
+    for number, (present, keys) in enumerate(ahead):
+        assert present is loaded[number][1]
+        following = read_part_keys(parted, "train", parts[(number + 1) % 3])
+        assert {name: values.tolist() for name, values in keys.items()} == {
+            name: values.tolist() for name, values in following.items()
+        }
+    assert len(ahead) == 6
     assert report.tiers.hits > 0.9 * report.tiers.lookups  # but for keys of the valid split alone
 
 

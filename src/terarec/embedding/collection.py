@@ -8,7 +8,7 @@ table is ever allocated. The tables are not `torch.nn.Parameter`; one empty `Tab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -62,6 +62,7 @@ from terarec.storage import (
 )
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
+_BYTES_AHEAD = 4 << 20  # of rows of the next part, so that training waits for a short time while they get their slots
 
 
 def look_up_with_weights(
@@ -323,6 +324,46 @@ class EmbeddingCollection(nn.Module):
             for pin in pins:
                 pin.release()
 
+    def preload_beside(
+        self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Load rows of the next part of the data beside those of the present one; another thread may train meanwhile.
+
+        They take the room in the fastest memory that the rows of neither part need, and no more.
+
+        Args:
+            present: Feature -> int64[n], keys of the present part.
+            keys: The same of the next one.
+            goes_on: Asked often; the call returns early if it answers no.
+        """
+        held = {name: _Held(table) for name, table in self.tables.items()}
+        for index, readers in self._readers.items():
+            arena = self.arenas[index]
+            tiers = tiers_of(arena)
+            if tiers is None:
+                continue
+            # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
+            keys_stay = arena.lock if isinstance(arena, DynamicArena) else nullcontext()
+            with keys_stay, tiers.lock:
+                kept = [tiers.keep(batch.to(tiers.device)) for batch in _row_batches(readers, present, held)]
+                absent = 0
+                for batch in _row_batches(readers, keys, held):
+                    kept.append(tiers.keep(batch.to(tiers.device)))
+                    absent += batch.rows.numel() - kept[-1].slots.numel()
+                tiers.make_room(absent)
+                for pin in kept:
+                    pin.release()
+            at_once = max(1, min(_BYTES_AHEAD // tiers.row_bytes, _KEYS_AT_ONCE))
+            for feature, piece in _pieces(readers, keys, at_once):
+                if not goes_on():
+                    return
+                tiers.ahead(_rows_of(feature, piece, held), 1)
+                with keys_stay:
+                    pin, has_room = tiers.preload(_rows_of(feature, piece, held).to(tiers.device), evicts=False)
+                    pin.release()
+                if not has_room:
+                    break
+
     def _find_rows(self, jagged: Jagged, learns: bool) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
         found: dict[int, tuple[Translated, PlacedRows | None]] = {}
@@ -465,11 +506,24 @@ def _row_batches(
     features: Sequence[FeatureSpec], keys: Mapping[str, Tensor], tables: Mapping[str, _Held]
 ) -> Iterator[RowBatch]:
     """Yield the rows of each feature's keys that tables have, in pieces that bound the memory of finding them."""
+    for feature, piece in _pieces(features, keys, _KEYS_AT_ONCE):
+        yield _rows_of(feature, piece, tables)
+
+
+def _pieces(
+    features: Sequence[FeatureSpec], keys: Mapping[str, Tensor], at_once: int
+) -> Iterator[tuple[FeatureSpec, Tensor]]:
+    """Yield each feature with its keys, `at_once` at a time."""
     for feature in features:
-        for piece in torch.split(keys[feature.name], _KEYS_AT_ONCE) if feature.name in keys else ():
-            jagged = Jagged(names=(feature.name,), keys=piece, offsets=torch.tensor([0, piece.numel()]))
-            part = translate(jagged, [replace(feature, max_keys=None)], tables, train=False)
-            yield RowBatch(part.rows, part.part.keys, part.tables).part((part.rows >= 0).nonzero()[:, 0])
+        for piece in torch.split(keys[feature.name], at_once) if feature.name in keys else ():
+            yield feature, piece
+
+
+def _rows_of(feature: FeatureSpec, keys: Tensor, tables: Mapping[str, _Held]) -> RowBatch:
+    """Return the rows of ``keys int64[n]`` that the table of a feature has."""
+    jagged = Jagged(names=(feature.name,), keys=keys, offsets=torch.tensor([0, keys.numel()]))
+    part = translate(jagged, [replace(feature, max_keys=None)], tables, train=False)
+    return RowBatch(part.rows, part.part.keys, part.tables).part((part.rows >= 0).nonzero()[:, 0])
 
 
 def _stores(arena: AnyArena) -> Sequence[AnyTable]:

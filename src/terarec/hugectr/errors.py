@@ -49,6 +49,22 @@ class WrongInputError(HugeCTRError, ConfigError):
         self.received = received
 
 
+class MissingKeyError(WrongInputError):
+    """The keyset of a pass lacks a key that one of its samples has.
+
+    Attributes:
+        slot: Name of the feature, such as "data.0".
+        key: The first key that is missing.
+        sample: Number of its sample in the order in which the pass reads them, from 0.
+    """
+
+    def __init__(self, message: str, *, slot: str, key: int, sample: int) -> None:
+        super().__init__(message)
+        self.slot = slot
+        self.key = key
+        self.sample = sample
+
+
 class IllegalCallError(HugeCTRError):
     """A call at a time, or on an object, that does not allow it."""
 

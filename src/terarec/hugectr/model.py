@@ -182,7 +182,13 @@ class Model:
         if self._etc_params is not None:
             files = self._embedding_files()
             collections = [self._made.model.collection(file.name) for file in files]
-            self._cache = TrainingCache(self._etc_params, files, collections, key_bytes=self._key_bytes)
+            self._cache = TrainingCache(
+                self._etc_params,
+                files,
+                collections,
+                key_bytes=self._key_bytes,
+                keysets=lambda: self.reader_params.keyset,
+            )
 
     @property
     def module(self) -> GraphModel:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.formats.hugectr import read_keyset
-from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.errors import MissingKeyError, WrongInputError
 from terarec.hugectr.objects import EmbeddingTrainingCacheParams, ModelOversubscriberParams
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
 from terarec.hugectr.weights.sparse import held_rows
 from terarec.io import is_remote
 from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.train.part_rows import PartKeys, PartRows
 
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
@@ -38,6 +40,7 @@ class TrainingCache:
         files: The embeddings, in the order of the model; rows are loaded into them from the folders that are there.
         collections: Their tables with the features that read them.
         key_bytes: 4 or 8 bytes a key in keysets, as ``i64_input_key`` says.
+        keysets: Returns the keysets of the passes in their order: while one trains, rows of the next are read ahead.
 
     Raises:
         WrongInputError: Another number of folders than embeddings, or folders that should be there, or should not.
@@ -51,8 +54,9 @@ class TrainingCache:
         collections: Sequence[EmbeddingCollection],
         *,
         key_bytes: int,
+        keysets: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self._files, self._key_bytes = list(files), key_bytes
+        self._files, self._key_bytes, self._keysets = list(files), key_bytes, keysets
         paths = _paths(params, self._files)
         for file, path in zip(self._files, paths, strict=False):
             if _has_rows(path):
@@ -61,6 +65,8 @@ class TrainingCache:
         self._folders = [] if any(path.is_file() for path in paths) else paths
         self._consumed = [np.empty(0, np.int64) for _ in self._files]
         self._passes = [_Pass(file, collection) for file, collection in zip(self._files, collections, strict=True)]
+        self._in_tiers = [one for one in self._passes if one.collection.tier_use() is not None]
+        self._rows = PartRows([one.collection for one in self._in_tiers])
 
     @bind_arguments("EmbeddingTrainingCache.update")
     def update(self, keyset_file: str | Sequence[str]) -> None:
@@ -80,8 +86,26 @@ class TrainingCache:
                 raise WrongInputError(f"update: {path} holds no key, expected those of the pass")
         indexes = {path: _index(keys) for path, keys in read.items()}
         for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
-            one.begin(path, indexes[path], read[path])
+            one.begin(path, indexes[path])
             self._consumed[number] = np.union1d(self._consumed[number], read[path])
+        if not self._in_tiers:
+            return
+        own = dict(zip(self._passes, paths, strict=True))
+        self._rows.begin([one.keys_of(read[own[one]]) for one in self._in_tiers])
+        coming = self._after(keyset_file)
+        if coming is not None:
+            self._rows.read_ahead(partial(self._keys_of, coming))
+
+    def _after(self, keyset_file: str | Sequence[str]) -> str | None:
+        """Return the keyset of the pass that is likely to follow; None if it is not known."""
+        known = list(self._keysets())
+        if not isinstance(keyset_file, str) or keyset_file not in known or len(known) == 1:
+            return None
+        return known[(known.index(keyset_file) + 1) % len(known)]
+
+    def _keys_of(self, path: str) -> PartKeys:
+        keys = read_keyset(path, self._key_bytes)
+        return [one.keys_of(keys) for one in self._in_tiers]
 
     def store(self, snapshot_file_list: Sequence[str]) -> None:
         """Write each embedding as one file of the form that releases up to 3.0 have.
@@ -123,7 +147,11 @@ class TrainingCache:
 
 
 class _Pass:
-    """Refuses the keys of training batches that the keyset of the pass does not hold."""
+    """Refuses the keys of training batches that the keyset of the pass does not hold.
+
+    Attributes:
+        collection: The tables.
+    """
 
     def __init__(self, file: EmbeddingFile, collection: EmbeddingCollection) -> None:
         self._name = file.name
@@ -131,30 +159,46 @@ class _Pass:
         self._base_of = {feature.name: bases[feature.table] for feature in collection.features}
         self._path = ""
         self._index: HashIndex | None = None
-        self._collection = collection
+        self._samples = 0
+        self.collection = collection
         collection.register_forward_pre_hook(self._check)
 
-    def begin(self, path: str, index: HashIndex, keys: NDArray[np.int64]) -> None:
-        self._path, self._index = path, index
-        if self._collection.tier_use() is not None:
-            readers = {feature.table: feature.name for feature in self._collection.features}  # one for each table
-            distinct = torch.from_numpy(np.unique(keys))
-            self._collection.preload({name: distinct - self._base_of[name] for name in readers.values()})
+    def begin(self, path: str, index: HashIndex) -> None:
+        """Begin a pass with the keys of the keyset at `path`."""
+        self._path, self._index, self._samples = path, index, 0
+
+    def keys_of(self, keyset: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Return the keys int64[n] of a keyset for one feature of each table."""
+        readers = {feature.table: feature.name for feature in self.collection.features}
+        distinct = torch.from_numpy(np.unique(keyset))
+        return {name: distinct - self._base_of[name] for name in readers.values()}
 
     def _check(self, collection: nn.Module, inputs: tuple[Jagged]) -> None:
         if self._index is None or not (collection.training and torch.is_grad_enabled()):
             return
         (jagged,) = inputs
+        first: tuple[int, str, int] | None = None  # sample, feature and key
         ends = jagged.offsets[:: jagged.batch_size].tolist() if jagged.batch_size else []
-        for name, start, stop in zip(jagged.names, ends, ends[1:], strict=False):
-            if name in self._base_of:
-                keys = jagged.keys[start:stop].cpu() + self._base_of[name]  # the index is in host memory
-                absent = self._index.find(keys) < 0
-                if bool(absent.any()):
-                    raise WrongInputError(
-                        f"embedding {self._name!r}: got key {int(keys[absent][0])} of {name!r} in a batch, expected "
-                        f"one of the {len(self._index):,} keys of the pass in {self._path}"
-                    )
+        for number, (name, start, stop) in enumerate(zip(jagged.names, ends, ends[1:], strict=False)):
+            if name not in self._base_of:
+                continue
+            keys = jagged.keys[start:stop].cpu() + self._base_of[name]  # the index is in host memory
+            absent = (self._index.find(keys) < 0).nonzero()[:, 0]
+            if absent.numel():
+                bags = jagged.offsets[number * jagged.batch_size :][: jagged.batch_size + 1].cpu()
+                sample = int(torch.searchsorted(bags, absent[0] + start, right=True)) - 1
+                found = (sample, name, int(keys[absent[0]]))
+                first = found if first is None else min(first, found, key=lambda one: one[0])
+        if first is not None:
+            sample, name, key = self._samples + first[0], first[1], first[2]
+            raise MissingKeyError(
+                f"embedding {self._name!r}: got key {key} of {name!r} in sample {sample} of the pass, expected one of "
+                f"the {len(self._index):,} keys of the pass in {self._path}",
+                slot=name,
+                key=key,
+                sample=sample,
+            )
+        self._samples += jagged.batch_size
 
 
 def _index(keys: NDArray[np.int64]) -> HashIndex:

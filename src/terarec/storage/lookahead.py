@@ -51,15 +51,20 @@ class StagedRows:
         """Whether all rows were taken or dropped."""
         return not bool(self._is_valid.any())
 
-    def take(self, rows: Tensor, out: Tensor, found: Tensor) -> Tensor:
+    def take(self, batch: RowBatch, out: Tensor, found: Tensor) -> Tensor:
         """Copy staged rows to ``out uint8[n, row_bytes]``, note in ``found bool[n]`` which are in the slower tier.
 
+        A row that another key had when it was staged is not taken: its key may be in the slower tier.
+
         Returns:
-            Which of ``rows int64[n]`` were staged, bool[n]; they are no longer.
+            Which rows of `batch` were staged, bool[n]; they are no longer.
         """
-        is_here, places = self.places(rows)
+        is_here, places = self.places(batch.rows)
         if not places.numel():
             return is_here
+        is_same = self.batch.keys[places] == batch.keys[is_here]
+        is_here[is_here.clone()] = is_same
+        places = places[is_same]
         self._is_read.wait()
         if not self._found.numel():  # the read failed
             return torch.zeros_like(is_here)
@@ -100,11 +105,11 @@ class Lookahead:
         self._staged = [*self._staged[1 - _MOST_BATCHES :], held]
         return held
 
-    def take(self, rows: Tensor, out: Tensor, found: Tensor) -> Tensor:
+    def take(self, batch: RowBatch, out: Tensor, found: Tensor) -> Tensor:
         """See `StagedRows.take`; of all coming batches."""
-        taken = torch.zeros(rows.numel(), dtype=torch.bool)
+        taken = torch.zeros(batch.rows.numel(), dtype=torch.bool)
         for staged in self._staged:
-            taken |= staged.take(rows, out, found)
+            taken |= staged.take(batch, out, found)
         self._staged = [staged for staged in self._staged if not staged.is_used_up]
         return taken
 

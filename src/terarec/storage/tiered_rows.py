@@ -271,11 +271,12 @@ class TieredRows:
             below = memory.below
         staged.fill(below)
 
-    def preload(self, batch: RowBatch) -> tuple[Pin, bool]:
+    def preload(self, batch: RowBatch, *, evicts: bool = True) -> tuple[Pin, bool]:
         """Bring rows into the fast tier that will be needed for a while, as many as there is room for.
 
         Args:
             batch: Rows, which may repeat.
+            evicts: Whether rows that nothing keeps give them theirs.
 
         Returns:
             What keeps those there that it brought, and whether all of them had room.
@@ -286,7 +287,7 @@ class TieredRows:
             pin = memory.slots.pin(torch.empty(0, dtype=torch.int64, device=self.device))
             has_room = memory.below is not None
             if has_room:
-                has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin)
+                has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin, evicts=evicts)
             return pin, has_room
 
     def keep(self, batch: RowBatch) -> Pin:
@@ -298,8 +299,16 @@ class TieredRows:
             slots.hold(here)
             return slots.pin(here)
 
-    def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin) -> bool:
-        """Give slots to as many rows without one, which may repeat, as others can give theirs to; `pin` keeps them.
+    def make_room(self, rows: int) -> None:
+        """Take the slots of rows that nothing keeps away, until so many have room."""
+        with self.lock:
+            memory = self._open()
+            missing = rows - memory.slots.room
+            if missing > 0 and memory.below is not None:
+                self._release(memory, memory.slots.victims(missing, self._batch))
+
+    def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin, *, evicts: bool) -> bool:
+        """Give slots to as many rows without one, which may repeat, as there is room for; `pin` keeps them.
 
         Returns:
             Whether these are all rows.
@@ -308,9 +317,8 @@ class TieredRows:
         is_first = torch.ones_like(rows, dtype=torch.bool)
         is_first[1:] = rows[1:] != rows[:-1]
         batch = batch.part(order[is_first])
-        missing = batch.rows.numel() - memory.slots.room
-        if missing > 0:
-            self._release(memory, memory.slots.victims(missing, self._batch))
+        if evicts:
+            self.make_room(batch.rows.numel())
         has_room = batch.rows.numel() <= memory.slots.room
         batch = batch.part(slice(0, memory.slots.room))
         at_once = max(1, _LOADED_AT_ONCE // self._format.num_bytes)
@@ -594,7 +602,7 @@ class TieredRows:
         found = torch.zeros(num_rows, dtype=torch.bool)
         if not takes_staged:
             return values, below.read(batch, values), 0
-        taken = self._ahead.take(batch.rows, values, found)
+        taken = self._ahead.take(batch, values, found)
         staged = int(found.sum())
         rest = (~taken).nonzero()[:, 0]
         if rest.numel() == num_rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from terarec.data import Reader
 from terarec.data.keysets import PartKeysets
 from terarec.errors import ConfigError, DataNotFoundError
+from terarec.train.part_rows import PartKeys, PartRows
 from terarec.train.row_tiers import collections_in_tiers
 from terarec.train.trainer import Callback, Trainer
 
@@ -16,15 +17,14 @@ from terarec.train.trainer import Callback, Trainer
 class Passes(Callback):
     """Loads the rows of a part's keyset into the fast tiers before its first step, and writes changed ones back.
 
-    A thread reads the keyset of the next part meanwhile. Tables in memory have nothing to load. The reader checks that
-    keysets hold the keys of their samples.
+    A thread reads the keyset of the next part meanwhile, and its rows, as far as they fit beside those of the present
+    one. Tables in memory have nothing to load. The reader checks that keysets hold the keys of their samples.
     """
 
     def __init__(self) -> None:
         self._part: int | None = None
         self._first_step = self._first_part = 0
-        self._ahead: ThreadPoolExecutor | None = None
-        self._reading: Future[object] | None = None
+        self._rows: PartRows | None = None
 
     def on_start(self, trainer: Trainer) -> None:
         """Find the part of the first step.
@@ -35,8 +35,8 @@ class Passes(Callback):
         """
         reader, _ = _parts_of(trainer)
         self._first_step, self._first_part = trainer.step, reader.part_after(reader.state_dict())
-        self._part = self._reading = None
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="terarec-keysets")
+        self._part = None
+        self._rows = PartRows(collections_in_tiers(trainer.model))
 
     def on_step_start(self, trainer: Trainer) -> None:
         """Load the rows of a part that begins."""
@@ -47,18 +47,20 @@ class Passes(Callback):
         if part == self._part:
             return
         self._part = part
-        if self._reading is not None:
-            self._reading.exception()  # what went wrong is raised by the next line, or by the reader
-        keys = keysets.keys(part)
-        for collection in collections_in_tiers(trainer.model):
-            collection.preload({name: torch.from_numpy(values) for name, values in keys.items()})
-        assert self._ahead is not None, "on_start comes first"
-        self._reading = self._ahead.submit(keysets.keys, (part + 1) % len(reader.parts))
+        assert self._rows is not None, "on_start comes first"
+        count = len(collections_in_tiers(trainer.model))
+        self._rows.begin(_keys(keysets, part, count))
+        self._rows.read_ahead(partial(_keys, keysets, (part + 1) % len(reader.parts), count))
 
     def on_end(self, trainer: Trainer) -> None:
         """End the thread."""
-        if self._ahead is not None:
-            self._ahead.shutdown()
+        if self._rows is not None:
+            self._rows.close()
+
+
+def _keys(keysets: PartKeysets, part: int, count: int) -> PartKeys:
+    """Return the keys of a part for each of `count` collections."""
+    return [{name: torch.from_numpy(values) for name, values in keysets.keys(part).items()}] * count
 
 
 def _parts_of(trainer: Trainer) -> tuple[Reader, PartKeysets]:
