@@ -78,6 +78,7 @@ NB_MODULE(_rowfile, m) {
   m.def("crc32c", [](nb::bytes data) { return crc32c(data.c_str(), data.size()); });
   m.def("crc32c_by_tables", [](nb::bytes data) { return crc32c_by_tables(data.c_str(), data.size()); });
   m.def("create", &RowFile::create, Unlocked());
+  m.def("clone", &RowFile::clone, Unlocked(), nb::arg("source"), nb::arg("directory"), nb::arg("layout"));
 
   nb::class_<Layout>(m, "Layout")
       .def(nb::init<int64_t, int64_t, int64_t>(), nb::arg("row_bytes"), nb::arg("page_bytes"), nb::arg("segment_pages"))
@@ -114,6 +115,7 @@ NB_MODULE(_rowfile, m) {
       .def("write", &write_rows)
       .def("erase", &erase_keys)
       .def("commit", &RowFile::commit, Unlocked())
+      .def("seal", &RowFile::seal, Unlocked())
       .def("snapshot", &RowFile::snapshot, Unlocked())
       .def("refresh", &RowFile::refresh, Unlocked())
       .def("compact", &RowFile::compact, Unlocked())

@@ -197,10 +197,7 @@ void RowFile::compact() {
     std::lock_guard<std::mutex> writer(writer_mutex_);
     check_writable();
     std::lock_guard<FairMutex> index(index_lock_);
-    seal_all();
-    for (Head* head : {&fresh_, &moved_}) {
-      if (head->segment) seal_segment(*head);
-    }
+    seal_heads();
   }
   {
     std::lock_guard<std::mutex> writer(writer_mutex_);

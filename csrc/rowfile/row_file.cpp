@@ -399,6 +399,20 @@ void RowFile::seal_all() {
   }
 }
 
+void RowFile::seal_heads() {
+  seal_all();
+  for (Head* head : {&fresh_, &moved_}) {
+    if (head->segment) seal_segment(*head);
+  }
+}
+
+void RowFile::seal() {
+  std::lock_guard<std::mutex> writer(writer_mutex_);
+  check_writable();
+  std::lock_guard<FairMutex> index(index_lock_);
+  seal_heads();
+}
+
 // Gets all to the files, though not to the disk.
 void RowFile::flush() {
   {
@@ -502,6 +516,19 @@ void RowFile::snapshot(const std::string& directory) {
     else copy_prefix(segment->path, to, segment->listed_pages * layout_.page_bytes + segment->listed_footer_bytes);
   }
   manifest_.write(directory);
+}
+
+// A segment without its footer gets one from whoever opens it for writing, and a longer one is cut off: those are copied.
+void RowFile::clone(const std::string& from, const std::string& to, const Layout& layout) {
+  const Manifest manifest = Manifest::read(from);
+  for (const SegmentRecord& record : manifest.segments) {
+    const std::string source = segment_path(from, record.number), target = segment_path(to, record.number);
+    const int64_t bytes = int64_t{record.pages} * layout.page_bytes + static_cast<int64_t>(record.footer_bytes);
+    const bool is_ended = record.has_footer || !layout.has_footers;
+    if (is_ended && File(source, OpenMode::kRead, false).size() == bytes) link_or_copy(source, target);
+    else copy_prefix(source, target, bytes);
+  }
+  manifest.write(to);
 }
 
 }  // namespace terarec::rowfile

@@ -107,8 +107,12 @@ class RowFile {
   void write(const int64_t* keys, int64_t count, RowsIn rows);
   void erase(const int64_t* keys, int64_t count);
   uint64_t commit(const std::string& metadata);
+  // Ends the segments that take rows, so that a snapshot after the next commit can link them all.
+  void seal();
   // Links or copies what the last commit made durable.
   void snapshot(const std::string& directory);
+  // Does so for a directory that no process need have open; its segments are to be those of nobody who writes.
+  static void clone(const std::string& from, const std::string& to, const Layout& layout);
   // Moves on to the newest commit of the writer; whether there was one.
   bool refresh();
   // Moves the rows of all segments that are not nearly full of live ones.
@@ -145,6 +149,7 @@ class RowFile {
   void queue_block(Head& head);
   void write_erased();
   void seal_all();
+  void seal_heads();
   void flush();
   void on_written(const WriteTask& task);
   Manifest next_manifest(const std::string& metadata) const;

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from terarec.checkpoint import load, save, save_load
+from terarec.checkpoint import load, save, table_files
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, counting_filter, freq, lru, prob
 from terarec.storage import Arena, DynamicArena, dynamic_tables, static_tables
@@ -59,7 +59,7 @@ def saved(directory, tables):
 
 @pytest.mark.parametrize("shard_bytes", [2**20, 200], ids=["one piece", "many pieces"])
 def test_what_is_loaded_resumes_as_what_was_saved(tmp_path, monkeypatch, shard_bytes):
-    monkeypatch.setattr(save_load, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(table_files, "SHARD_BYTES", shard_bytes)
     tables = trained()
     path = saved(tmp_path, tables)
     assert (len(list((path / "tables").glob("users-*"))) > 1) == (shard_bytes == 200)
@@ -117,13 +117,13 @@ def test_serving_loads_rows_alone(tmp_path):
 def test_another_description_is_rejected(tmp_path):
     path = saved(tmp_path, trained())
     static = {t.name: t for t in static_tables(Arena([TableSpec(name=n, rows=9, width=3) for n in ("users", "items")]))}
-    with pytest.raises(ConfigError, match="'items' is dynamic, expected a static one"):
+    with pytest.raises(ConfigError, match="'users' is dynamic, expected a static one"):
         load(path).load_tables({**make(EMPTY), **static}, with_state=False)
-    with pytest.raises(ConfigError, match=r"'empty' comes with the optimizer state \['step', 'sum'\], expected \[\]"):
+    with pytest.raises(ConfigError, match=r"'users' comes with the optimizer state \['step', 'sum'\], expected \[\]"):
         load(path).load_tables(make(USERS, ITEMS, EMPTY, state=False), with_state=True)
     bare = make(EMPTY, ITEMS, USERS, state=False)
     bare["empty"].rows(torch.tensor([5]), train=True)
-    with pytest.raises(ConfigError, match=r"'empty' comes with"):
+    with pytest.raises(ConfigError, match=r"'users' comes with"):
         load(path).load_tables(bare, with_state=True)
     assert bare["empty"].keys().tolist() == [5]
     with pytest.raises(StorageError, match=r"'users'.*another admission policy"):
@@ -131,7 +131,7 @@ def test_another_description_is_rejected(tmp_path):
     with pytest.raises(StorageError, match="'users': holds 0 rows"):
         load(path).load_tables(make(dataclasses.replace(USERS, max_rows=3), ITEMS, EMPTY), with_state=True)
     static_path = saved(tmp_path / "static", static)
-    with pytest.raises(ConfigError, match="'items' is static, expected a dynamic one"):
+    with pytest.raises(ConfigError, match="'users' is static, expected a dynamic one"):
         load(static_path).load_tables(make(USERS, ITEMS), with_state=False)
 
 

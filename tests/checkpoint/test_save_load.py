@@ -19,7 +19,7 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize("shard_bytes", [1, 100, 101, 37 * 28, 10**9])
 def test_tables_are_cut_into_pieces_of_bounded_size(tmp_path, monkeypatch, shard_bytes):
-    monkeypatch.setattr("terarec.checkpoint.save_load.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("terarec.checkpoint.table_files.SHARD_BYTES", shard_bytes)
     state = make_state(1)
     path = save(tmp_path, state)
     assert_holds(load(path), state)
@@ -43,7 +43,7 @@ def test_files_are_those_that_the_format_names(tmp_path):
         "tables/user id-00001-00000.safetensors",
     }
     manifest = json.loads((path / MANIFEST).read_text())
-    assert (manifest["format"], manifest["version"], manifest["step"]) == ("terarec.checkpoint", 2, 7)
+    assert (manifest["format"], manifest["version"], manifest["step"]) == ("terarec.checkpoint", 3, 7)
     assert {entry["file"] for entry in manifest["files"]} == files - {"manifest.json"}
 
 
@@ -112,8 +112,8 @@ def test_a_type_that_numpy_lacks_is_named(tmp_path):
 def test_a_newer_version_is_rejected(tmp_path):
     path = save(tmp_path, make_state(1))
     manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 3}))
-    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 3 is newer"):
+    (path / MANIFEST).write_text(json.dumps({**manifest, "version": 4}))
+    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 4 is newer"):
         load(path)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +48,14 @@ def parse_memory_file(file: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
+def row_file_directory(table: str) -> str:
+    """Return the directory of the row file of `table`."""
+    return f"rows/{table}"
+
+
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"
-VERSION = 2  # 2 added dynamic tables
+VERSION = 3  # 2 added dynamic tables, 3 row files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,16 +72,44 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowFileEntry:
+    """A row file with the rows of a table.
+
+    Attributes:
+        table: Name of the table.
+        directory: Path inside the checkpoint.
+        bytes: Bytes of its segments, each of which has checksums of its own.
+        rows: Rows that it holds.
+        of_rows: Rows of a static table; None for a dynamic one.
+        seed: Seed of the first weights of a static table's other rows; None for a dynamic one.
+    """
+
+    table: str
+    directory: str
+    bytes: int
+    rows: int
+    of_rows: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.inner_path(self, "directory")
+        checks.positive_int(self, "bytes", minimum=0)
+        checks.positive_int(self, "rows", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Content of a checkpoint.
 
     Attributes:
         step: Training steps done.
-        files: Every other file of the checkpoint.
+        files: Every other file of the checkpoint but the segments of row files.
+        row_files: The row files.
     """
 
     step: int
     files: tuple[FileEntry, ...]
+    row_files: tuple[RowFileEntry, ...] = ()
 
     def entry(self, file: str) -> FileEntry:
         """Return the entry of `file`; raise `FormatError` if there is none."""
@@ -86,9 +119,9 @@ class Manifest:
         raise FormatError(MANIFEST, f"names no file {file!r}, which every checkpoint has")
 
 
-def write_manifest(checkpoint: Path, step: int, files: Sequence[FileEntry]) -> None:
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Write the manifest of `checkpoint`, whose other files are all on the disk by now."""
-    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(Manifest(step=step, files=tuple(files))))
+    write_versioned_json(checkpoint / MANIFEST, FORMAT, VERSION, to_data(manifest))
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -114,6 +147,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
         if file.stat().st_size != entry.bytes:
             raise FormatError(file, f"{file.stat().st_size} bytes, expected {entry.bytes}")
+    for held in manifest.row_files:
+        for file in (checkpoint / held.directory).iterdir():
+            if not file.resolve().is_relative_to(inside):
+                raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
     return manifest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.checkpoint import MANIFEST, find
-from terarec.checkpoint.directory import (
-    DENSE,
-    KEYS,
-    STATE_PREFIX,
-    WEIGHTS,
-    Manifest,
-    parse_memory_file,
-    parse_table_file,
-    read_manifest,
-)
+from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, read_manifest
+from terarec.checkpoint.table_files import Arrays, TableFiles
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of
@@ -30,8 +22,6 @@ from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
 from terarec.spec import BinarySpec
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def choose_checkpoint(path: Path, which: str | None) -> Path:
@@ -60,7 +50,8 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     """
     checkpoint = choose_checkpoint(path, which)
     manifest = read_manifest(checkpoint)
-    tables = [_table(checkpoint, manifest, table) for table in table_names(manifest)]
+    files = TableFiles(checkpoint, manifest)
+    tables = [_table(files, table) for table in files.names]
     dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)
     run_file = path / RUN_FILE
     run = load_run(run_file) if run_file.is_file() else None
@@ -72,7 +63,7 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
         "objective": None if run is None else (run.objective or BinarySpec()).kind,
         "metrics": None if run is None else ", ".join(run.training.metrics) or None,
         "step": manifest.step,
-        "bytes": sum(entry.bytes for entry in manifest.files),
+        "bytes": sum(entry.bytes for entry in manifest.files) + sum(entry.bytes for entry in manifest.row_files),
         "embedding_rows": sum(table["rows"] for table in tables),
         "embedding_parameters": sum(table["rows"] * table["width"] for table in tables),
         "dense_parameters": sum(array.size for array in dense.values()),
@@ -82,32 +73,6 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     }
 
 
-def table_names(manifest: Manifest) -> list[str]:
-    """The tables of a checkpoint, as its manifest orders them."""
-    parsed = (parse_table_file(entry.file) for entry in manifest.files)
-    return list(dict.fromkeys(piece[0] for piece in parsed if piece is not None))
-
-
-def table_pieces(checkpoint: Path, manifest: Manifest, table: str) -> Iterator[Arrays]:
-    """The tensors of `table`, piece by piece in key order: "weights" [n, D] and the optimizer's state.
-
-    Raises:
-        ConfigError: the checkpoint has no such table.
-        FormatError: a damaged file.
-    """
-    if table not in table_names(manifest):
-        raise ConfigError(checkpoint, f"no table {table!r}, expected one of {', '.join(table_names(manifest))}")
-    yield from _pieces(checkpoint, manifest, table, parse_table_file)
-
-
-def _pieces(
-    checkpoint: Path, manifest: Manifest, table: str, parse: Callable[[str], tuple[str, int] | None]
-) -> Iterator[Arrays]:
-    found = [(parsed[1], entry) for entry in manifest.files if (parsed := parse(entry.file)) and parsed[0] == table]
-    for _, entry in sorted(found, key=lambda item: item[0]):
-        yield read_tensors(checkpoint / entry.file, sha256=entry.sha256)[0]
-
-
 def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:
     """Euclidean length float64[n] of each row of ``weights [n, D]``."""
     numbers = widen_bfloat16(weights)
@@ -115,13 +80,13 @@ def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:
     return norms
 
 
-def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
+def _table(files: TableFiles, table: str) -> dict[str, Any]:
     rows, width, dtype, num_bytes, total, low, high = 0, 0, "", 0, 0.0, math.inf, -math.inf
     state: dict[str, None] = {}
     index = new_hash_index()
     has_keys = False
-    is_dynamic = any(parsed and parsed[0] == table for parsed in (parse_memory_file(e.file) for e in manifest.files))
-    for tensors in table_pieces(checkpoint, manifest, table):
+    is_dynamic = files.is_dynamic(table)
+    for tensors in files.pieces(table):
         norms = row_norms(tensors[WEIGHTS])
         rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
         dtype = "bfloat16" if tensors[WEIGHTS].dtype == BFLOAT16 else str(tensors[WEIGHTS].dtype)
@@ -141,17 +106,12 @@ def _table(checkpoint: Path, manifest: Manifest, table: str) -> dict[str, Any]:
         "dtype": dtype,
         "bytes": num_bytes,
         "index_bytes_per_key": index.memory_bytes / rows if is_dynamic and rows else 0.0,
-        "evicted": _num_evicted(checkpoint, manifest, table),
+        "evicted": sum(int(piece["num_evicted"][0]) for piece in files.memories(table) if "num_evicted" in piece),
         "norm_min": low if rows else math.nan,
         "norm_mean": total / rows if rows else math.nan,
         "norm_max": high if rows else math.nan,
         "state": " ".join(state),
     }
-
-
-def _num_evicted(checkpoint: Path, manifest: Manifest, table: str) -> int:
-    pieces = _pieces(checkpoint, manifest, table, parse_memory_file)
-    return sum(int(piece["num_evicted"][0]) for piece in pieces if "num_evicted" in piece)
 
 
 def _parts(dense: Arrays) -> list[dict[str, Any]]:
@@ -194,7 +154,7 @@ def describe_table(
     """
     checkpoint = choose_checkpoint(path, which)
     width, norms, keys = 0, [], []
-    for piece in table_pieces(checkpoint, read_manifest(checkpoint), table):
+    for piece in TableFiles(checkpoint, read_manifest(checkpoint)).pieces(table):
         width = piece[WEIGHTS].shape[1]
         norms.append(row_norms(piece[WEIGHTS]))
         keys += [piece[KEYS]] if KEYS in piece else []

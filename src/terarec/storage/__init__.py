@@ -4,6 +4,7 @@ from terarec.storage.arena import Arena
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
+from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import BudgetError
 from terarec.storage.row_store import MemoryRowStore, RowStore
 from terarec.storage.slots import Pin, RowBatch
@@ -29,6 +30,7 @@ __all__ = [
     "Pin",
     "PlacedRows",
     "RowBatch",
+    "RowFormat",
     "RowStore",
     "Rows",
     "StaticTable",

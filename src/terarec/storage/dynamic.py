@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -254,6 +255,35 @@ class DynamicTable:
             arena.data.write(self.number, target, rows.keys.to(arena.device), rows.weights, rows.state)
             for name in uses:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
+
+    def snapshot(self, directory: Path) -> bool:
+        """Write the rows as a row file that shares those of a tier; see `Store.snapshot`."""
+        data = self.arena.data
+        return isinstance(data, TieredRows) and data.snapshot(self.number, directory)
+
+    def adopt(self, directory: Path) -> bool:
+        """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
+        data = self.arena.data
+        return isinstance(data, TieredRows) and data.adopt(self.number, directory)
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return the keys int64[n] and their uses; see `Store.export_keys`."""
+        start = 0
+        while start >= 0:
+            with self.arena.lock:
+                keys, rows, start = self._held.index.items(start, chunk_keys)
+                uses = {name: self.arena.uses[name][rows] for name in self._held.tracked}
+            if keys.numel():
+                yield keys, uses
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Insert ``keys int64[n]`` with their first values; see `Store.import_keys`."""
+        arena = self.arena
+        with arena.transaction:
+            target = self._held.insert(keys.to(arena.device))
+            for name in self._held.tracked:
+                if name in uses:
+                    arena.uses[name].index_copy_(0, target, uses[name].to(arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """Return the state other than rows: the clock, evicted keys not yet reported, admission counts.

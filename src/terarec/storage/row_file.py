@@ -30,6 +30,8 @@ DESCRIPTION_FILE = "row_file.json"
 FORMAT = "terarec.row_file"
 VERSION = 1
 LOCK_FILE = "lock"
+MANIFEST_FILE = "manifest"
+SEGMENT_SUFFIX = ".rows"
 SEGMENT_BYTES = 64 * 2**20
 """Bytes of a segment unless given: opening reads one footer, and compaction moves one segment, at a time."""
 _BLOCK_BYTES = 4096
@@ -188,6 +190,28 @@ class RowFile:
         return cls.open(directory, options=options)
 
     @classmethod
+    def clone(cls, source: Path, directory: Path, *, options: RowFileOptions | None = None) -> Self:
+        """Create a row file with the rows of the last commit of another, and open it for writing.
+
+        Segments are hard links where the file system allows, else copies.
+
+        Args:
+            source: Directory that no process has open for writing.
+            directory: Directory to create; it must not exist, or be empty.
+            options: How it is read and written.
+
+        Raises:
+            ConfigError: `directory` holds files.
+            FormatError: `source` is no row file, or one of a newer version.
+            StorageError: `source` is damaged, or the disk is full or cannot be written.
+        """
+        layout = read_description(source)
+        with atomic_dir(directory) as partial, _errors(layout.table):
+            write_versioned_json(partial / DESCRIPTION_FILE, FORMAT, VERSION, asdict(layout))
+            _rowfile.clone(str(source), str(partial), _native_layout(layout))
+        return cls.open(directory, options=options)
+
+    @classmethod
     def open(cls, directory: Path, *, read_only: bool = False, options: RowFileOptions | None = None) -> Self:
         """Open a row file at its last commit; what came after it is discarded.
 
@@ -208,7 +232,7 @@ class RowFile:
             with _errors(layout.table):
                 native = _rowfile.RowFile(
                     str(directory),
-                    _rowfile.Layout(layout.row_bytes, layout.page_bytes, layout.segment_pages),
+                    _native_layout(layout),
                     read_only=read_only,
                     direct=options.direct,
                     io=options.io,
@@ -350,6 +374,15 @@ class RowFile:
             write_versioned_json(partial / DESCRIPTION_FILE, FORMAT, VERSION, asdict(self._layout))
             self._native.snapshot(str(partial))
 
+    def seal(self) -> None:
+        """End the segments that take rows: after the next commit, `snapshot` links all segments and copies none.
+
+        Raises:
+            StorageError: As `write`.
+        """
+        with self._errors():
+            self._native.seal()
+
     def compact(self) -> None:
         """Move the live rows of all segments of which a sixteenth or more is free; their files go at the next commit.
 
@@ -396,6 +429,10 @@ def read_description(directory: Path) -> RowFileLayout:
         return RowFileLayout(table=str(content["table"]), columns=columns, **sizes)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise FormatError(f"{path}: {error}, expected the layout of a row file") from error
+
+
+def _native_layout(layout: RowFileLayout) -> _rowfile.Layout:
+    return _rowfile.Layout(layout.row_bytes, layout.page_bytes, layout.segment_pages)
 
 
 def _page_bytes(row_bytes: int) -> int:

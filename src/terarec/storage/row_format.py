@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from terarec.errors import FormatError
+from terarec.storage.row_file import RowColumn
+
 _ALIGNMENT = 4
 _FEWEST_BYTES = 16  # of a row in a row store
+_WEIGHTS = "weights"
 
 
 class RowFormat:
@@ -44,14 +48,32 @@ class RowFormat:
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_bytes = max(end, _FEWEST_BYTES)
 
+    @classmethod
+    def of_columns(cls, columns: Sequence[RowColumn]) -> RowFormat:
+        """Return the format whose `columns` these are.
+
+        Raises:
+            FormatError: Columns of something else.
+        """
+        shapes = [column.shape for column in columns]
+        if not columns or columns[0].name != _WEIGHTS or len(shapes[0]) != 1 or any(len(shape) > 1 for shape in shapes):
+            names = ", ".join(f"{column.name} {list(column.shape)}" for column in columns)
+            raise FormatError("columns", f"got {names or 'none'}, expected weights [D] and optimizer states")
+        types = [getattr(torch, column.dtype) for column in columns]
+        states = {column.name: (of, column.shape) for column, of in zip(columns[1:], types[1:], strict=True)}
+        return cls(shapes[0][0], types[0], states)
+
     @property
     def state_names(self) -> tuple[str, ...]:
         """The optimizer states beside the weights."""
         return tuple(self.states)
 
-    def columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """Return name, type and shape of each part of a row, in the order of its bytes."""
-        return tuple((name or "weights", str(of).removeprefix("torch."), shape) for name, of, shape, *_ in self._parts)
+    def columns(self) -> tuple[RowColumn, ...]:
+        """Return the parts of a row, in the order of its bytes."""
+        return tuple(
+            RowColumn(name=name or _WEIGHTS, dtype=str(of).removeprefix("torch."), shape=shape)
+            for name, of, shape, *_ in self._parts
+        )
 
     def pack(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return rows as uint8[n, num_bytes] in host memory.

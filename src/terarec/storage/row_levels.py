@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
+from terarec.storage.row_file import RowFile
 from terarec.storage.row_store import RowStore
 from terarec.storage.slots import RowBatch, SlotMap
 
@@ -67,6 +69,15 @@ class RowLevel(Protocol):
     def commit(self, metadata: Mapping[str, str]) -> None:
         """Make what was written durable, where there is a disk."""
 
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """Write the rows of a table to a new directory as a row file; return whether they are on a disk.
+
+        Nothing is written if they are not.
+        """
+
+    def take_over(self, table: int, store: RowStore) -> None:
+        """Hold the rows of `store` in place of all rows of a table, in a level that is on a disk."""
+
     def close(self) -> None:
         """Release files and memory."""
 
@@ -95,7 +106,7 @@ class TableStores:
     """
 
     def __init__(self, stores: Sequence[RowStore]) -> None:
-        self.stores = tuple(stores)
+        self.stores = list(stores)
         self._since_check = 0
 
     @property
@@ -143,6 +154,20 @@ class TableStores:
         """See `RowLevel.commit`."""
         for store in self.stores:
             store.commit(metadata)
+
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """See `RowLevel.snapshot`."""
+        store = self.stores[table]
+        if not isinstance(store, RowFile):
+            return False
+        store.seal()
+        store.commit()
+        store.snapshot(directory)
+        return True
+
+    def take_over(self, table: int, store: RowStore) -> None:
+        """See `RowLevel.take_over`."""
+        self.stores[table] = store
 
     def close(self) -> None:
         """See `RowLevel.close`."""
@@ -271,6 +296,18 @@ class CachedRows:
         if self.below is not None:
             self.below.commit(metadata)
 
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """See `RowLevel.snapshot`."""
+        self._flush()
+        return self.below is not None and self.below.snapshot(table, directory)
+
+    def take_over(self, table: int, store: RowStore) -> None:
+        """See `RowLevel.take_over`."""
+        assert self.below is not None, "rows in memory alone have no store"
+        with self._lock:
+            self.slots.release(self._slots_of(table))
+            self.below.take_over(table, store)
+
     def close(self) -> None:
         """See `RowLevel.close`."""
         if self.below is not None:
@@ -353,6 +390,16 @@ class WrittenBehind:
         """See `RowLevel.commit`."""
         self.settle()
         self.level.commit(metadata)
+
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """See `RowLevel.snapshot`."""
+        self.settle()
+        return self.level.snapshot(table, directory)
+
+    def take_over(self, table: int, store: RowStore) -> None:
+        """See `RowLevel.take_over`."""
+        self.settle()
+        self.level.take_over(table, store)
 
     def stop(self) -> None:
         """Wait for the thread, whatever it raised, and end it."""

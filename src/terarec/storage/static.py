@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -135,6 +136,22 @@ class StaticTable:
 
     def clear(self) -> None:
         """Do nothing: a static table always holds all its keys."""
+
+    def snapshot(self, directory: Path) -> bool:
+        """Return False: the rows lie in memory."""
+        return False
+
+    def adopt(self, directory: Path) -> bool:
+        """Return False: the rows lie in memory."""
+        return False
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return nothing: a static table always holds all its keys."""
+        return iter(())
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}: got keys, but the table is static")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""

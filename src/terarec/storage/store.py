@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -127,6 +128,38 @@ class Store(Protocol):
 
     def clear(self) -> None:
         """Remove all keys of a dynamic table, with their uses and admission counts."""
+
+    def snapshot(self, directory: Path) -> bool:
+        """Write the rows that were trained or imported to a new directory as a row file, which shares those of a tier.
+
+        Returns:
+            Whether the rows lie in files; if not, nothing is written.
+
+        Raises:
+            StorageError: The disk is full or cannot be written.
+        """
+
+    def adopt(self, directory: Path) -> bool:
+        """Hold the rows of a row file that `snapshot` wrote in place of all rows, without reading them.
+
+        A dynamic table has their keys already, and no others.
+
+        Returns:
+            Whether that is possible; if not, nothing changes.
+
+        Raises:
+            StorageError: The file is damaged, or the disk is full.
+        """
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return the keys int64[n] of a dynamic table and their uses, about `chunk_keys` at a time."""
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Insert ``keys int64[n]`` into a dynamic table, with their first values and those uses that it tracks.
+
+        Raises:
+            StorageError: A static table; or the table or memory is full, and nothing has changed.
+        """
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return the state other than rows, such as admission counts, at most `chunk_keys` keys at a time."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from terarec.errors import StorageError
 from terarec.io import file_lock, remove_abandoned
-from terarec.storage.row_file import RowColumn, RowFile
+from terarec.storage.row_file import RowFile, read_description
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores, WrittenBehind
 from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
@@ -36,7 +36,7 @@ class TierFiles:
         self._directory = None if directory is None else Path(directory)
         self._tables = tuple(tables)
         self._locks = ExitStack()
-        self._generation = 0
+        self._generation = self._adopted = 0
         self._open: list[tuple[RowStore, Path]] = []
         self._is_made = False
         self.writers: list[WrittenBehind] = []
@@ -63,6 +63,34 @@ class TierFiles:
             made.append((_new_store(path, of, table), path))
         self._open += made
         return TableStores([store for store, _ in made])
+
+    def adopt(self, table: int, source: Path, of: RowFormat) -> RowStore | None:
+        """Return a store with the rows of a row file, in place of that of a table in the last `level`.
+
+        Args:
+            table: Number of the table.
+            source: Directory of a row file that nobody writes; its segments are linked where the file system allows.
+            of: Format of the rows.
+
+        Returns:
+            The store; None if there is no file tier, or the file has rows of another format.
+
+        Raises:
+            StorageError: The file is damaged, or the disk is full.
+        """
+        if self._directory is None or not self._open:
+            return None
+        layout = read_description(source)
+        if layout.row_bytes != of.num_bytes or layout.columns != of.columns():
+            return None
+        self._adopted += 1
+        name = self._tables[table]
+        path = self._directory / f"{name}{_SUFFIX}" / f"{self._generation}-{self._adopted}"
+        store = RowFile.clone(source, path)
+        place = len(self._open) - len(self._tables) + table
+        former, self._open[place] = self._open[place], (store, path)
+        self._remove([former])
+        return store
 
     def drop_former(self) -> None:
         """Remove all files but those of the last `level`."""
@@ -135,5 +163,4 @@ def own_directory(parent: Path, prefix: str) -> Path:
 
 
 def _new_store(path: Path, of: RowFormat, table: str) -> RowStore:
-    columns = tuple(RowColumn(name=name, dtype=dtype, shape=shape) for name, dtype, shape in of.columns())
-    return RowFile.create(path, of.num_bytes, table=table, columns=columns)
+    return RowFile.create(path, of.num_bytes, table=table, columns=of.columns())

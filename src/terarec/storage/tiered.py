@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -225,6 +226,22 @@ class TieredTable:
 
     def clear(self) -> None:
         """Do nothing: a static table always holds all its keys."""
+
+    def snapshot(self, directory: Path) -> bool:
+        """Write the rows that were trained or imported as a row file; see `Store.snapshot`."""
+        return self.arena.data.snapshot(self.number, directory)
+
+    def adopt(self, directory: Path) -> bool:
+        """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
+        return self.arena.data.adopt(self.number, directory)
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return nothing: a static table always holds all its keys."""
+        return iter(())
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}: got keys, but the table is static")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""

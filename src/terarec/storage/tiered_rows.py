@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -402,10 +403,13 @@ class TieredRows:
             self._first.seeds[table] = seed
             memory = self._memory
             if memory is not None:
-                owners, used = memory.slots.owners, memory.slots.used_slots
-                mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
-                memory.slots.release(mine.nonzero()[:, 0])
+                memory.slots.release(self._slots_of(memory, table))
                 self._ahead.clear()
+
+    def _slots_of(self, memory: FastTier, table: int) -> Tensor:
+        owners, used = memory.slots.owners, memory.slots.used_slots
+        mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
+        return mine.nonzero()[:, 0]
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Yield keys int64[n], weights [n, D] and states of the rows of a table that were trained or written."""
@@ -438,6 +442,44 @@ class TieredRows:
             self.flush()
             if self._memory is not None and self._memory.below is not None:
                 self._memory.below.commit(metadata)
+
+    def snapshot(self, table: int, directory: Path) -> bool:
+        """Write the rows of a table that were trained or written to a new directory as a row file.
+
+        Returns:
+            Whether the rows have a tier in files; if not, nothing is written.
+
+        Raises:
+            StorageError: The disk is full or cannot be written.
+        """
+        with self.lock:
+            below = self._open().below
+            if below is None:
+                return False
+            self.flush()
+            return below.snapshot(table, directory)
+
+    def adopt(self, table: int, directory: Path) -> bool:
+        """Hold the rows of a row file that `snapshot` wrote in place of all rows of a table, without reading them.
+
+        Returns:
+            Whether there is a tier in files and the rows have the present format; if not, nothing changes.
+
+        Raises:
+            StorageError: The file is damaged, or the disk is full.
+        """
+        with self.lock:
+            memory = self._open()
+            if memory.below is None:
+                return False
+            memory.below.settle()
+            store = self._files.adopt(table, directory, self._format)
+            if store is None:
+                return False
+            memory.below.take_over(table, store)
+            memory.slots.release(self._slots_of(memory, table))
+            self._ahead.clear()
+            return True
 
     def close(self) -> None:
         """Release files; rows that are not in the fast tier are lost."""
@@ -594,6 +636,8 @@ class TieredRows:
             self._first.write(
                 memory.weights.tensor, {n: h.tensor for n, h in memory.state.items()}, slots[fresh], batch.part(fresh)
             )
+            if self._num_defaults and memory.below is not None:  # files hold every row that has a key
+                memory.slots.is_dirty[slots[fresh]] = True
 
     def _fetch(self, below: WrittenBehind, batch: RowBatch, *, takes_staged: bool) -> tuple[Tensor, Tensor, int]:
         """Return rows uint8[n, row_bytes], which of them are in the tier below, and how many of those were staged."""

@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 
 import terarec
 from terarec.checkpoint import complete_checkpoints
-from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file
+from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file, read_manifest
+from terarec.checkpoint.table_files import TableFiles
 from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset
@@ -153,10 +154,11 @@ def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
     sizes: dict[str, tuple[int, int]] = {}
     for path in checkpoint.rglob("*"):
         parsed = parse_table_file(path.relative_to(checkpoint).as_posix())
-        if parsed is not None:
-            rows, width = _shapes(path)[WEIGHTS]
+        shapes = {} if parsed is None else _shapes(path)
+        if parsed is not None and WEIGHTS in shapes:  # of a table in a row file there are keys alone
+            rows, width = shapes[WEIGHTS]
             sizes[parsed[0]] = (sizes.get(parsed[0], (0, 0))[0] + rows, width)
-    return sizes
+    return sizes | TableFiles(checkpoint, read_manifest(checkpoint)).row_file_sizes()
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,316 @@
+"""The rows of tables in a checkpoint: tensor containers of rows, or a row file that shares the segments of a tier."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terarec.checkpoint.directory import (
+    KEYS,
+    STATE_PREFIX,
+    USE_PREFIX,
+    WEIGHTS,
+    FileEntry,
+    Manifest,
+    RowFileEntry,
+    memory_file,
+    parse_memory_file,
+    parse_table_file,
+    row_file_directory,
+    table_file,
+)
+from terarec.checkpoint.state import as_array, as_tensor
+from terarec.errors import ConfigError, FormatError
+from terarec.formats import read_tensors, write_tensors
+from terarec.storage import RowFormat, Rows, Store
+from terarec.storage.row_file import (
+    DESCRIPTION_FILE,
+    MANIFEST_FILE,
+    SEGMENT_SUFFIX,
+    RowFile,
+    RowFileLayout,
+    read_description,
+)
+
+SHARD_BYTES = 256 * 2**20
+"""Most bytes of rows in one file: the memory that loading needs in addition to the tables."""
+_MEMORY_KEY_BYTES = 16  # a key that waits for admission, with its count
+_SCANNED_BYTES = 16 * 2**20
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def write_container(
+    checkpoint: Path, file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> FileEntry:
+    """Write tensors to a file of a checkpoint."""
+    arrays = {name: as_array(name, tensor) for name, tensor in tensors.items()}
+    sha256 = write_tensors(checkpoint / file, arrays, metadata)
+    return FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
+
+
+def write_table(checkpoint: Path, table: Store) -> tuple[list[FileEntry], RowFileEntry | None]:
+    """Write a table in a bounded amount of memory.
+
+    Returns:
+        Its files and, if its rows lie in files already, the row file that shares them.
+    """
+    row_file = _write_row_file(checkpoint, table)
+    files = list(_write_pieces(checkpoint, table) if row_file is None else _write_keys(checkpoint, table, row_file))
+    for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)):
+        files.append(write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name}))
+    return files, row_file
+
+
+def _write_pieces(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
+    first, num_rows, seed = 0, table.num_changed, table.first_seed
+    for index, rows in enumerate(table.export_changed(max(1, SHARD_BYTES // table.row_bytes))):
+        tensors = {WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state), **_prefixed(USE_PREFIX, rows.uses)}
+        metadata = {"table": table.name, "rows": str(num_rows)}
+        if table.is_dynamic or seed is not None:
+            tensors[KEYS] = rows.keys
+            metadata["first_row"] = str(first)
+            metadata |= {} if seed is None else {"of_rows": str(len(table)), "seed": str(seed)}
+        else:
+            metadata["first_key"] = str(first)
+        yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
+        first += len(rows.keys)
+
+
+def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
+    name = row_file_directory(table.name)
+    if not table.snapshot(checkpoint / name):
+        return None
+    num_bytes = sum(path.stat().st_size for path in (checkpoint / name).glob(f"*{SEGMENT_SUFFIX}"))
+    rows, of_rows = table.num_changed, None if table.is_dynamic else len(table)
+    return RowFileEntry(
+        table=table.name,
+        directory=name,
+        bytes=num_bytes,
+        rows=rows,
+        of_rows=of_rows,
+        seed=table.first_seed,
+    )
+
+
+def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Iterator[FileEntry]:
+    """Write what describes a row file and, of a dynamic table, all keys and their uses."""
+    for name in (DESCRIPTION_FILE, MANIFEST_FILE):
+        content = (checkpoint / row_file.directory / name).read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        yield FileEntry(file=f"{row_file.directory}/{name}", bytes=len(content), sha256=sha256)
+    if not table.is_dynamic:
+        return
+    first, num_rows = 0, len(table)
+    for index, (keys, uses) in enumerate(table.export_keys(SHARD_BYTES // _MEMORY_KEY_BYTES)):
+        metadata = {"table": table.name, "rows": str(num_rows), "first_row": str(first)}
+        tensors = {KEYS: keys, **_prefixed(USE_PREFIX, uses)}
+        yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
+        first += len(keys)
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+class TableFiles:
+    """The tables of a checkpoint; each file is compared with its checksum when it is read.
+
+    Attributes:
+        path: Directory of the checkpoint.
+        names: Names of the tables, in the order of the manifest.
+
+    Args:
+        path: As above.
+        manifest: What the checkpoint holds.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self._pieces = _by_table(manifest, parse_table_file)
+        self._memories = _by_table(manifest, parse_memory_file)
+        self._row_files = {entry.table: entry for entry in manifest.row_files}
+        self._entries = {entry.file: entry for entry in manifest.files}
+        self.names = list(dict.fromkeys([*self._pieces, *self._row_files]))
+
+    def is_dynamic(self, table: str) -> bool:
+        """Return whether a table is dynamic."""
+        return table in self._memories
+
+    def row_file_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return table -> (rows, width) of the tables in row files.
+
+        Raises:
+            FormatError: A damaged file.
+        """
+        return {
+            name: (entry.rows, RowFormat.of_columns(self._layout(entry).columns).width)
+            for name, entry in self._row_files.items()
+        }
+
+    def pieces(self, table: str) -> Iterator[Arrays]:
+        """Yield the rows of a table: "weights" [n, D], "keys" int64[n] if not all rows in order, state and uses.
+
+        Raises:
+            ConfigError: The checkpoint has no such table.
+            FormatError: A damaged file.
+            StorageError: A damaged row file.
+        """
+        if table not in self.names:
+            raise ConfigError(self.path, f"no table {table!r}, expected one of {', '.join(self.names)}")
+        if table not in self._row_files:
+            yield from (self._read(entry)[0] for entry in self._pieces[table])
+            return
+        for rows in self._rows_of_file(self._row_files[table]):
+            tensors = {KEYS: rows.keys, WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state)}
+            yield {name: as_array(name, tensor) for name, tensor in tensors.items()}
+
+    def memories(self, table: str) -> Iterator[Arrays]:
+        """Yield the pieces of a dynamic table's memory.
+
+        Raises:
+            FormatError: A damaged file.
+        """
+        return (self._read(entry)[0] for entry in self._memories.get(table, []))
+
+    def load(self, table: Store, *, with_state: bool) -> None:
+        """Overwrite the rows of a table, one piece at a time; see `Checkpoint.load_tables`."""
+        if table.name in self._row_files:
+            self._load_row_file(table, self._row_files[table.name], with_state=with_state)
+        else:
+            self._load_pieces(table, self._pieces[table.name], with_state=with_state)
+        for piece in self.memories(table.name) if with_state else ():
+            table.import_memory(_tensors(piece))
+
+    def _load_pieces(self, table: Store, entries: list[FileEntry], *, with_state: bool) -> None:
+        done, num_rows, has_keys, seed = 0, 0, False, ""
+        for entry in entries:
+            arrays, metadata = self._read(entry)
+            tensors = _tensors(arrays)
+            if entry is entries[0]:
+                num_rows, has_keys = self._check_kind(table, tensors, metadata), KEYS in tensors
+                seed = metadata.get("seed", "")
+            place = "first_row" if KEYS in tensors else "first_key"
+            expected = {"table": table.name, place: str(done), "rows": str(num_rows)}
+            if KEYS in tensors and not table.is_dynamic:
+                expected |= {"of_rows": str(len(table)), "seed": seed}
+            if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != has_keys:
+                raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected {expected}")
+            rows = _rows(tensors, done)
+            self._check_state(table, set(rows.state), with_state=with_state)
+            if entry is entries[0]:
+                table.clear()
+                if has_keys and not table.is_dynamic:
+                    table.restart(int(seed))
+            table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            done += len(rows.keys)
+        if done != num_rows:
+            raise FormatError(self.path, f"holds {done} of the {num_rows} rows of table {table.name!r}")
+
+    def _load_row_file(self, table: Store, entry: RowFileEntry, *, with_state: bool) -> None:
+        layout = self._layout(entry)
+        self._check_dynamic(table, is_dynamic=entry.of_rows is None)
+        if not table.is_dynamic and (entry.of_rows != len(table) or entry.seed is None):
+            raise ConfigError(self.path, f"table {table.name!r} has {entry.of_rows} rows, expected {len(table)}")
+        states = {column.name for column in layout.columns} - {WEIGHTS}
+        self._check_state(table, states, with_state=with_state)
+        table.clear()
+        if entry.seed is not None:
+            table.restart(entry.seed)
+        self._load_keys(table, with_uses=with_state)
+        if with_state and table.adopt(self.path / entry.directory):
+            return
+        for rows in self._rows_of_file(entry):
+            table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+
+    def _load_keys(self, table: Store, *, with_uses: bool) -> None:
+        done = 0
+        for entry in self._pieces.get(table.name, []):
+            arrays, metadata = self._read(entry)
+            tensors = _tensors(arrays)
+            if metadata.get("first_row") != str(done) or KEYS not in tensors:
+                raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected keys from {done}")
+            table.import_keys(tensors[KEYS], _named(USE_PREFIX, tensors) if with_uses else {})
+            done += len(tensors[KEYS])
+
+    def _layout(self, entry: RowFileEntry) -> RowFileLayout:
+        for name in (DESCRIPTION_FILE, MANIFEST_FILE):
+            file = f"{entry.directory}/{name}"
+            if file not in self._entries:
+                raise FormatError(self.path, f"names no file {file!r}, which a row file has")
+            if hashlib.sha256((self.path / file).read_bytes()).hexdigest() != self._entries[file].sha256:
+                raise FormatError(self.path / file, "damaged: its SHA-256 is not the one of the checkpoint")
+        return read_description(self.path / entry.directory)
+
+    def _rows_of_file(self, entry: RowFileEntry) -> Iterator[Rows]:
+        layout = self._layout(entry)
+        of = RowFormat.of_columns(layout.columns)
+        store = RowFile.open(self.path / entry.directory, read_only=True)
+        try:
+            if len(store) != entry.rows:
+                raise FormatError(self.path / entry.directory, f"holds {len(store)} rows, expected {entry.rows}")
+            for keys, values in store.items(max(1, _SCANNED_BYTES // layout.row_bytes)):
+                weights, state = of.unpack(torch.from_numpy(values))
+                state = {name: part.contiguous() for name, part in state.items()}
+                yield Rows(keys=torch.from_numpy(keys), weights=weights.contiguous(), state=state)
+        finally:
+            store.close()
+
+    def _check_dynamic(self, table: Store, *, is_dynamic: bool) -> None:
+        if is_dynamic != table.is_dynamic:
+            kinds = {False: "static", True: "dynamic"}
+            got, expected = kinds[is_dynamic], kinds[table.is_dynamic]
+            raise ConfigError(self.path, f"table {table.name!r} is {got}, expected a {expected} one")
+
+    def _check_state(self, table: Store, states: set[str], *, with_state: bool) -> None:
+        if with_state and states != set(table.state_names):
+            raise ConfigError(
+                self.path,
+                f"table {table.name!r} comes with the optimizer state {sorted(states)}, "
+                f"expected {sorted(table.state_names)}",
+            )
+
+    def _check_kind(self, table: Store, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+        """Return how many rows the pieces hold, after the kind of table and, of a static one, its rows are checked."""
+        self._check_dynamic(table, is_dynamic=KEYS in tensors and "of_rows" not in metadata)
+        num_rows = metadata.get("rows", "")
+        held = metadata.get("of_rows", num_rows)
+        if not table.is_dynamic and held != str(len(table)):
+            raise ConfigError(self.path, f"table {table.name!r} has {held} rows, expected {len(table)}")
+        if "of_rows" in metadata and not metadata.get("seed", "").removeprefix("-").isdecimal():
+            raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
+        return int(num_rows) if num_rows.isdecimal() else -1
+
+    def _read(self, entry: FileEntry) -> tuple[Arrays, dict[str, str]]:
+        return read_tensors(self.path / entry.file, sha256=entry.sha256)
+
+
+def _by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
+    """Return a map of each table to those of its files that `parse` accepts, in order."""
+    found: dict[str, list[tuple[int, FileEntry]]] = {}
+    for entry in manifest.files:
+        parsed = parse(entry.file)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append((parsed[1], entry))
+    return {name: [entry for _, entry in sorted(pieces, key=lambda piece: piece[0])] for name, pieces in found.items()}
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: as_tensor(array) for name, array in arrays.items()}
+
+
+def _rows(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
+    """Return a piece of a table; one without keys holds those from `first_key` on."""
+    weights = tensors[WEIGHTS]
+    keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))
+    return Rows(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
