@@ -18,6 +18,7 @@ from terarec.etl.columns import Rows, from_arrow
 from terarec.etl.device import DeviceTransform
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
+from terarec.ragged import flat_values
 from terarec.spec import PrepareOptions
 
 _BATCH_ROWS = 1 << 16
@@ -42,7 +43,7 @@ def transforms(device: torch.device, rows: int, copy: float) -> Iterator[Row]:
         on_cpu = size / min(_cpu_seconds(workflow, batch) for _ in range(3))
         case = f"transform Criteo, batches of {size:,} rows"
         block = on_device.load(batch)
-        moved = sum(8 * column.values.shape[0] for column in block.columns.values()) + (4 * 14 + 8 * 26) * size
+        moved = sum(8 * len(flat_values(column)) for column in block.columns.values()) + (4 * 14 + 8 * 26) * size
         figures = {
             "tensors": size / seconds(lambda: on_device.transform(block), device),
             "an Arrow batch": size / seconds(lambda: on_device(batch), device),

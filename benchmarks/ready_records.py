@@ -11,10 +11,11 @@ import pyarrow as pa
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
 from terarec.etl.columns import Rows, concatenate_rows
-from terarec.etl.ops.record_values import Ragged, values_of_array
+from terarec.etl.ops.record_values import each, values_of_array
 from terarec.etl.ready import PRESETS
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
+from terarec.ragged import Ragged
 from terarec.spec import PrepareOptions
 
 
@@ -67,5 +68,5 @@ def served_records(workflow: Workflow, block: Rows) -> dict[str, list[Any]]:
 def _as_lists(column: pa.Array) -> list[Any]:
     values = values_of_array(column)
     if isinstance(values, Ragged):
-        return values.each()
+        return each(values)
     return values.tolist() if isinstance(values, np.ndarray) else values

@@ -5,15 +5,16 @@ ALLOWED: dict[str, set[str]] = {
     "spec": set(),
     "kernels": set(),
     "parallel": set(),
+    "ragged": set(),
     "ops": {"kernels"},
     "io": {"spec"},
-    "formats": {"spec", "io", "kernels"},
+    "formats": {"ragged", "spec", "io", "kernels"},
     "config": {"spec", "io"},
     "reports": {"spec"},
     "batch": {"spec"},
     "nn": {"spec", "ops", "batch"},
-    "etl": {"parallel", "spec", "io", "kernels", "formats", "reports", "batch"},
-    "data": {"parallel", "spec", "io", "kernels", "formats", "batch"},
+    "etl": {"parallel", "ragged", "spec", "io", "kernels", "formats", "reports", "batch"},
+    "data": {"parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
     "storage": {"spec", "io", "kernels", "ops", "formats"},
     "metrics": {"spec"},
     "optim": {"spec", "ops", "storage"},
@@ -22,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["serve"] = {"spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
+ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
 ALLOWED["export"] = {"spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)

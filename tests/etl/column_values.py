@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from terarec.etl.columns import ARROW_TYPES, DTYPES, Kind, Rows, array_of, lists_of
-from terarec.formats.block import offsets_of
+from terarec.ragged import offsets_of
 
 Values = list[Any]
 

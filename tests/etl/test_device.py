@@ -42,6 +42,7 @@ from terarec.etl.tensors import TensorBlock, TensorDevice, xxh64_int64
 from terarec.etl.values import ValueIds
 from terarec.etl.workflow import Workflow
 from terarec.kernels.cpu import encoding
+from terarec.ragged import Ragged, flat_values
 from terarec.spec import LabelSpec, PrepareOptions, SourceColumn, SourceSpec
 from tests.etl.column_values import block_of
 from tests.etl.ops.cases import CASES, Case
@@ -74,12 +75,12 @@ def check_same(step: Operator, state: State | None, block: Rows) -> None:
     expected = step.transform(block, state)
     made = step.tensor_function(state, CPU)(TensorBlock(columns, block.num_rows))
     assert set(made) == set(step.writes)
-    for name, found in made.items():
-        column = expected.columns[name]
+    for name, result in made.items():
+        column, found = expected.columns[name], flat_values(result)
         assert found.type == kind_of(column)
-        offsets, expected_offsets = found.offsets, list_offsets(column)
-        assert (offsets is None) == (expected_offsets is None)
-        assert offsets is None or offsets.tolist() == expected_offsets.tolist()
+        offsets = list_offsets(column)
+        assert isinstance(result, Ragged) is (offsets is not None)
+        assert offsets is None or result.offsets.tolist() == offsets.tolist()
         assert found.is_missing().tolist() == is_missing(column).tolist()
         values, wanted = found.numbers().numpy(), numbers_of(column)
         if isinstance(step, LogOp):

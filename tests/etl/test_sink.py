@@ -14,6 +14,7 @@ from terarec.etl.sink import SinkOptions, SinkState, create_sink
 from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
 from terarec.formats.hugectr import read_file_list, read_keyset, read_records
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
 SPEC = DatasetSpec(
@@ -38,7 +39,7 @@ def block_of(ids: NDArray[np.int64]) -> ColumnBlock:
         dense=np.stack([ids, -ids], axis=1).astype(np.float32),
         keys=(
             (ids % 100).astype(np.int32),
-            (np.repeat(ids % 50, lengths).astype(np.int32), offsets),
+            Ragged(np.repeat(ids % 50, lengths).astype(np.int32), offsets),
             (ids % 7).astype(np.int32),
         ),
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from terarec.formats import ColumnBlock, Keys, ParquetShardWriter, create_shard, shard_path, slice_rows, write_dataset
+from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, MetadataColumn
 
 METADATA = tuple(
@@ -43,7 +44,7 @@ def make_block(spec: DatasetSpec, num_rows: int, seed: int = 0) -> ColumnBlock:
             continue
         low = column.hotness if spec.storage == "raw" else 0
         offsets = np.concatenate([[0], np.cumsum(rng.integers(low, column.hotness + 1, num_rows))]).astype(np.int64)
-        keys.append((rng.integers(0, column.rows, offsets[-1]), offsets))
+        keys.append(Ragged(rng.integers(0, column.rows, offsets[-1]), offsets))
     dense = rng.standard_normal((num_rows, len(spec.dense))).astype(np.float32)
     weight = None if spec.weight is None else (np.arange(num_rows) / 4).astype(np.float32)
     numbers = range(num_rows)

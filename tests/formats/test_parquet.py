@@ -9,6 +9,7 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.formats import ParquetShard, ParquetShardWriter, merge, open_shard
+from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, MetadataColumn
 from tests.formats.samples import assert_same_rows, make_block, make_spec, write_split
 
@@ -213,7 +214,7 @@ def test_row_groups_of_wide_data_are_shorter(tmp_path):
     block = make_block(spec, 1500)
     path = tmp_path / "train" / "x.parquet"
     with ParquetShardWriter(path, spec) as writer:
-        empty = [(np.zeros(0, np.int64), np.zeros(1501, np.int64))] * 20
+        empty = [Ragged(np.zeros(0, np.int64), np.zeros(1501, np.int64))] * 20
         writer.write(block.label, block.dense, empty)
         writer.close()
     assert ParquetShard(path, spec).group_rows == (1024, 476)

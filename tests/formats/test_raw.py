@@ -8,6 +8,7 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.formats import RawShard, RawShardWriter
+from terarec.ragged import Ragged
 from tests.formats.samples import make_block, make_spec
 
 
@@ -18,7 +19,7 @@ def test_golden_bytes_are_hugectr_raw(tmp_path):
         writer.write(
             np.array([[1.0], [0.0]]),
             np.array([[0.5, -2.0], [3.0, 4.0]]),
-            [np.array([7, 8]), (np.array([1, 2, 3, 4]), np.array([0, 2, 4]))],
+            [np.array([7, 8]), Ragged(np.array([1, 2, 3, 4]), np.array([0, 2, 4]))],
         )
         writer.close()
     assert path.read_bytes() == struct.pack("<3f3i", 1, 0.5, -2, 7, 1, 2) + struct.pack("<3f3i", 0, 3, 4, 8, 3, 4)
@@ -77,7 +78,7 @@ def test_lists_must_be_full(tmp_path):
         RawShardWriter(tmp_path / "train" / "x.bin", spec) as writer,
         pytest.raises(FormatError, match="column 'C0': row 1 holds 1 keys, raw shards hold exactly 2"),
     ):
-        writer.write(np.zeros((2, 1)), np.zeros((2, 2)), [(np.array([1, 2, 3]), np.array([0, 2, 3]))])
+        writer.write(np.zeros((2, 1)), np.zeros((2, 2)), [Ragged(np.array([1, 2, 3]), np.array([0, 2, 3]))])
 
 
 def test_a_table_beyond_int32(tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard, shard_path, slice_rows
+from terarec.ragged import Ragged
 from tests.formats.samples import METADATA, assert_same_rows, make_block, make_spec, specs
 
 STORAGES = ("parquet", "raw")
@@ -117,30 +118,35 @@ def test_a_missing_shard(tmp_path, storage):
 def bad_arguments(block):
     """(what is wrong, arguments, message)."""
     label, dense, (scalar, (values, offsets)) = block.label, block.dense, block.keys
-    listed = (values, offsets)
+    listed = Ragged(values, offsets)
     yield "label columns", (label[:, :0], dense, (scalar, listed)), r"label \[9, 0\], expected \[9, 1\]"
     yield "label is flat", (label[:, 0], dense, (scalar, listed)), r"label \[9\]"
     yield "dense rows", (label, dense[:5], (scalar, listed)), r"dense \[5, 2\], expected \[9, 2\]"
     yield "a column too few", (label, dense, (scalar,)), "keys of 1 columns, expected 2"
     yield "too few keys", (label, dense, (scalar[:4], listed)), "column 'C0': got 4 keys for 9 rows"
     yield "float keys", (label, dense, (scalar * 1.5, listed)), "column 'C0': got float64"
-    yield "list for scalar", (label, dense, (listed, listed)), "column 'C0': hotness is 1, expected one key per row"
+    yield "list for scalar", (label, dense, (listed, listed)), "column 'C0': got Ragged where hotness is 1"
     yield (
         "scalar for list",
         (label, dense, (scalar, scalar)),
-        r"column 'C1': hotness is 3, expected \(values, offsets\)",
+        r"column 'C1': got ndarray where hotness is 3, expected Ragged\(values, offsets\)",
     )
+    yield "a plain tuple", (label, dense, (scalar, (values, offsets))), "column 'C1': got tuple where hotness is 3"
     yield (
         "offsets",
-        (label, dense, (scalar, (values, offsets[:-1]))),
+        (label, dense, (scalar, Ragged(values, offsets[:-1]))),
         r"column 'C1': got offsets \[9\], expected \[10\]",
     )
     yield "negative key", (label, dense, (scalar - 60, listed)), "column 'C0': key -.*expected 0 <= key < 50"
-    yield "large key", (label, dense, (scalar, (values + 51, offsets))), "column 'C1': key .*expected 0 <= key < 51"
+    yield (
+        "large key",
+        (label, dense, (scalar, Ragged(values + 51, offsets))),
+        "column 'C1': key .*expected 0 <= key < 51",
+    )
     crowded = np.array([0, *range(1, 9), len(values)])
     yield (
         "too many keys",
-        (label, dense, (scalar, (values, crowded))),
+        (label, dense, (scalar, Ragged(values, crowded))),
         r"column 'C1': row 8 holds \d+ keys, expected 0 to 3",
     )
 

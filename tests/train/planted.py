@@ -7,6 +7,7 @@ import numpy as np
 
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.metrics import AUC
+from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, ShardSpec
 
 ROWS = {"user": 300, "item": 120, "tags": 40}
@@ -38,7 +39,7 @@ def make_planted(directory: Path, *, train: int, valid: int, rows_per_group: int
         best_auc = AUC().update(logits, label).compute()
         file = f"{split}/part-00000.parquet"
         writer = ParquetShardWriter(directory / file, COLUMNS, rows_per_group=rows_per_group)
-        writer.write(label[:, None], dense, [keys["user"], keys["item"], (tags, offsets)])
+        writer.write(label[:, None], dense, [keys["user"], keys["item"], Ragged(tags, offsets)])
         writer.close()
         splits[split] = (ShardSpec(file=file, rows=rows),)
     spec = dataclasses.replace(COLUMNS, splits=splits, best_auc=best_auc)

@@ -11,6 +11,7 @@ from terarec.export import export_run
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models.artifact import load_model
 from terarec.models.registry import MODELS
+from terarec.ragged import Ragged
 from terarec.serve import InferenceSession
 from terarec.spec import AdaGradSpec, AdamSpec, GraphModelSpec, RunSpec, ShardSpec, TrainingSpec, to_data
 from terarec.train import build, evaluate, predict
@@ -47,7 +48,7 @@ def data(tmp_path_factory):
             lengths = rng.integers(0, column.hotness + 1, rows) if column.hotness > 1 else np.ones(rows, np.int64)
             offsets = np.concatenate([[0], lengths.cumsum()])
             values = rng.integers(0, every.ROWS, offsets[-1])
-            keys.append((values, offsets) if column.hotness > 1 else values)
+            keys.append(Ragged(values, offsets) if column.hotness > 1 else values)
         logits = effects[keys[0]] + dense[:, 0]
         label = (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         file = f"{split}/part-00000.parquet"

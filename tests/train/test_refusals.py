@@ -9,6 +9,7 @@ import pytest
 from terarec.errors import ConfigError, StorageError, TrainingError
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models.artifact import load_model
+from terarec.ragged import Ragged
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -38,7 +39,7 @@ def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="
     )
     writer = ParquetShardWriter(directory / "train/part-00000.parquet", spec)
     keys = np.arange(60) % 5
-    shops = keys if hotness == 1 else (keys, np.arange(61))
+    shops = keys if hotness == 1 else Ragged(keys, np.arange(61))
     writer.write((positive * (keys > 2)).astype(np.float32)[:, None], np.ones((60, 1), np.float32), [shops])
     writer.close()
     if workflow is not None:

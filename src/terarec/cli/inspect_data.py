@@ -16,6 +16,7 @@ from terarec.cli.show import Advance
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
+from terarec.ragged import flat_values
 from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
 
@@ -71,11 +72,6 @@ def blocks(path: Path, spec: DatasetSpec, split: str) -> Iterator[ColumnBlock]:
             yield shard.read_group(group)
 
 
-def key_values(keys: Keys) -> NDArray[Any]:
-    """All keys of a column, whether it holds one a sample or lists."""
-    return keys[0] if isinstance(keys, tuple) else keys
-
-
 def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_reserved: int) -> dict[str, float | None]:
     """Shares of the ids that stand for no value of their own; None where there are none.
 
@@ -110,7 +106,7 @@ def _number_column(role: str, name: str, kind: str | None) -> dict[str, Any]:
 
 
 def _key_column(column: CategoricalColumn, made: IdValues, sample: Keys | None) -> dict[str, Any]:
-    keys = np.zeros(0, dtype=np.int64) if sample is None else key_values(sample)
+    keys = np.zeros(0, dtype=np.int64) if sample is None else flat_values(sample)
     return {
         "column": column.name,
         "role": "categorical",
@@ -179,7 +175,7 @@ def _categories(
     rows = 0
     seen: list[Counts] = []
     for block in scanned:
-        seen.append(np.unique(key_values(block.keys[position]).astype(np.int64), return_counts=True))
+        seen.append(np.unique(flat_values(block.keys[position]).astype(np.int64), return_counts=True))
         seen = [_merged(seen)] if len(seen) >= _MERGED_BLOCKS else seen
         rows += block.num_rows
     ids, counts = _merged(seen)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from terarec.batch import Batch, Jagged
 from terarec.formats import ColumnBlock, recycled_empty, slice_rows
 from terarec.kernels.cpu.columns import concatenate_keys
+from terarec.ragged import Ragged, flat_values
 
 
 def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last: bool) -> Iterator[list[ColumnBlock]]:
@@ -100,18 +101,18 @@ def _jagged(
     """Return keys int64[N] and offsets int64[S * B + 1]."""
     batch_size = sum(piece.num_rows for piece in pieces)
     columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
-    values = [column[0] if isinstance(column, tuple) else column for column in columns]
+    values = [flat_values(column) for column in columns]
     num_keys = sum(len(array) for array in values)
     keys = recycled_empty((num_keys,), np.int64)
     added = [offset for offset in key_offsets or (0,) * num_features for _ in pieces]
     concatenate_keys(values, added, keys)
-    if num_keys == num_features * batch_size and not any(isinstance(column, tuple) for column in columns):
+    if num_keys == num_features * batch_size and not any(isinstance(column, Ragged) for column in columns):
         return keys, _first_integers(num_keys + 1)
     offsets = recycled_empty((num_features * batch_size + 1,), np.int64)
     offsets[0] = 0
     bag = first = 0
     for column, array in zip(columns, values, strict=True):
-        ends = column[1][1:] if isinstance(column, tuple) else np.arange(1, len(array) + 1)
+        ends = column.offsets[1:] if isinstance(column, Ragged) else np.arange(1, len(array) + 1)
         offsets[bag + 1 : bag + len(ends) + 1] = ends + first
         bag += len(ends)
         first += len(array)

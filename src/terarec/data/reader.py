@@ -159,7 +159,7 @@ class InMemorySource:
         spec: The columns; its splits are ignored.
         label: float32[n, L].
         dense: float32[n, F].
-        keys: For each categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+        keys: For each categorical column integers[n], or n lists of them where hotness > 1.
         weight: numbers[n] >= 0, where `spec` has a weight column.
         metadata: name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
 

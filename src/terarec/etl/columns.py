@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.block import offsets_of
+from terarec.ragged import offsets_of
 from terarec.spec import MISSING_ID
 
 REFUSED_SHOWN = 10

@@ -13,10 +13,11 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator
 from terarec.etl.ops.values import value_of
-from terarec.etl.tensors import TensorBlock, TensorColumn, TensorDevice
+from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import columns_needed, results_read
 from terarec.etl.workflow.transform import IN_FLOAT32, LABEL, NUMBER, PROBABILITY, WEIGHT, state_of
+from terarec.ragged import Ragged, flat_values
 from terarec.spec import MISSING_KEY, DatasetSpec, LabelSpec
 
 
@@ -116,7 +117,7 @@ class DeviceTransform:
         block.raise_rejected()
         return batch
 
-    def _column(self, rows: pa.RecordBatch, name: str) -> TensorColumn:
+    def _column(self, rows: pa.RecordBatch, name: str) -> DeviceColumn:
         if name not in rows.schema.names:
             raise FormatError(f"column {name!r} is not in the batch, expected {', '.join(self.columns)}")
         expected, array = self.columns[name], rows.column(name)
@@ -124,7 +125,7 @@ class DeviceTransform:
             column = self._device.column(array, expected.kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise FormatError(f"column {name!r}: got {array.type}, expected values of {expected.kind}") from None
-        if (column.offsets is not None) is not expected.is_list:
+        if isinstance(column, Ragged) is not expected.is_list:
             raise FormatError(f"column {name!r}: got {array.type}, expected {expected}")
         return column
 
@@ -136,15 +137,15 @@ class DeviceTransform:
             column.values.masked_fill(column.missing, MISSING_KEY)
             if name in self._workflow.spec.keys and column.missing is not None
             else column.values
-            for name, column in zip(names, columns, strict=True)
+            for name, column in zip(names, [flat_values(column) for column in columns], strict=True)
         ]
         num_bags, device = len(names) * block.num_rows, self._device.device
-        if not names or all(column.offsets is None for column in columns):
+        if not any(isinstance(column, Ragged) for column in columns):
             offsets = torch.arange(num_bags + 1, device=device)
         else:
             offsets = torch.zeros(num_bags + 1, dtype=torch.int64, device=device)
             lengths = [
-                torch.ones_like(column.values) if column.offsets is None else column.offsets.diff()
+                column.offsets.diff() if isinstance(column, Ragged) else torch.ones_like(column.values)
                 for column in columns
             ]
             torch.cumsum(torch.cat(lengths), 0, out=offsets[1:])
@@ -161,20 +162,20 @@ def _operators_on_tensors() -> list[str]:
 
 
 def _float32(name: str, block: TensorBlock, expected: str) -> Tensor:
-    values = block.columns[name].numbers().to(torch.float32)
+    values = flat_values(block.columns[name]).numbers().to(torch.float32)
     block.reject(name, ~values.isfinite(), expected)
     return values
 
 
 def _weight(name: str, block: TensorBlock) -> Tensor:
-    values = block.columns[name].numbers().to(torch.float32)
+    values = flat_values(block.columns[name]).numbers().to(torch.float32)
     block.reject(name, ~((values >= 0) & (values < torch.inf)), WEIGHT)
     return values
 
 
 def _label(label: LabelSpec, block: TensorBlock, device: torch.device) -> Tensor:
     """Return the values of a label, float32[B]; see `terarec.etl.workflow.transform.label_values`."""
-    column = block.columns[label.source]
+    column = flat_values(block.columns[label.source])
     block.reject(label.source, column.is_missing(), LABEL, kind="label")
     if label.positives:
         positives = [value_of(column.type, value) for value in label.positives]

@@ -15,6 +15,7 @@ from terarec.etl.engine.report import BadInput, TableSize
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, open_shard, read_dataset, slice_rows
+from terarec.ragged import Ragged
 from terarec.spec import PrepareOptions
 from terarec.spec.dataset import DATASET_STORAGES
 
@@ -226,9 +227,9 @@ def _column_values(block: ColumnBlock) -> list[tuple[str, list[object]]]:
     block = slice_rows(block, 0, min(_SHOWN_ROWS, block.num_rows))
     found = [("float32", numbers.tolist()) for numbers in (*block.label.T, *block.dense.T)]
     for keys in block.keys:
-        if isinstance(keys, tuple):
-            lists = [items.tolist() for items in np.split(keys[0], keys[1][1:-1])]
-            found.append((f"list of {keys[0].dtype}", lists))
+        if isinstance(keys, Ragged):
+            lists = [items.tolist() for items in np.split(keys.values, keys.offsets[1:-1])]
+            found.append((f"list of {keys.values.dtype}", lists))
         else:
             found.append((str(keys.dtype), keys.tolist()))
     if block.weight is not None:

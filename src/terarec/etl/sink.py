@@ -36,7 +36,9 @@ from terarec.formats.hugectr import (
     describe_records,
     write_records,
 )
+from terarec.formats.parquet import lists_of_array
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, ShardSpec
 
 
@@ -115,12 +117,12 @@ def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBl
     """Return `block` with its row ids and their `place` in the final order; lists of keys are separate columns."""
     floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
     columns: dict[str, pa.Array] = {ROW: pa.array(rows), PLACE: pa.array(place), FLOATS: _matrix(floats)}
-    scalars = [keys for keys in block.keys if not isinstance(keys, tuple)]
+    scalars = [keys for keys in block.keys if not isinstance(keys, Ragged)]
     if scalars:
         columns[KEYS] = _matrix(np.stack(scalars, axis=1))
     for index, keys in enumerate(block.keys):
-        if isinstance(keys, tuple):
-            columns[f"list{index}"] = pa.LargeListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
+        if isinstance(keys, Ragged):
+            columns[f"list{index}"] = pa.LargeListArray.from_arrays(pa.array(keys.offsets), pa.array(keys.values))
     if block.weight is not None:
         columns[WEIGHT] = pa.array(block.weight)
     columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
@@ -137,7 +139,7 @@ def from_table(table: pa.Table, num_labels: int) -> ColumnBlock:
     for index in range(num_keys):
         if f"list{index}" in names:
             lists = table.column(f"list{index}").combine_chunks()
-            keys.append((lists.flatten().to_numpy(), _offsets(lists)))
+            keys.append(lists_of_array(lists))
         else:
             keys.append(np.ascontiguousarray(next(scalars)))
     return ColumnBlock(
@@ -157,12 +159,6 @@ def _rows(table: pa.Table, name: str) -> NDArray[Any]:
     column = table.column(name).combine_chunks()
     values: NDArray[Any] = column.flatten().to_numpy()
     return values.reshape(len(column), column.type.list_size)
-
-
-def _offsets(lists: pa.Array) -> NDArray[np.int64]:
-    offsets: NDArray[np.int64] = lists.offsets.to_numpy()
-    from_zero: NDArray[np.int64] = offsets - offsets[0]
-    return from_zero
 
 
 TRAIN_SPLIT = SPLIT_NAMES[TRAIN]

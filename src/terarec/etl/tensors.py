@@ -26,25 +26,28 @@ from terarec.etl.columns import (
 from terarec.etl.values import ValueIds
 from terarec.kernels.encoding_types import HASH_SEED
 from terarec.kernels.hash_index import new_hash_index
+from terarec.ragged import Ragged, flat_values
 from terarec.spec import MISSING_ID
 
 
 @dataclass(frozen=True, slots=True)
 class TensorColumn:
-    """n rows of one kind on a device; with `offsets`, n lists whose items lie one after another in m `values`.
+    """m values of one kind on a device.
 
     Attributes:
         type: Kind of the values; there is no text on a device.
         values: number: float64[m], NaN being missing. integer, hex32 and id: int64[m].
         missing: integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
             kinds.
-        offsets: int64[n + 1], ``values[offsets[i]:offsets[i + 1]]`` is the list of row i. None: one value a row, m = n.
     """
 
     type: Kind
     values: Tensor
     missing: Tensor | None = None
-    offsets: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of values m."""
+        return self.values.shape[0]
 
     def is_missing(self) -> Tensor:
         """Return which of the m values are missing, bool[m]."""
@@ -57,20 +60,20 @@ class TensorColumn:
         numbers = self.values.to(torch.float64)
         return numbers if self.missing is None else numbers.masked_fill(self.missing, torch.nan)
 
-    def like(self, kind: Kind, values: Tensor, missing: Tensor | None = None) -> TensorColumn:
-        """Return m values of a kind in the lists of this column."""
-        return TensorColumn(kind, values, missing, self.offsets)
-
     def interval_ids(self, boundaries: Tensor) -> TensorColumn:
         """Return 0 for missing values, else 1 + the number of ``boundaries float64[k]``, rising, that are <= x."""
         numbers = self.numbers()
         ids = torch.searchsorted(boundaries, numbers, right=True) + 1
-        return self.like("id", ids.masked_fill(numbers.isnan(), MISSING_ID))
+        return TensorColumn("id", ids.masked_fill(numbers.isnan(), MISSING_ID))
 
     def bucket_ids(self, buckets: int, seed: int) -> TensorColumn:
         """Return 0 for missing values, else ``1 + hash mod buckets``."""
         ids = xxh64_int64(self.values, seed).remainder(buckets) + 1
-        return self.like("id", ids.masked_fill(self.is_missing(), MISSING_ID))
+        return TensorColumn("id", ids.masked_fill(self.is_missing(), MISSING_ID))
+
+
+DeviceColumn: TypeAlias = TensorColumn | Ragged[TensorColumn, Tensor]
+"""A value a row, or a list of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class _ValueCheck:
     """Values that a step does not take, as far as there are any: `wrong` is bool[m], or bool[n] of lengths of lists."""
 
     name: str
-    column: TensorColumn
+    column: DeviceColumn
     wrong: Tensor
     expected: str
     kind: str
@@ -94,11 +97,11 @@ class TensorBlock:
         num_rows: Number of rows n.
     """
 
-    columns: Mapping[str, TensorColumn]
+    columns: Mapping[str, DeviceColumn]
     num_rows: int
     _checks: list[_ValueCheck] = field(default_factory=list)
 
-    def with_columns(self, columns: Mapping[str, TensorColumn]) -> TensorBlock:
+    def with_columns(self, columns: Mapping[str, DeviceColumn]) -> TensorBlock:
         """Return this block with `columns` added or replaced."""
         return TensorBlock({**self.columns, **columns}, self.num_rows, self._checks)
 
@@ -132,21 +135,21 @@ class TensorBlock:
 def _row_fault(check: _ValueCheck) -> RowFaultError:
     column, items = check.column, check.wrong.nonzero().flatten().cpu().numpy()
     rows = items
-    offsets = None if column.offsets is None else column.offsets.cpu().numpy()
-    if offsets is not None and not check.of_lengths:
+    if isinstance(column, Ragged) and not check.of_lengths:
+        offsets = column.offsets.cpu().numpy()
         rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-    shown = torch.from_numpy(items[:REFUSED_SHOWN]).to(column.values.device)
-    if check.of_lengths and column.offsets is not None:
+    shown = torch.from_numpy(items[:REFUSED_SHOWN]).to(check.wrong.device)
+    if check.of_lengths and isinstance(column, Ragged):
         got = [f"got a list of {length}" for length in column.offsets.diff()[shown].tolist()]
     else:
-        missing = column.is_missing()[shown].tolist()
-        values = column.values[shown].tolist()
+        found = flat_values(column)
+        missing, values = found.is_missing()[shown].tolist(), found.values[shown].tolist()
         got = ["got a missing value" if gone else f"got {value}" for value, gone in zip(values, missing, strict=True)]
     return RowFaultError(check.name, rows.astype(np.int64), got, check.expected, kind=check.kind)
 
 
-TensorFunction: TypeAlias = Callable[[TensorBlock], Mapping[str, TensorColumn]]
+TensorFunction: TypeAlias = Callable[[TensorBlock], Mapping[str, DeviceColumn]]
 """A step on a device: rows -> the columns that it writes."""
 
 
@@ -170,26 +173,32 @@ class TensorDevice:
         """Return vectors of one length as the rows of a matrix."""
         return torch.stack(list(rows))
 
+    def values(self, kind: Kind, values: Tensor, missing: Tensor | None = None) -> TensorColumn:
+        """Return values of a kind; see `TensorColumn`."""
+        return TensorColumn(kind, values, missing)
+
     def ids(self, ids: ValueIds) -> DeviceIds:
         """Return a vocabulary of integers or hex32."""
         return DeviceIds(ids, self.device, self._implementation)
 
-    def column(self, array: pa.Array, kind: Kind) -> TensorColumn:
+    def column(self, array: pa.Array, kind: Kind) -> DeviceColumn:
         """Return the column of an Arrow array whose values cast to the type of `kind` without loss.
 
         Raises:
             pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: Values of another type.
         """
         array = from_arrow(array, kind)
-        found, offsets = flat(array), list_offsets(array)
-        lists = None if offsets is None else self._moved(offsets)
+        values, offsets = self._values(flat(array), kind), list_offsets(array)
+        return values if offsets is None else Ragged(values, self._moved(offsets))
+
+    def _values(self, array: pa.Array, kind: Kind) -> TensorColumn:
         if kind == "number":
-            return TensorColumn(kind, self._moved(numbers_of(found)), None, lists)
-        values, missing = numpy_values(found), null_mask(found)
+            return TensorColumn(kind, self._moved(numbers_of(array)))
+        values, missing = numpy_values(array), null_mask(array)
         if missing is None:
-            return TensorColumn(kind, self._moved(values).to(torch.int64), None, lists)
+            return TensorColumn(kind, self._moved(values).to(torch.int64))
         filled = self._moved(np.where(missing, 0, values)).to(torch.int64)
-        return TensorColumn(kind, filled, self._moved(missing), lists)
+        return TensorColumn(kind, filled, self._moved(missing))
 
     def _moved(self, values: NDArray[Any]) -> Tensor:
         if not values.flags.writeable:  # Arrow's memory, where torch warns of tensors that could write
@@ -215,14 +224,14 @@ class DeviceIds:
         self._index.assign(values.to(device), torch.arange(ids.first_id, ids.num_ids, device=device))
 
     def find(self, column: TensorColumn) -> TensorColumn:
-        """Return the ids of the values of a column."""
+        """Return the ids of the values."""
         found = self._index.find(column.values)
         if self._hash_buckets == 1:
             ids = found.clamp(min=1)  # -1 is absent, and ids of values begin at 2
         else:
             others = xxh64_int64(column.values, HASH_SEED).remainder(self._hash_buckets) + 1
             ids = found.where(found >= 0, others)
-        return column.like("id", ids if column.missing is None else ids.masked_fill(column.missing, MISSING_ID))
+        return TensorColumn("id", ids if column.missing is None else ids.masked_fill(column.missing, MISSING_ID))
 
 
 def _signed(word: int) -> int:

@@ -11,10 +11,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.ragged import ArrayLists, Ragged, concatenate_lists, flat_values, slice_lists, take_lists
 from terarec.spec import CategoricalColumn, DatasetSpec, MetadataColumn
 
-Keys = NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]
-"""Keys of one column for n rows: integers[n], or (values, offsets int64[n + 1]) for a list column."""
+Keys = NDArray[Any] | ArrayLists
+"""Keys of one column for n rows: integers[n], or n lists of integers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class ColumnBlock:
     Attributes:
         label: float32[n, L].
         dense: float32[n, F].
-        keys: For each categorical column int32[n] or int64[n], or (values, offsets int64[n + 1]) for a list column.
+        keys: For each categorical column int32[n] or int64[n], or n lists of them.
         weight: float32[n], sample weights; None for a data set without.
         metadata: For each metadata column an Arrow array of n int64, double or large_string.
     """
@@ -43,20 +44,18 @@ class ColumnBlock:
 
 def slice_rows(block: ColumnBlock, start: int, stop: int) -> ColumnBlock:
     """Return the rows ``start <= i < stop`` of `block`, as views."""
-    keys: list[Keys] = []
-    for column in block.keys:
-        if isinstance(column, tuple):
-            values, offsets = column
-            keys.append((values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start]))
-        else:
-            keys.append(column[start:stop])
     return ColumnBlock(
         label=block.label[start:stop],
         dense=block.dense[start:stop],
-        keys=tuple(keys),
+        keys=tuple(slice_keys(column, start, stop) for column in block.keys),
         weight=None if block.weight is None else block.weight[start:stop],
         metadata=tuple(array[start:stop] for array in block.metadata),
     )
+
+
+def slice_keys(keys: Keys, start: int, stop: int) -> Keys:
+    """Return the keys of the rows ``start <= i < stop``, as views."""
+    return slice_lists(keys, start, stop) if isinstance(keys, Ragged) else keys[start:stop]
 
 
 def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None) -> ColumnBlock:
@@ -67,7 +66,7 @@ def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None)
     if len(blocks) == 1 and order is None:
         return blocks[0]
     columns = [list(column) for column in zip(*(block.keys for block in blocks), strict=True)]
-    is_list = [any(isinstance(keys, tuple) for keys in column) for column in columns]
+    is_list = [any(isinstance(keys, Ragged) for keys in column) for column in columns]
     scalars = iter(_merge_scalars([column for column, lists in zip(columns, is_list, strict=True) if not lists], order))
     return ColumnBlock(
         label=_merge_arrays([block.label for block in blocks], order),
@@ -118,28 +117,14 @@ def _merge_scalars(columns: list[list[Any]], order: NDArray[np.int64] | None) ->
     return merged
 
 
-def _merge_lists(columns: list[Any], order: NDArray[np.int64] | None) -> Keys:
-    values = np.concatenate([values for values, _ in columns])
-    lengths = np.concatenate([np.diff(offsets) for _, offsets in columns])
-    offsets = offsets_of(lengths)
-    if order is None:
-        return values, offsets
-    shuffled = offsets_of(lengths[order])
-    # Position of every key: its bag's old start, plus its place in the bag.
-    index = np.repeat(offsets[order] - shuffled[:-1], np.diff(shuffled)) + np.arange(shuffled[-1])
-    return np.take(values, index), shuffled
+def _merge_lists(columns: list[ArrayLists], order: NDArray[np.int64] | None) -> ArrayLists:
+    joined = concatenate_lists(columns)
+    return joined if order is None else take_lists(joined, order)
 
 
-def bags_of(keys: Keys) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return (values, offsets int64[n + 1]) of one slot's keys, also of those with one key a sample."""
-    return keys if isinstance(keys, tuple) else (keys, np.arange(len(keys) + 1, dtype=np.int64))
-
-
-def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """Return offsets int64[n + 1] of bags of ``lengths[n]`` keys."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def bags_of(keys: Keys) -> ArrayLists:
+    """Return one slot's keys as lists, also those with one key a sample."""
+    return keys if isinstance(keys, Ragged) else Ragged(keys, np.arange(len(keys) + 1, dtype=np.int64))
 
 
 def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: str = "rows in dataset.json") -> None:
@@ -151,17 +136,15 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
         promise: Source of the number of rows, for the error.
     """
-    values = keys
-    if isinstance(keys, tuple):
-        values, offsets = keys
-        lengths = np.diff(offsets)
+    values = flat_values(keys)
+    if isinstance(keys, Ragged):
+        lengths = np.diff(keys.offsets)
         if lengths.size and (lengths.max() > column.hotness or lengths.min() < 0):
             row = int(np.argmax((lengths > column.hotness) | (lengths < 0)))
             raise FormatError(
                 f"{where}, column {column.name!r}",
                 f"row {row} holds {int(lengths[row])} keys, expected 0 to {column.hotness}",
             )
-    assert isinstance(values, np.ndarray)
     if column.rows is not None and values.size and _leave(values, column.rows):
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
@@ -305,10 +288,10 @@ def check_rows(
     if len(keys) != len(spec.categorical):
         raise FormatError(where, f"got keys of {len(keys)} columns, expected {len(spec.categorical)}")
     for column, column_keys in zip(spec.categorical, keys, strict=True):
-        listed = isinstance(column_keys, tuple)
-        if listed != (column.hotness > 1):
-            expected = "(values, offsets)" if column.hotness > 1 else "one key per row"
-            raise FormatError(f"{where}, column {column.name!r}", f"hotness is {column.hotness}, expected {expected}")
+        if not isinstance(column_keys, Ragged if column.hotness > 1 else np.ndarray):
+            expected = "Ragged(values, offsets)" if column.hotness > 1 else "an array of one key a row"
+            got = f"got {type(column_keys).__name__} where hotness is {column.hotness}"
+            raise FormatError(f"{where}, column {column.name!r}", f"{got}, expected {expected}")
         _check_column_shape(column_keys, num_rows, f"{where}, column {column.name!r}")
         check_keys(column, column_keys, where)
     check_sample_columns(spec, num_rows, weight, metadata, where)
@@ -316,7 +299,7 @@ def check_rows(
 
 
 def _check_column_shape(keys: Keys, num_rows: int, where: str) -> None:
-    values, offsets = keys if isinstance(keys, tuple) else (keys, None)
+    values, offsets = keys if isinstance(keys, Ragged) else (keys, None)
     if not np.issubdtype(values.dtype, np.integer) or values.ndim != 1:
         raise FormatError(where, f"got {values.dtype}{_shape(values)} keys, expected integers[n]")
     if offsets is None:

@@ -24,6 +24,7 @@ from terarec.formats.block import (
     metadata_array,
 )
 from terarec.formats.writer import ShardWriter
+from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
 
 
@@ -57,12 +58,13 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def list_values(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the elements of lists, and the offsets int64[n + 1] of the lists."""
+def lists_of_array(array: pa.Array) -> ArrayLists:
+    """Return the lists of an array of any of Arrow's list types."""
     if pa.types.is_fixed_size_list(array.type):
-        return array.flatten().to_numpy(), array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
+        offsets = array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
+        return Ragged(array.flatten().to_numpy(), offsets)
     offsets = array.offsets.to_numpy().astype(np.int64)
-    return array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+    return Ragged(array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 @contextmanager
@@ -109,7 +111,7 @@ class GroupBuffer:
         self._label[:, here] = rows.label[there].T
         self._dense[:, here] = rows.dense[there].T
         for values, offsets, column in zip(self._values, self._offsets, rows.keys, strict=True):
-            if isinstance(column, tuple):
+            if isinstance(column, Ragged):
                 assert offsets is not None
                 new_values, new_offsets = column
                 first, last = int(new_offsets[start]), int(new_offsets[start + count])
@@ -129,14 +131,14 @@ class GroupBuffer:
         """Return label and dense columns, float32[n] each, as views that the next `fill` overwrites."""
         return [column[: self.num_rows] for block in (self._label, self._dense) for column in block]
 
-    def key_columns(self) -> list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]]:
-        """Return key columns: keys[n], or (values, offsets int32[n + 1]); views that the next `fill` overwrites."""
-        columns: list[NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]] = []
+    def key_columns(self) -> list[NDArray[Any] | Ragged[NDArray[Any], NDArray[np.int32]]]:
+        """Return key columns: keys[n], or lists with offsets int32; views that the next `fill` overwrites."""
+        columns: list[NDArray[Any] | Ragged[NDArray[Any], NDArray[np.int32]]] = []
         for values, offsets in zip(self._values, self._offsets, strict=True):
             if offsets is None:
                 columns.append(values[: self.num_rows])
             else:
-                columns.append((values[: offsets[self.num_rows]], offsets[: self.num_rows + 1]))
+                columns.append(Ragged(values[: offsets[self.num_rows]], offsets[: self.num_rows + 1]))
         return columns
 
     def sample_columns(self) -> list[pa.Array]:
@@ -320,14 +322,14 @@ def decode_table(table: pa.Table, spec: DatasetSpec, where: str) -> ColumnBlock:
     return ColumnBlock(label=label, dense=dense, keys=keys, weight=weight, metadata=metadata)
 
 
-def _to_arrow(keys: NDArray[Any] | tuple[NDArray[Any], NDArray[np.int32]]) -> pa.Array:
-    if isinstance(keys, tuple):
-        return pa.ListArray.from_arrays(pa.array(keys[1]), pa.array(keys[0]))
+def _to_arrow(keys: NDArray[Any] | Ragged[NDArray[Any], NDArray[np.int32]]) -> pa.Array:
+    if isinstance(keys, Ragged):
+        return pa.ListArray.from_arrays(pa.array(keys.offsets), pa.array(keys.values))
     return pa.array(keys)
 
 
 def _keys(array: pa.Array, column: CategoricalColumn, where: str) -> Keys:
-    keys: Keys = list_values(array) if column.hotness > 1 else array.to_numpy()
+    keys: Keys = lists_of_array(array) if column.hotness > 1 else array.to_numpy()
     check_keys(column, keys, where)
     return keys
 

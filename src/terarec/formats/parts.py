@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.block import bags_of
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.formats.shard import Shard, open_shard
 from terarec.io import read_versioned_json, write_versioned_json
+from terarec.ragged import flat_values
 from terarec.spec import DatasetSpec, checks, from_data, to_data
 
 _logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def _distinct_keys(spec: DatasetSpec, groups: Sequence[tuple[Shard, int]]) -> Ma
     waiting: list[list[NDArray[np.int64]]] = [[] for _ in spec.categorical]
     for shard, index in groups:
         for pieces, column in zip(waiting, shard.read_group(index).keys, strict=True):
-            pieces.append(np.unique(bags_of(column)[0]).astype(np.int64, copy=False))
+            pieces.append(np.unique(flat_values(column)).astype(np.int64, copy=False))
             if sum(len(piece) for piece in pieces[1:]) > max(_MERGED_AT, len(pieces[0])):
                 pieces[:] = [np.unique(np.concatenate(pieces))]
     return {

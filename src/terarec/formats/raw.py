@@ -19,6 +19,7 @@ from terarec.formats.block import (
     record_words,
 )
 from terarec.formats.writer import ShardWriter
+from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
 
 _FLOAT = np.dtype("<f4")
@@ -120,7 +121,7 @@ class RawShard:
             values = np.ascontiguousarray(records[:, first_key : first_key + column.hotness]).reshape(-1)
             first_key += column.hotness
             offsets = np.arange(len(records) + 1, dtype=np.int64) * column.hotness
-            keys.append((values, offsets) if column.hotness > 1 else values)
+            keys.append(Ragged(values, offsets) if column.hotness > 1 else values)
             check_keys(column, keys[-1], where)
         weight = None
         if self._spec.weight is not None:
@@ -137,7 +138,7 @@ def _check_representable(spec: DatasetSpec, where: str) -> None:
 
 
 def _fixed_width(column: CategoricalColumn, keys: Keys, where: str) -> NDArray[Any]:
-    if not isinstance(keys, tuple):
+    if not isinstance(keys, Ragged):
         return keys[:, None]
     values, offsets = keys
     lengths = np.diff(offsets)

@@ -43,7 +43,7 @@ class ShardWriter(ABC):
         Args:
             label: float32[n, L].
             dense: float32[n, F]; any strides.
-            keys: For each categorical column integers[n], or (values, offsets int64[n + 1]) where hotness > 1.
+            keys: For each categorical column integers[n], or n lists of them where hotness > 1.
             weight: float32[n], where the data set has a weight column.
             metadata: For each metadata column an Arrow array of n int64, double or large_string.
 

@@ -19,6 +19,7 @@ from terarec.models.artifact import DATASET_DIRECTORY, load_model
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
+from terarec.ragged import Ragged, flat_values
 from terarec.spec import DatasetSpec, RunSpec
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -142,9 +143,10 @@ class InferenceSession:
         """Return `records` as the model reads a batch; labels, which no model looks at, are zeros."""
         num_records = len(records.dense)
         keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+        one_each = np.ones(num_records, dtype=np.int64)
         for column in (records.keys[place] for place in self._places):
-            keys.append(column[0] if isinstance(column, tuple) else column)
-            lengths.append(np.diff(column[1]) if isinstance(column, tuple) else np.ones(num_records, dtype=np.int64))
+            keys.append(flat_values(column))
+            lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
         return Batch(
             dense=torch.from_numpy(records.dense),
             label=torch.zeros(num_records, len(self.labels)),

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from terarec.formats import ColumnBlock
+from terarec.ragged import Ragged
 from terarec.spec import RecordLayout, SparseInput
 
 
@@ -29,7 +30,7 @@ def make_rows(layout: RecordLayout, num_rows: int, seed: int = 0, *, high: int =
         for most in sparse.nnz_per_slot:
             least = most if sparse.is_fixed_length else 0
             offsets = np.concatenate([[0], np.cumsum(rng.integers(least, most + 1, num_rows))]).astype(np.int64)
-            keys.append((rng.integers(0, high, offsets[-1]), offsets))
+            keys.append(Ragged(rng.integers(0, high, offsets[-1]), offsets))
     return label, dense, keys
 
 

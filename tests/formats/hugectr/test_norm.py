@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import NormFile, NormWriter
+from terarec.ragged import Ragged
 from tests.formats.hugectr.samples import (
     assert_same_rows,
     bags,
@@ -37,7 +38,7 @@ def saved(tmp_path, content: bytes):
 
 def test_golden_bytes_with_checksums(tmp_path):
     layout = make_layout(slots=((2, False), (1, True)))
-    rows = (np.array([[1.0]]), np.array([[0.5, -2.0]]), [(np.array([7, 300]), np.array([0, 2])), np.array([9])])
+    rows = (np.array([[1.0]]), np.array([[0.5, -2.0]]), [Ragged(np.array([7, 300]), np.array([0, 2])), np.array([9])])
     write(tmp_path / "x.data", layout, rows, checksum=True)
     header = struct.pack("<i8qB", 64, 1, 1, 1, 2, 2, 0, 0, 0, 7)
     payload = struct.pack("<3fi2IiI", 1, 0.5, -2, 2, 7, 300, 1, 9)
@@ -47,7 +48,7 @@ def test_golden_bytes_with_checksums(tmp_path):
 
 def test_golden_bytes_without_checksums(tmp_path):
     layout = make_layout(dense=0, slots=((2, False),), key_bytes=8)
-    rows = (np.array([[1.0], [0.0]]), np.zeros((2, 0)), [(np.array([-1, 2**40]), np.array([0, 2, 2]))])
+    rows = (np.array([[1.0], [0.0]]), np.zeros((2, 0)), [Ragged(np.array([-1, 2**40]), np.array([0, 2, 2]))])
     write(tmp_path / "x.data", layout, rows, checksum=False)
     expected = struct.pack("<8q", 0, 2, 1, 0, 1, 0, 0, 0) + struct.pack("<fi2qfi", 1, 2, -1, 2**40, 0, 0)
     assert (tmp_path / "x.data").read_bytes() == expected
@@ -70,7 +71,7 @@ def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
 def test_a_record_that_seems_to_begin_in_another_is_read_where_it_begins(tmp_path):
     # Records of 8 and 16 bytes, as long together as two of 12; the last 12 bytes read as a label and the one key 77.
     layout = make_layout(dense=0, slots=((2, False),))
-    label, keys = np.array([[5.0], [6.0]]), (np.array([1, 77]), np.array([0, 0, 2]))
+    label, keys = np.array([[5.0], [6.0]]), Ragged(np.array([1, 77]), np.array([0, 0, 2]))
     write(tmp_path / "x.data", layout, (label, np.zeros((2, 0)), [keys]), checksum=False)
     block, skipped = NormFile(tmp_path / "x.data", layout, checksum=False, group_rows=1).read(1)
     assert skipped == 0
@@ -270,7 +271,7 @@ def test_a_negative_count_of_keys(tmp_path):
 
 def test_fewer_keys_than_a_promise_of_fixed_length(tmp_path):
     layout = make_layout(dense=0, slots=((30, True),))
-    rows = (np.zeros((2, 1)), np.zeros((2, 0)), [(np.array([7, 8, 9, 9]), np.array([0, 2, 4]))])
+    rows = (np.zeros((2, 1)), np.zeros((2, 0)), [Ragged(np.array([7, 8, 9, 9]), np.array([0, 2, 4]))])
     block, _ = NormFile(saved(tmp_path, norm_bytes(layout, *rows, checksum=False)), layout, checksum=False).read()
     assert_same_rows(block, *rows)
 
@@ -320,8 +321,12 @@ def test_no_such_file(tmp_path):
         ((np.zeros((1, 1)), np.zeros((1, 1)), [np.zeros(1, int)]), r"got dense \[1, 1\], expected \[1, 2\]"),
         ((np.zeros((1, 1)), np.zeros((1, 2)), []), "got keys of 0 slots, expected 1"),
         ((np.zeros((1, 1)), np.zeros((1, 2)), [np.zeros(2, int)]), "got 2 bags of 2 keys for 1 rows"),
+        ((np.zeros((1, 1)), np.zeros((1, 2)), [(np.zeros(2), np.zeros(2))]), "got tuple, expected an array or Ragged"),
         ((np.zeros((1, 1)), np.zeros((1, 2)), [np.array([-1])]), "key -1 at position 0, expected 0 to 4294967295"),
-        ((np.zeros((1, 1)), np.zeros((1, 2)), [(np.zeros(3, int), np.array([0, 3]))]), "holds 3 keys, expected 0 to 2"),
+        (
+            (np.zeros((1, 1)), np.zeros((1, 2)), [Ragged(np.zeros(3, int), np.array([0, 3]))]),
+            "holds 3 keys, expected 0 to 2",
+        ),
     ],
 )
 def test_rows_that_a_file_cannot_hold(tmp_path, rows, message):

@@ -19,6 +19,7 @@ from terarec.formats.hugectr import (
     read_parquet_metadata,
     write_parquet_metadata,
 )
+from terarec.ragged import Ragged
 from tests.formats.hugectr.samples import assert_same_rows, make_layout
 
 LAYOUT = make_layout(dense=2, slots=((1, True), (3, False)), key_bytes=8, sizes=(100, 100))
@@ -29,7 +30,11 @@ COLUMNS = {
     "u": pa.array([7, 8], pa.int64()),
     "v": pa.array([[1, 2], []], pa.list_(pa.int64())),
 }
-EXPECTED = ([[1.0], [0.0]], [[0.5, 2.5], [1.5, 3.5]], [np.array([7, 8]), (np.array([101, 102]), np.array([0, 2, 2]))])
+EXPECTED = (
+    [[1.0], [0.0]],
+    [[0.5, 2.5], [1.5, 3.5]],
+    [np.array([7, 8]), Ragged(np.array([101, 102]), np.array([0, 2, 2]))],
+)
 
 
 def metadata(rows=2, labels=(0,), dense=(1, 2), keys=(3, 4)):

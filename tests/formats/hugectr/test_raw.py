@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.hugectr import FixedRecordFile, FixedRecordWriter, raw_async_types, raw_types
+from terarec.ragged import Ragged
 from tests.formats.hugectr.samples import assert_same_rows, layouts, make_layout, make_rows
 
 ONE_HOT = ((1, True),) * 2
@@ -35,7 +36,7 @@ def test_golden_bytes_of_raw(tmp_path, floats, code):
 def test_golden_bytes_of_raw_async(tmp_path, key_bytes, code, floats, dense_code):
     layout = make_layout(slots=((1, True), (2, True)), key_bytes=key_bytes)
     types = raw_async_types(layout, is_dense_float=floats, multi_hot=True)
-    keys = [np.array([5]), (np.array([6, 7]), np.array([0, 2]))]
+    keys = [np.array([5]), Ragged(np.array([6, 7]), np.array([0, 2]))]
     write(tmp_path / "x.bin", layout, types, (np.array([[1.0]]), np.array([[3.0, 4.0]]), keys))
     assert (tmp_path / "x.bin").read_bytes() == struct.pack(f"<i{dense_code}{code}", 1, 3, 4, 5, 6, 7)
 

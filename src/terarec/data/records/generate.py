@@ -21,6 +21,7 @@ from terarec.formats.hugectr import (
     write_file_list,
     write_parquet_metadata,
 )
+from terarec.ragged import Ragged, offsets_of
 from terarec.spec import RECORD_KINDS, FieldError, RecordLayout, RecordsSpec, SparseInput, checks
 
 _FREQUENT = 32
@@ -47,7 +48,7 @@ class PlantedModel:
         """Return float64[n, L] for samples with ``dense[n, F]`` and keys that start at 0 in each slot."""
         logits = np.tile(self.bias, (len(dense), 1)) + dense @ self.weights.T
         for column, effects in zip(keys, self.effects, strict=True):
-            values, offsets = column if isinstance(column, tuple) else (column, None)
+            values, offsets = column if isinstance(column, Ragged) else (column, None)
             of_keys = effects[:, np.minimum(values, effects.shape[1] - 1)]
             if offsets is None:
                 logits += of_keys.T
@@ -203,8 +204,8 @@ class RowSource:
             return draw_keys(random, count, size, generator.alpha)
         is_random = generator.kind == "parquet" or (generator.kind == "norm" and generator.is_length_random)
         lengths = random.integers(1, most + 1, count) if is_random else np.full(count, most)
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return draw_keys(random, int(offsets[-1]), size, generator.alpha), offsets
+        offsets = offsets_of(lengths)
+        return Ragged(draw_keys(random, int(offsets[-1]), size, generator.alpha), offsets)
 
 
 def draw_keys(random: np.random.Generator, count: int, size: int, alpha: float | None) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from terarec.data.records.sources import RecordSource
 from terarec.formats import Keys
 from terarec.formats.hugectr import add_key_offsets
 from terarec.parallel import ordered_map
+from terarec.ragged import flat_values
 from terarec.spec import checks
 
 
@@ -38,8 +39,7 @@ class DistinctKeys:
 
 def distinct(columns: Sequence[Keys]) -> NDArray[np.int64]:
     """Return the distinct keys of some slots, ascending."""
-    arrays = [column[0] if isinstance(column, tuple) else column for column in columns]
-    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
+    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *map(flat_values, columns)]))
 
 
 def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from terarec.etl.statistics import GrowingSample, NumberSample
 from terarec.etl.workflow import IdValues, Workflow, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64
+from terarec.ragged import flat_values
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec
 
 
@@ -196,8 +197,7 @@ class _Categories:
         self._counts = Int64Counts()
 
     def add(self, keys: Keys) -> None:
-        values = keys[0] if isinstance(keys, tuple) else keys
-        self._counts.add(np.ascontiguousarray(values, dtype=np.int64))
+        self._counts.add(np.ascontiguousarray(flat_values(keys), dtype=np.int64))
 
     def summary(self, names: IdNames) -> CategorySummary:
         ids, counts = self._counts.at_least(1)

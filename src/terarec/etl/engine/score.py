@@ -27,7 +27,7 @@ from terarec.etl.source.text import read_text
 from terarec.etl.workflow import EncodedRecords, Pass, Plan, Workflow
 from terarec.etl.workflow.plan import RowValidation, columns_needed
 from terarec.etl.workflow.transform import dense_values, keys_of
-from terarec.formats import Keys
+from terarec.formats.block import slice_keys
 from terarec.kernels import memory
 from terarec.parallel import available_threads
 from terarec.spec import FieldError, OneSplit, PrepareOptions, SourceColumn, SourceSpec
@@ -62,17 +62,10 @@ class EncodedBlock:
             items=None if self.items is None else self.items[begin:end],
             records=EncodedRecords(
                 dense=records.dense[begin:end],
-                keys=tuple(_sliced(keys, begin, end) for keys in records.keys),
+                keys=tuple(slice_keys(keys, begin, end) for keys in records.keys),
             ),
             kept={name: values[begin:end] for name, values in self.kept.items()},
         )
-
-
-def _sliced(keys: Keys, begin: int, end: int) -> Keys:
-    if not isinstance(keys, tuple):
-        return keys[begin:end]
-    values, offsets = keys
-    return values[offsets[begin] : offsets[end]], offsets[begin : end + 1] - offsets[begin]
 
 
 class EncodedFiles:

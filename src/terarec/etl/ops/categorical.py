@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,17 +42,18 @@ from terarec.etl.ops.base import (
     State,
     check_column,
 )
-from terarec.etl.ops.record_values import Ragged, RecordFunction, item_function
+from terarec.etl.ops.record_values import RecordFunction, each, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
 from terarec.etl.ops.values import accepted_list, hashes_of, rejected
 from terarec.etl.value_counts import ValueCounts, encoding_bytes
 from terarec.etl.values import VALUE_TYPES, ValueIds, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns, xxh64_list
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import Ragged, flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register
 
 if TYPE_CHECKING:  # it loads torch
-    from terarec.etl.tensors import TensorBlock, TensorColumn, TensorDevice, TensorFunction
+    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
 
 JOINT = "joint"
 """Name of the vocabulary that all columns share."""
@@ -147,7 +149,7 @@ class Categorify(MappedColumns):
         assert isinstance(state, Vocabularies)
         tables = {name: device.ids(ids) for name, ids in state.ids.items()}
         return lambda block: {
-            output: tables[self.vocabulary(name)].find(block.columns[name]) for name, output in self.pairs
+            output: map_values(block.columns[name], tables[self.vocabulary(name)].find) for name, output in self.pairs
         }
 
     def reserved_ids(self, is_id: bool) -> int:
@@ -202,13 +204,13 @@ def _found(tables: TablesOfColumns, *columns: list[Any]) -> NDArray[np.int64]:
     return tables.find_lists(list(columns)).reshape(len(columns), -1)
 
 
-def _found_lists(tables: TablesOfColumns, *columns: list[Any] | Ragged) -> Sequence[Any]:
+def _found_lists(tables: TablesOfColumns, *columns: Any) -> Sequence[Any]:
     """Find ids where some are columns of lists."""
-    flat = [column.items if isinstance(column, Ragged) else column for column in columns]
-    ids, begin, found = tables.find_lists(flat), 0, []
-    for column, items in zip(columns, flat, strict=True):
-        part, begin = ids[begin : begin + len(items)], begin + len(items)
-        found.append(Ragged(part, column.offsets) if isinstance(column, Ragged) else part)
+    values = [flat_values(column) for column in columns]
+    ids, begin, found = tables.find_lists(values), 0, []
+    for column, items in zip(columns, values, strict=True):
+        found.append(like_values(column, ids[begin : begin + len(items)]))
+        begin += len(items)
     return found
 
 
@@ -325,9 +327,8 @@ class HashBucket(MappedColumns):
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return 1 + hash mod buckets."""
-        return lambda block: {
-            output: block.columns[name].bucket_ids(self.buckets, self.seed) for name, output in self.pairs
-        }
+        ids = methodcaller("bucket_ids", self.buckets, self.seed)
+        return lambda block: {output: map_values(block.columns[name], ids) for name, output in self.pairs}
 
     def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
         return hashes % self.buckets + 1
@@ -406,17 +407,18 @@ class GivenIds(MappedColumns):
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function that checks the numbers."""
 
-        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
             made = {}
             for (name, output), rows in zip(self.pairs, self.rows, strict=True):
                 column = block.columns[name]
-                if column.offsets is not None and self.max_length is not None:
+                if isinstance(column, Ragged) and self.max_length is not None:
                     long = column.offsets.diff() > self.max_length
                     block.reject(name, long, accepted_list(self.max_length), of_lengths=True)
                 if rows is not None:
-                    wrong = (column.values < 0) | (column.values >= rows) | column.is_missing()
+                    found = flat_values(column)
+                    wrong = (found.values < 0) | (found.values >= rows) | found.is_missing()
                     block.reject(name, wrong, accepted_id(rows))
-                    column = column.like("id", column.values)
+                    column = like_values(column, device.values("id", found.values))
                 made[output] = column
             return made
 
@@ -439,18 +441,17 @@ class GivenIds(MappedColumns):
             for (name, output), rows in zip(self.pairs, self.rows, strict=True)
         ]
 
-    def _convert(self, rows: int | None, values: list[Any] | Ragged) -> Sequence[Any]:
-        items = values.items if isinstance(values, Ragged) else values
+    def _convert(self, rows: int | None, values: Any) -> Sequence[Any]:
+        items = flat_values(values)
         if rows is not None:
             for row, value in enumerate(items):
                 if type(value) is not int or not 0 <= value < rows:
                     raise InvalidValueError(row)
             items = np.array(items, dtype=np.int64)
-        if not isinstance(values, Ragged):
-            return (items,)
-        if self.max_length is not None and max(map(len, values.each()), default=0) > self.max_length:
+        most = self.max_length
+        if most is not None and isinstance(values, Ragged) and max(map(len, each(values)), default=0) > most:
             raise InvalidValueError(0)
-        return (Ragged(items, values.offsets),)
+        return (like_values(values, items),)
 
 
 def accepted_id(rows: int) -> str:

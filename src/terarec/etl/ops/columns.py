@@ -40,8 +40,8 @@ from terarec.etl.ops.record_values import (
     values_of_python,
 )
 from terarec.etl.ops.values import HEX_DIGITS, is_among, rejected, value_of
-from terarec.formats.block import offsets_of
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import offsets_of
 from terarec.spec import checks, register
 from terarec.spec.named_code import imported
 from terarec.spec.quoting import quoted

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import ColumnType, Rows, array_of, flat, like, null_mask, numpy_values
 from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, State
-from terarec.etl.ops.record_values import Ragged, RecordFunction
+from terarec.etl.ops.record_values import RecordFunction
+from terarec.ragged import Ragged
 from terarec.spec import checks, register
 
 DatePart = Literal["year", "month", "day", "day_of_year", "weekday", "hour", "minute", "second"]
@@ -108,7 +109,7 @@ class DateParts(ColumnsOperator):
 
     def _parts_of_values(self, values: Any) -> Sequence[Any]:
         if isinstance(values, Ragged):
-            return [Ragged(items, values.offsets) for items in self._parts_of_values(values.items)]
+            return [Ragged(items, values.offsets) for items in self._parts_of_values(values.values)]
         seconds = np.array([0 if value is None else value for value in values], dtype=np.int64)
         parts = [part.tolist() for part in self._parts_of(seconds)]
         if None not in values:

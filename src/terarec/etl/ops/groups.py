@@ -18,7 +18,7 @@ from terarec.etl.ops.base import (
     check_column,
     scalar_input,
 )
-from terarec.formats.block import offsets_of
+from terarec.ragged import offsets_of
 from terarec.spec import checks, register
 
 

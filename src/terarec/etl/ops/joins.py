@@ -38,10 +38,11 @@ from terarec.etl.ops.base import (
     check_columns,
     scalar_input,
 )
-from terarec.etl.ops.record_values import Ragged, RecordFunction, joined, values_of_array
+from terarec.etl.ops.record_values import RecordFunction, joined, values_of_array
 from terarec.etl.ops.states import read_table, table_path, write_table
 from terarec.etl.value_counts import Aggregate, GroupSums, encoding_bytes
 from terarec.etl.values import VALUE_TYPES, ValueIds, lookup_kind
+from terarec.ragged import flat_values, like_values
 from terarec.spec import checks, register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
@@ -443,11 +444,8 @@ FEW_ROWS = 16
 
 def _join_values(side: SideTable, names: Sequence[str], keys: Any) -> Sequence[Any]:
     """Return the columns `names` of the rows of a few keys."""
-    positions = side.positions_of_values(keys.items if isinstance(keys, Ragged) else keys)
-    columns = [_values_at(side.columns[name], positions) for name in names]
-    if isinstance(keys, Ragged):
-        return [Ragged(items, keys.offsets) for items in columns]
-    return columns
+    positions = side.positions_of_values(flat_values(keys))
+    return [like_values(keys, _values_at(side.columns[name], positions)) for name in names]
 
 
 def _values_at(array: pa.Array, positions: list[int]) -> Any:

@@ -31,9 +31,9 @@ from terarec.etl.ops.base import (
     Stage,
     State,
 )
-from terarec.etl.ops.record_values import Ragged, RecordFunction, joined
+from terarec.etl.ops.record_values import RecordFunction, ValueLists, each, joined
 from terarec.etl.ops.values import accepted_list, value_of
-from terarec.formats.block import offsets_of
+from terarec.ragged import offsets_of
 from terarec.spec import checks, register
 
 
@@ -79,8 +79,8 @@ class ListSlice(MappedColumns):
             RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
         ]
 
-    def _convert(self, kind: Kind, lists: Ragged) -> Sequence[Any]:
-        return (joined([items[self.start : self.stop] for items in lists.each()], kind),)
+    def _convert(self, kind: Kind, lists: ValueLists) -> Sequence[Any]:
+        return (joined([items[self.start : self.stop] for items in each(lists)], kind),)
 
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Slice the lists."""
@@ -151,10 +151,10 @@ class Pad(MappedColumns):
             RecordFunction((name,), (output,), partial(self._convert, types[name].kind)) for name, output in self.pairs
         ]
 
-    def _convert(self, kind: Kind, lists: Ragged) -> Sequence[Any]:
+    def _convert(self, kind: Kind, lists: ValueLists) -> Sequence[Any]:
         length = self.length
         padding = [self.value if kind == "hex32" else value_of(kind, self.value)] * length
-        return (joined([[*items[:length], *padding[len(items) :]] for items in lists.each()], kind),)
+        return (joined([[*items[:length], *padding[len(items) :]] for items in each(lists)], kind),)
 
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Cut the lists, or pad them at the end."""

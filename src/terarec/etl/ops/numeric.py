@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,12 +38,13 @@ from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatist
 from terarec.etl.ops.values import rejected, value_of
 from terarec.etl.statistics import Moments, NumberRange
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register
 
 if TYPE_CHECKING:  # they load torch
     from torch import Tensor
 
-    from terarec.etl.tensors import TensorBlock, TensorColumn, TensorDevice, TensorFunction
+    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorColumn, TensorDevice, TensorFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +130,19 @@ class NumberOperator(MappedColumns):
         """Return `tensor_formula` of all columns of one length at once."""
         params = {name: device.numbers(self.params(name, state)) for name in self.columns}
 
-        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
             outputs = dict(self.pairs)
             lengths: dict[int, list[str]] = {}
             for name in self.columns:
-                lengths.setdefault(len(block.columns[name].values), []).append(name)
+                lengths.setdefault(len(flat_values(block.columns[name])), []).append(name)
             made = {}
             for names in lengths.values():
                 columns = [block.columns[name] for name in names]
-                matrix = device.stack([column.numbers() for column in columns])
+                matrix = device.stack([flat_values(column).numbers() for column in columns])
                 param_columns = device.stack([params[name] for name in names]).T[:, :, None]
                 results = self.tensor_formula(matrix, *param_columns)
                 for name, column, values in zip(names, columns, results, strict=True):
-                    made[outputs[name]] = column.like("number", values)
+                    made[outputs[name]] = like_values(column, device.values("number", values))
             return made
 
         return call
@@ -261,15 +263,17 @@ class FillMissing(NumberOperator):
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function that fills missing values and adds the indicators."""
 
-        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
             made = {}
             for position, (name, output) in enumerate(self.pairs):
                 column = block.columns[name]
-                missing, fill = column.is_missing(), self.fill_of(name, column.type, state)
-                fill = float(fill) if column.type == "number" else int(fill)
-                made[output] = column.like(column.type, column.values.masked_fill(missing, fill))
+                found = flat_values(column)
+                missing, fill = found.is_missing(), self.fill_of(name, found.type, state)
+                fill = float(fill) if found.type == "number" else int(fill)
+                filled = device.values(found.type, found.values.masked_fill(missing, fill))
+                made[output] = like_values(column, filled)
                 if self.indicator:
-                    made[self.indicators[position]] = column.like("number", missing.double())
+                    made[self.indicators[position]] = like_values(column, device.values("number", missing.double()))
             return made
 
         return call
@@ -372,18 +376,14 @@ class Clip(NumberOperator):
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return min(max(x, low), high); integers stay integers."""
 
-        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
-            made = {}
-            for name, output in self.pairs:
-                column = block.columns[name]
-                as_own = float if column.type == "number" else int
-                low, high = (None if bound is None else as_own(bound) for bound in (self.low, self.high))
-                values = column.values.clamp(low, high)
-                values = values if column.missing is None else values.masked_fill(column.missing, 0)
-                made[output] = column.like(column.type, values, column.missing)
-            return made
+        def clipped(found: TensorColumn) -> TensorColumn:
+            as_own = float if found.type == "number" else int
+            low, high = (None if bound is None else as_own(bound) for bound in (self.low, self.high))
+            values = found.values.clamp(low, high)
+            values = values if found.missing is None else values.masked_fill(found.missing, 0)
+            return device.values(found.type, values, found.missing)
 
-        return call
+        return lambda block: {output: map_values(block.columns[name], clipped) for name, output in self.pairs}
 
     def _clip_integers(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.low is not None:
@@ -462,10 +462,11 @@ class LogOp(NumberOperator):
         """Return the formula; a provided shift rejects x <= -shift."""
         formula = super().tensor_function(state, device)
 
-        def call(block: TensorBlock) -> Mapping[str, TensorColumn]:
+        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
             if self.shift is not None:
                 for name in self.columns:
-                    block.reject(name, block.columns[name].numbers() <= -self.shift, accepted_number(self.shift))
+                    numbers = flat_values(block.columns[name]).numbers()
+                    block.reject(name, numbers <= -self.shift, accepted_number(self.shift))
             return formula(block)
 
         return call
@@ -670,7 +671,10 @@ class Bucketize(MappedColumns):
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return 1 + the number of boundaries that are <= x."""
         bounds = {name: device.numbers(self._bounds(name, state)) for name in self.columns}
-        return lambda block: {output: block.columns[name].interval_ids(bounds[name]) for name, output in self.pairs}
+        return lambda block: {
+            output: map_values(block.columns[name], methodcaller("interval_ids", bounds[name]))
+            for name, output in self.pairs
+        }
 
     def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
         return np.asarray(self.boundaries_of(name, state), dtype=np.float64)

@@ -8,7 +8,7 @@ n values of a column are here, by their kind:
 * hex32: a list of 1 to 8 hexadecimal digits each, None and "" being missing
 * id: int64[n]
 
-and `Ragged` of m of them where a row holds a list.
+and `terarec.ragged.Ragged` of m of them where a row holds a list.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ import pyarrow as pa
 from terarec.etl.columns import ARROW_TYPES, DTYPES, Kind, flat, kind_of, list_offsets, numbers_of, numpy_values
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import Ragged
+
+ValueLists = Ragged[Any, Sequence[int]]
+"""Lists of the values of a few records."""
 
 
-class Ragged(NamedTuple):
-    """n lists: their m values one after another, and n + 1 offsets, where each begins."""
-
-    items: Any
-    offsets: Sequence[int]
-
-    def each(self) -> list[Any]:
-        """Return the n lists."""
-        return [self.items[begin:end] for begin, end in pairwise(self.offsets)]
+def each(lists: ValueLists) -> list[Any]:
+    """Return the n lists."""
+    return [lists.values[begin:end] for begin, end in pairwise(lists.offsets)]
 
 
 class RecordFunction(NamedTuple):
@@ -65,8 +63,8 @@ def item_function(
     def of_values(values: Any) -> Sequence[Any]:
         return (call(values),)
 
-    def of_lists(lists: Ragged) -> Sequence[Any]:
-        return (Ragged(call(lists.items), lists.offsets),)
+    def of_lists(lists: ValueLists) -> Sequence[Any]:
+        return (Ragged(call(lists.values), lists.offsets),)
 
     return RecordFunction((name,), (output,), of_lists if is_list else of_values, takes)
 
@@ -99,7 +97,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def joined(lists: Sequence[Sequence[Any]], kind: Kind) -> Ragged:
+def joined(lists: Sequence[Sequence[Any]], kind: Kind) -> ValueLists:
     """Return lists of values of a kind as `Ragged`."""
     offsets: list[int] = [0]
     items: list[Any] = []
@@ -129,7 +127,7 @@ def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
     """Return an Arrow array of the type of `kind`, or a large_list of it; missing values are null."""
     if isinstance(values, Ragged):
         offsets = pa.array(values.offsets, type=pa.int64())
-        return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.items, kind))
+        return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.values, kind))
     spelled = values if isinstance(values, np.ndarray) else python_of_values(values, kind)
     found = pa.int64() if kind == "id" else ARROW_TYPES[kind]
     return pa.array(spelled, type=found, from_pandas=True)
@@ -138,7 +136,7 @@ def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
 def python_of_values(values: Any, kind: Kind) -> list[Any]:
     """Return Python values: None for all missing ones, hex32 as int, lists as lists."""
     if isinstance(values, Ragged):
-        return Ragged(python_of_values(values.items, kind), values.offsets).each()
+        return each(Ragged(python_of_values(values.values, kind), values.offsets))
     if kind == "text":
         return [text or None for text in values]
     if kind == "hex32":

@@ -19,8 +19,8 @@ from terarec.etl.source.bad_input import InputFault, Place
 from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
 from terarec.etl.source.times import beyond_years, parse_texts, parse_times
-from terarec.formats.block import offsets_of
 from terarec.io import locate
+from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 _EXPECTED = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
 from terarec.etl.source.bad_input import FAULTS_SHOWN, InputFault, Place, show
 from terarec.etl.source.files import SourceFile
-from terarec.formats.block import offsets_of
+from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn
 
 

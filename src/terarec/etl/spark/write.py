@@ -48,7 +48,9 @@ from terarec.formats import (
     slice_rows,
     write_dataset,
 )
+from terarec.formats.parquet import is_list, lists_of_array
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
 _UNITS_A_SHARD = 4
@@ -203,8 +205,9 @@ def _to_batch(rows: NDArray[np.int64], block: ColumnBlock) -> pa.RecordBatch:
         if values.shape[1]:
             columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
     for index, keys in enumerate(block.keys):
-        is_list = isinstance(keys, tuple)
-        columns[f"key{index}"] = pa.LargeListArray.from_arrays(keys[1], keys[0]) if is_list else pa.array(keys)
+        columns[f"key{index}"] = (
+            pa.LargeListArray.from_arrays(keys.offsets, keys.values) if isinstance(keys, Ragged) else pa.array(keys)
+        )
     if block.weight is not None:
         columns["weight"] = pa.array(block.weight)
     columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
@@ -217,10 +220,7 @@ def _from_table(table: pa.Table, spec: DatasetSpec) -> tuple[NDArray[np.int64], 
     keys: list[Keys] = []
     for index in range(len(spec.categorical)):
         column = table.column(f"key{index}").chunk(0)
-        if pa.types.is_large_list(column.type):
-            keys.append((column.values.to_numpy(), column.offsets.to_numpy()))
-        else:
-            keys.append(column.to_numpy())
+        keys.append(lists_of_array(column) if is_list(column.type) else column.to_numpy())
     return rows, ColumnBlock(
         label=_values(table, "label", len(spec.labels)),
         dense=_values(table, "dense", len(spec.dense)),

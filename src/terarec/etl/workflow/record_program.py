@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator, State
-from terarec.etl.ops.record_values import Ragged, RecordFunction, as_numbers, checked_integers, checked_texts
+from terarec.etl.ops.record_values import RecordFunction, as_numbers, checked_integers, checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.etl.workflow.plan import Plan, ServingPlan, producer
 from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.formats import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import Ragged
 from terarec.spec import MISSING_KEY, SourceColumn
 
 
@@ -138,7 +139,7 @@ def _old_name(operator: Operator, name: str) -> str | None:
 def _keys(values: Any) -> Keys:
     """Return ids, or integers, as a model takes them."""
     if isinstance(values, Ragged):
-        return _keys_of_items(values.items), np.array(values.offsets, dtype=np.int64)
+        return Ragged(_keys_of_items(values.values), np.array(values.offsets, dtype=np.int64))
     return _keys_of_items(values)
 
 

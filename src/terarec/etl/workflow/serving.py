@@ -28,7 +28,7 @@ class EncodedRecords:
 
     Attributes:
         dense: float32[B, F], the data set's dense columns, row after row in memory: models round by the layout.
-        keys: per categorical column int64[B], or (keys int64[N], offsets int64[B + 1]) where hotness > 1.
+        keys: per categorical column int64[B], or B lists of int64 where hotness > 1.
     """
 
     dense: NDArray[np.float32]

@@ -26,6 +26,7 @@ from terarec.etl.ops import State, Statistic
 from terarec.etl.ops.values import is_among, rejected
 from terarec.etl.workflow.plan import Pass, Plan
 from terarec.formats import ColumnBlock, Keys
+from terarec.ragged import Ragged, map_values
 from terarec.spec import (
     MISSING_KEY,
     CategoricalColumn,
@@ -179,9 +180,7 @@ def column_block(plan: Plan, dataset: DatasetSpec, rows: Rows) -> ColumnBlock:
 def keys_of(rows: Rows, names: Sequence[str]) -> tuple[Keys, ...]:
     """Return the categorical and key columns `names` as served records have them: int64."""
     keys = (_keys(rows.columns[name]) for name in names)
-    return tuple(
-        (_as_int64(column[0]), column[1]) if isinstance(column, tuple) else _as_int64(column) for column in keys
-    )
+    return tuple(map_values(column, lambda values: values.astype(np.int64, copy=False)) for column in keys)
 
 
 def dense_values(names: Sequence[str], rows: Rows) -> NDArray[np.float32]:
@@ -246,11 +245,7 @@ def _keys(array: pa.Array) -> Keys:
     values, missing = numpy_values(found), null_mask(found)
     if missing is not None:
         values = np.where(missing, MISSING_KEY, values)
-    return values if offsets is None else (values, offsets)
-
-
-def _as_int64(keys: NDArray[Any]) -> NDArray[np.int64]:
-    return keys.astype(np.int64, copy=False)
+    return values if offsets is None else Ragged(values, offsets)
 
 
 def validate_rows(plan: Plan, rows: Rows) -> None:

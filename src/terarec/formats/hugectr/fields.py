@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 from terarec.formats.block import Keys, bags_of
 from terarec.io import AtomicFile
+from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import RecordLayout
 
 _PIECE_ROWS = 512
@@ -76,8 +77,8 @@ def copy_transposed(fields: NDArray[Any], out: NDArray[np.int64]) -> None:
 
 def check_records(
     layout: RecordLayout, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys], where: str
-) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Check ``label[n, L]``, ``dense[n, F]`` and `keys`; return the bags (values, offsets int64[n + 1]) of each slot.
+) -> list[ArrayLists]:
+    """Check ``label[n, L]``, ``dense[n, F]`` and `keys`; return the bags of each slot.
 
     Raises:
         FormatError: A wrong shape, number of slots or of keys in a bag, or a key that the layout's key type cannot
@@ -91,6 +92,9 @@ def check_records(
         raise FormatError(f"{where}: got keys of {len(keys)} slots, expected {layout.num_slots}")
     bags = []
     for name, slot_keys, most in zip(layout.slot_names, keys, layout.most_keys, strict=True):
+        if not isinstance(slot_keys, Ragged | np.ndarray):
+            got = type(slot_keys).__name__
+            raise FormatError(f"{where}, slot {name!r}: got {got}, expected an array or Ragged(values, offsets)")
         values, offsets = bags_of(slot_keys)
         if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(values):
             raise FormatError(
@@ -98,7 +102,7 @@ def check_records(
             )
         check_bag_lengths(np.diff(offsets), most, f"{where}, slot {name!r}")
         check_key_range(values, layout.key_bytes, f"{where}, slot {name!r}")
-        bags.append((values, offsets))
+        bags.append(Ragged(values, offsets))
     return bags
 
 

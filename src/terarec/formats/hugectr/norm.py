@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.block import ColumnBlock, Keys, offsets_of
+from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.fields import (
     RecordStream,
     Strided,
@@ -24,6 +24,7 @@ from terarec.formats.hugectr.fields import (
     key_dtype,
 )
 from terarec.io import locate
+from terarec.ragged import ArrayLists, Ragged, offsets_of
 from terarec.spec import RecordLayout
 
 HEADER = struct.Struct("<8q")
@@ -333,7 +334,7 @@ def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], ke
     columns: list[Keys] = []
     for slot in range(width):
         values = records.matrix(byte + 4 + slot * step, key_dtype(key_bytes), count)
-        columns.append((values.astype(np.int64).reshape(-1), offsets))
+        columns.append(Ragged(values.astype(np.int64).reshape(-1), offsets))
     return columns
 
 
@@ -348,7 +349,7 @@ def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlo
         counts = fields.take(1)[:, 0].astype(np.int64)
         check_bag_lengths(counts, most, f"{where}, slot {name!r}")
         values = fields.take_keys(counts, layout.key_bytes)
-        keys.append(values if (counts == 1).all() else (values, offsets_of(counts)))
+        keys.append(values if (counts == 1).all() else Ragged(values, offsets_of(counts)))
     fields.finish()
     return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
 
@@ -470,7 +471,7 @@ class NormFile:
     def read(self, group: int = 0) -> tuple[ColumnBlock, int]:
         """Return the records of a group whose checksum is right, and the number of the others.
 
-        Labels and dense numbers are float32; keys int64[n] where every sample holds one, (values, offsets) elsewhere.
+        Labels and dense numbers are float32; keys int64[n] where every sample holds one, n lists elsewhere.
 
         Raises:
             FormatError: The file is cut short or continues after its records, or a record does not hold what its
@@ -588,7 +589,7 @@ class NormWriter(RecordStream):
         Args:
             label: float32[n, L].
             dense: float32[n, F].
-            keys: For each slot integers[n], or (values, offsets int64[n + 1]).
+            keys: For each slot integers[n], or n lists of them.
 
         Raises:
             FormatError: A wrong shape, bag or key; nothing was appended.
@@ -605,7 +606,7 @@ class NormWriter(RecordStream):
 def _encode(
     label: NDArray[Any],
     dense: NDArray[Any],
-    bags: Sequence[tuple[NDArray[Any], NDArray[np.int64]]],
+    bags: Sequence[ArrayLists],
     key_bytes: int,
     *,
     framed: bool,

@@ -16,10 +16,11 @@ from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.buffers import recycled_empty
 from terarec.formats.hugectr.fields import check_bag_lengths
-from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, list_values
+from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, lists_of_array
 from terarec.formats.parquet_lists import ParquetMetadata, base_name
 from terarec.io import locate
 from terarec.kernels.cpu.columns import stack_columns
+from terarec.ragged import Ragged
 from terarec.spec import RecordLayout
 
 PIECE_ROWS = 131_072
@@ -188,9 +189,9 @@ class ParquetRecordFile:
         for field, most in zip(self._keys, self._layout.most_keys, strict=True):
             array = column_array(table, field.name, where)
             if is_list(field.type):
-                values, starts = list_values(array)
-                check_bag_lengths(np.diff(starts), most, f"{where}, column {field.name!r}")
-                columns.append((_signed(values), starts))
+                values, offsets = lists_of_array(array)
+                check_bag_lengths(np.diff(offsets), most, f"{where}, column {field.name!r}")
+                columns.append(Ragged(_signed(values), offsets))
             else:
                 columns.append(_signed(array.to_numpy()))
         return tuple(columns)
@@ -274,7 +275,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
 
 def _matrix(array: pa.Array, num_rows: int, where: str) -> NDArray[Any]:
     """Return ``[num_rows, width]`` from lists of one length."""
-    values, offsets = list_values(array)
+    values, offsets = lists_of_array(array)
     lengths = np.diff(offsets)
     if (lengths != lengths[0]).any():
         row = int(np.argmax(lengths != lengths[0]))

@@ -14,6 +14,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.fields import RecordStream, Strided, check_records, copy_transposed
 from terarec.io import locate
+from terarec.ragged import Ragged
 from terarec.spec import RecordLayout
 
 FLOAT, INT32, UINT32, INT64 = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<u4"), np.dtype("<i8")
@@ -162,7 +163,7 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
     first = 0
     for count in types.keys_per_slot:
         values = matrix[:, first : first + count].astype(np.int64).reshape(-1)
-        columns.append(values if count == 1 else (values, np.arange(num_rows + 1, dtype=np.int64) * count))
+        columns.append(values if count == 1 else Ragged(values, np.arange(num_rows + 1, dtype=np.int64) * count))
         first += count
     return tuple(columns)
 
@@ -187,7 +188,7 @@ class FixedRecordWriter(RecordStream):
         Args:
             label: numbers[n, L]; integers where the file holds integers.
             dense: numbers[n, F]; integers >= 0 where the file holds integers.
-            keys: For each slot integers[n], or (values, offsets int64[n + 1]) with exactly as many keys as the layout
+            keys: For each slot integers[n], or n lists of them with exactly as many keys as the layout
                 says.
 
         Raises:

@@ -22,6 +22,7 @@ from terarec.formats.parquet import ParquetShardWriter
 from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.formats.shard import FileWriter, SplitFiles
 from terarec.io import locate, write_bytes
+from terarec.ragged import flat_values, like_values
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec
 
 
@@ -58,7 +59,7 @@ class SeenKeys:
     def add(self, columns: Sequence[Keys]) -> None:
         """Mark the keys of some slots."""
         for column in columns:
-            self._seen[column[0] if isinstance(column, tuple) else column] = True
+            self._seen[flat_values(column)] = True
 
     def merge(self, other: SeenKeys) -> None:
         """Mark the keys that `other` has marked."""
@@ -110,12 +111,10 @@ def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
 
 def add_key_offsets(keys: Sequence[Keys], offsets: Sequence[int]) -> tuple[Keys, ...]:
     """Return the keys of each slot plus its offset, as int64."""
-    moved: list[Keys] = []
-    for column, offset in zip(keys, offsets, strict=True):
-        values, starts = column if isinstance(column, tuple) else (column, None)
-        shifted = values.astype(np.int64) + offset
-        moved.append(shifted if starts is None else (shifted, starts))
-    return tuple(moved)
+    return tuple(
+        like_values(column, flat_values(column).astype(np.int64) + offset)
+        for column, offset in zip(keys, offsets, strict=True)
+    )
 
 
 def _columns(spec: RecordsSpec) -> DatasetSpec:
