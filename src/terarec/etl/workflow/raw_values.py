@@ -18,6 +18,7 @@ from terarec.etl.ops.record_values import checked_texts
 from terarec.etl.ops.values import HEX_DIGITS
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
 from terarec.spec.quoting import quoted
 
@@ -29,67 +30,30 @@ SMALL_ROWS = 128
 list (Zen 3)."""
 
 
-class RawColumn:
-    """One column of n raw values.
+class _RefusedError(Exception):
+    """Values of a column that are not accepted.
 
     Attributes:
-        name: of the raw column.
-        values: a list, a NumPy array of numbers, or an Arrow array of more than `SMALL_ROWS` values.
-        offsets: int64[records + 1], where the values of each record begin, for a flattened column of lists.
+        got: What was received.
+        accepted: Accepted values.
+        row: Position of the first such value; None for a column of another type.
     """
 
-    __slots__ = ("name", "offsets", "values")
+    def __init__(self, got: str, accepted: str, row: int | None = None) -> None:
+        super().__init__(got, accepted, row)
+        self.got, self.accepted, self.row = got, accepted, row
 
-    def __init__(self, name: str, values: RawValues, offsets: NDArray[np.int64] | None = None) -> None:
-        self.name = name
-        self.values = values if type(values) is list else _plain(name, values)
-        self.offsets = offsets
 
-    def __len__(self) -> int:
-        """Number of values n."""
-        return len(self.values)
+def _refused(values: Any, row: int, accepted: str) -> _RefusedError:
+    """Return the error for the value at position `row`."""
+    value = values[row]
+    return _RefusedError(quoted(value.as_py() if isinstance(value, pa.Scalar) else value), accepted, row)
 
-    def flatten(self, hotness: int | None) -> tuple[RawColumn, NDArray[np.int64]]:
-        """Return the values of a column of lists, and their offsets int64[n + 1]; a missing list is an empty one.
 
-        Args:
-            hotness: the longest list; None for any.
-
-        Raises:
-            ConfigError: not a column of lists, or a list of more than `hotness` values.
-        """
-        values = self.values
-        accepted = "list" if hotness is None else f"list of at most {hotness} values"
-        if isinstance(values, pa.Array):
-            if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-                raise self.mistyped(accepted.replace("list", "lists", 1))
-            lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            flat: RawValues = values.flatten()
-        else:
-            lists = values.tolist() if isinstance(values, np.ndarray) else values
-            listed = [_listed(item) for item in lists]
-            if None in listed:
-                raise self.refused(listed.index(None), f"a {accepted}")
-            lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))  # type: ignore[arg-type]
-            flat = [value for item in listed for value in item or ()]
-        if hotness is not None and lengths.size and lengths.max() > hotness:
-            raise self.refused(int(np.argmax(lengths > hotness)), f"a {accepted}")
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return RawColumn(self.name, flat, offsets), offsets
-
-    def refused(self, row: int, accepted: str) -> ConfigError:
-        """Return the error for the value at position `row`; it names the record that holds it."""
-        value = self.values[row]
-        if isinstance(value, pa.Scalar):
-            value = value.as_py()
-        record = row if self.offsets is None else int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return ConfigError(f"column {self.name!r}, row {record}: got {quoted(value)}, expected {accepted}")
-
-    def mistyped(self, accepted: str) -> ConfigError:
-        """Return the error for a column of another type."""
-        kind = self.values.type if isinstance(self.values, pa.Array) else getattr(self.values, "dtype", "list")
-        return ConfigError(f"column {self.name!r}: got values of type {kind}, expected {accepted}")
+def _mistyped(values: Any, accepted: str) -> _RefusedError:
+    """Return the error for a column of another type."""
+    kind = values.type if isinstance(values, pa.Array) else getattr(values, "dtype", "list")
+    return _RefusedError(f"values of type {kind}", accepted)
 
 
 def few_as_list(values: Any) -> Any:
@@ -99,8 +63,10 @@ def few_as_list(values: Any) -> Any:
     return values
 
 
-def _plain(name: str, values: Any) -> Any:
-    values = few_as_list(values) if isinstance(values, pa.Array | pa.ChunkedArray) else values
+def _plain(values: Any) -> Any:
+    """Return values as a list, a NumPy array of numbers, or an Arrow array of more than `SMALL_ROWS` values."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = few_as_list(values)
     if isinstance(values, list):
         return values
     if isinstance(values, pa.ChunkedArray):
@@ -113,7 +79,26 @@ def _plain(name: str, values: Any) -> Any:
         return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
-    raise ConfigError(f"column {name!r}: got {type(values).__name__}, expected a list, a NumPy array or an Arrow array")
+    raise _RefusedError(type(values).__name__, "a list, a NumPy array or an Arrow array")
+
+
+def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.int64]]:
+    """Return a column of lists as `Ragged`; a missing list is an empty one."""
+    accepted = "list" if max_length is None else f"list of at most {max_length} values"
+    if isinstance(values, pa.Array):
+        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+            raise _mistyped(values, accepted.replace("list", "lists", 1))
+        lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        flat = values.flatten()
+    else:
+        listed = [_listed(item) for item in (values.tolist() if isinstance(values, np.ndarray) else values)]
+        if None in listed:
+            raise _refused(values, listed.index(None), f"a {accepted}")
+        lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))  # type: ignore[arg-type]
+        flat = [value for item in listed for value in item or ()]
+    if max_length is not None and lengths.size and lengths.max() > max_length:
+        raise _refused(values, int(np.argmax(lengths > max_length)), f"a {accepted}")
+    return Ragged(flat, offsets_of(lengths))
 
 
 def _listed(item: Any) -> Sequence[Any] | None:
@@ -149,38 +134,40 @@ def read_array(
     Raises:
         ConfigError: a value of another type.
     """
-    separator = source.separator if source is not None else None
-    raw = _cleaned(RawColumn(name, values), cleaning)
-    if not found.is_list:
-        return _read(raw, found.kind, source)
-    if separator is not None:
-        raw = _cut_texts(raw, separator)
-    flat, offsets = raw.flatten(found.max_length)
-    return lists_of(_read(_cleaned(flat, cleaning), found.kind, source), offsets)
+    offsets: NDArray[np.int64] | None = None
+    try:
+        plain = _cleaned(_plain(values), cleaning)
+        if found.is_list:
+            if source is not None and source.separator is not None:
+                plain = _cut_texts(plain, source.separator)
+            items, offsets = _flattened(plain, found.max_length)
+            plain = _cleaned(_plain(items), cleaning)
+        read = _read(plain, found.kind, source)
+    except _RefusedError as error:
+        where = f"column {name!r}"
+        if error.row is not None:
+            record = error.row if offsets is None else int(np.searchsorted(offsets, error.row, side="right")) - 1
+            where += f", row {record}"
+        raise ConfigError(f"{where}: got {error.got}, expected {error.accepted}") from None
+    return read if offsets is None else lists_of(read, offsets)
 
 
-def _cleaned(raw: RawColumn, cleaning: Cleaning) -> RawColumn:
-    values: Any = raw.values
+def _cleaned(values: Any, cleaning: Cleaning) -> Any:
     if not cleaning.is_needed:
-        return raw
+        return values
     if isinstance(values, list):
-        return RawColumn(raw.name, cleaning.values(values), raw.offsets)
+        return cleaning.values(values)
+    return cleaning.texts(values) if isinstance(values, pa.Array) and _is_text(values.type) else values
+
+
+def _cut_texts(values: Any, separator: str) -> Any:
+    """Return lists in the place of texts between whose values a separator stands."""
+    if isinstance(values, list):
+        return [cut_text(value, separator) if isinstance(value, str) else value for value in values]
     if isinstance(values, pa.Array) and _is_text(values.type):
-        return RawColumn(raw.name, cleaning.texts(values), raw.offsets)
-    return raw
-
-
-def _cut_texts(raw: RawColumn, separator: str) -> RawColumn:
-    """`raw` with lists in the place of texts between whose values a separator stands."""
-    values: Any = raw.values
-    if isinstance(values, list):
-        cut = [cut_text(value, separator) if isinstance(value, str) else value for value in values]
-    elif isinstance(values, pa.Array) and _is_text(values.type):
         there = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
-        cut = pc.split_pattern(there, separator)
-    else:
-        return raw
-    return RawColumn(raw.name, cut)
+        return pc.split_pattern(there, separator)
+    return values
 
 
 def cut_text(text: str, separator: str) -> list[str]:
@@ -192,43 +179,42 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _read(raw: RawColumn, kind: str, source: SourceColumn | None) -> pa.Array:
+def _read(values: Any, kind: str, source: SourceColumn | None) -> pa.Array:
     if kind == "number":
-        return array_of(_numbers(raw))
+        return array_of(_numbers(values))
     if kind == "text":
-        return without_empty(_texts(raw))
+        return without_empty(_texts(values))
     if kind == "hex32":
-        return _read_each(raw, _hex, _ACCEPTED["hex32"], np.uint32)
+        return _read_each(values, _hex, _ACCEPTED["hex32"], np.uint32)
     if source is not None and source.type == "time":
         accepted = SECONDS if source.format is None else f"a time such as {source.format!r} describes, or {SECONDS}"
-        return _read_each(raw, time_reader(source.format), accepted, np.int64)
-    if isinstance(raw.values, list):
-        return _read_each(raw, _integer, _ACCEPTED["integer"], np.int64)
-    return _integers(raw)
+        return _read_each(values, time_reader(source.format), accepted, np.int64)
+    if isinstance(values, list):
+        return _read_each(values, _integer, _ACCEPTED["integer"], np.int64)
+    return _integers(values)
 
 
-def _numbers(raw: RawColumn) -> NDArray[np.float64]:
+def _numbers(values: Any) -> NDArray[np.float64]:
     """float64[n], NaN where missing."""
-    values = raw.values
     if isinstance(values, list):
         try:
             return numbers_of_list(values)
         except InvalidValueError as error:
-            raise raw.refused(error.row, _ACCEPTED["number"]) from None
-    if isinstance(values, pa.Array):
-        if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-            raise raw.mistyped(_ACCEPTED["number"])
-        values = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    numbers: NDArray[np.float64] = np.ascontiguousarray(values, dtype=np.float64)
+            raise _refused(values, error.row, _ACCEPTED["number"]) from None
+    if isinstance(values, pa.Array) and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise _mistyped(values, _ACCEPTED["number"])
+    is_array = isinstance(values, pa.Array)
+    found = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) if is_array else values
+    numbers: NDArray[np.float64] = np.ascontiguousarray(found, dtype=np.float64)
     infinite = np.isinf(numbers)
     if infinite.any():
-        raise raw.refused(int(np.argmax(infinite)), _ACCEPTED["number"])
+        raise _refused(values, int(np.argmax(infinite)), _ACCEPTED["number"])
     return numbers
 
 
-def _read_each(raw: RawColumn, read: Callable[[Any], int], accepted: str, dtype: Any) -> pa.Array:
+def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> pa.Array:
     """Return the integers that `read` makes of Python values; it raises ValueError for a value it does not accept."""
-    values = raw.values.to_pylist() if isinstance(raw.values, pa.Array) else raw.values
+    values = values.to_pylist() if isinstance(values, pa.Array) else values
     integers = np.zeros(len(values), dtype=dtype)
     missing = np.zeros(len(values), dtype=np.bool_)
     for row, value in enumerate(values):
@@ -238,7 +224,7 @@ def _read_each(raw: RawColumn, read: Callable[[Any], int], accepted: str, dtype:
         try:
             integers[row] = read(value)
         except ValueError:
-            raise raw.refused(row, accepted) from None
+            raise _refused(values, row, accepted) from None
     return array_of(integers, missing)
 
 
@@ -275,31 +261,29 @@ def time_reader(form: str | None) -> Callable[[Any], int]:
     return read
 
 
-def _integers(raw: RawColumn) -> pa.Array:
+def _integers(values: Any) -> pa.Array:
     """Return the integers of a NumPy or Arrow column."""
-    values: Any = raw.values
     floats = pa.types.is_floating(values.type) if isinstance(values, pa.Array) else values.dtype.kind == "f"
     if floats:
-        return _read_each(raw, _integer, _ACCEPTED["integer"], np.int64)
+        return _read_each(values, _integer, _ACCEPTED["integer"], np.int64)
     if not isinstance(values, pa.Array):
         values = pa.array(values)
     if not pa.types.is_integer(values.type):
-        raise raw.mistyped(_ACCEPTED["integer"])
+        raise _mistyped(values, _ACCEPTED["integer"])
     if values.type == pa.uint64():
         most = pa.scalar(np.iinfo(np.int64).max, pa.uint64())
         beyond = pc.fill_null(pc.greater(values, most), False).to_numpy(zero_copy_only=False)
         if beyond.any():
-            raise raw.refused(int(np.argmax(beyond)), _ACCEPTED["integer"])
+            raise _refused(values, int(np.argmax(beyond)), _ACCEPTED["integer"])
     return from_arrow(values, "integer")
 
 
-def _texts(raw: RawColumn) -> Any:
-    values = raw.values
+def _texts(values: Any) -> Any:
     if isinstance(values, list):
         try:
             return pa.array(checked_texts(values), type=pa.large_string())
         except InvalidValueError as error:
-            raise raw.refused(error.row, _ACCEPTED["text"]) from None
+            raise _refused(values, error.row, _ACCEPTED["text"]) from None
     if not isinstance(values, pa.Array) or not _is_text(values.type):
-        raise raw.mistyped(_ACCEPTED["text"])
+        raise _mistyped(values, _ACCEPTED["text"])
     return pc.cast(values, pa.large_string())
