@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint"}
+ALLOWED["ps"] = {"spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
+ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint", "ps"}
 ALLOWED["export"] = {"spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)

@@ -113,6 +113,10 @@ class Checkpoint:
         tensors, metadata = self._read(OPTIMIZER)
         return unflatten(tensors, metadata.get("optimizer", ""))
 
+    def table_files(self) -> TableFiles:
+        """Return the tables, to read them without a model."""
+        return TableFiles(self.path, self._manifest)
+
     def load_tables(self, tables: Mapping[str, Store], *, with_state: bool) -> None:
         """Overwrite the rows of `tables`, one piece at a time. Dynamic tables hold no other rows afterwards.
 
@@ -126,7 +130,7 @@ class Checkpoint:
             StorageError: Another width, or another optimizer's state.
             FormatError: A damaged file.
         """
-        files = TableFiles(self.path, self._manifest)
+        files = self.table_files()
         if set(files.names) != set(tables):
             raise ConfigError(self.path, f"holds the tables {sorted(files.names)}, expected {sorted(tables)}")
         for name in files.names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from terarec.checkpoint.directory import (
 )
 from terarec.checkpoint.state import as_array, as_tensor
 from terarec.errors import ConfigError, FormatError
-from terarec.formats import read_tensors, write_tensors
+from terarec.formats import read_tensors, tensor_shapes, write_tensors
 from terarec.storage import RowFormat, Rows, Store
 from terarec.storage.row_file import (
     DESCRIPTION_FILE,
@@ -119,6 +120,21 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableShape:
+    """Size of a table in a checkpoint.
+
+    Attributes:
+        num_rows: Rows in the files.
+        width: Length D of a vector.
+        seed: Seed of the first weights of all rows that the files leave out; None if they hold all rows.
+    """
+
+    num_rows: int
+    width: int
+    seed: int | None
+
+
 class TableFiles:
     """The tables of a checkpoint; each file is compared with its checksum when it is read.
 
@@ -162,14 +178,40 @@ class TableFiles:
             FormatError: A damaged file.
             StorageError: A damaged row file.
         """
-        if table not in self.names:
-            raise ConfigError(self.path, f"no table {table!r}, expected one of {', '.join(self.names)}")
+        self._check_name(table)
         if table not in self._row_files:
             yield from (self._read(entry)[0] for entry in self._pieces[table])
             return
         for rows in self._rows_of_file(self._row_files[table]):
             tensors = {KEYS: rows.keys, WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state)}
             yield {name: as_array(name, tensor) for name, tensor in tensors.items()}
+
+    def shape(self, table: str) -> TableShape:
+        """Return the size of a table; of its files only the first header is read.
+
+        Raises:
+            ConfigError: The checkpoint has no such table.
+            FormatError: A damaged file.
+        """
+        self._check_name(table)
+        entry = self._row_files.get(table)
+        if entry is not None:
+            width = RowFormat.of_columns(self._layout(entry).columns).width
+            return TableShape(num_rows=entry.rows, width=width, seed=entry.seed)
+        first = self.path / self._pieces[table][0].file
+        shapes, metadata = tensor_shapes(first)
+        num_rows, seed = metadata.get("rows", ""), metadata.get("seed")
+        if len(shapes.get(WEIGHTS, ())) != 2 or not num_rows.isdecimal():
+            raise FormatError(first, f"got {shapes} and {metadata}, expected rows of a table")
+        return TableShape(num_rows=int(num_rows), width=shapes[WEIGHTS][1], seed=None if seed is None else int(seed))
+
+    def rows(self, table: str) -> Iterator[Rows]:
+        """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
+        done = 0
+        for piece in self.pieces(table):
+            rows = _rows(_tensors(piece), done)
+            done += rows.keys.numel()
+            yield Rows(keys=rows.keys, weights=rows.weights)
 
     def memories(self, table: str) -> Iterator[Arrays]:
         """Yield the pieces of a dynamic table's memory.
@@ -261,6 +303,10 @@ class TableFiles:
                 yield Rows(keys=torch.from_numpy(keys), weights=weights.contiguous(), state=state)
         finally:
             store.close()
+
+    def _check_name(self, table: str) -> None:
+        if table not in self.names:
+            raise ConfigError(self.path, f"no table {table!r}, expected one of {', '.join(self.names)}")
 
     def _check_dynamic(self, table: Store, *, is_dynamic: bool) -> None:
         if is_dynamic != table.is_dynamic:

@@ -2,7 +2,7 @@
 
 from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, merge, slice_rows
 from terarec.formats.buffers import recycled_empty
-from terarec.formats.container import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
+from terarec.formats.container import BFLOAT16, read_tensors, tensor_shapes, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.parts import PARTS_FILE, PartSpec, read_part_keys, read_parts, write_parts
@@ -43,6 +43,7 @@ __all__ = [
     "shard_path",
     "slice_rows",
     "table_file",
+    "tensor_shapes",
     "widen_bfloat16",
     "workflow_files",
     "write_dataset",

@@ -123,6 +123,22 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
     return arrays, metadata
 
 
+def tensor_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Return the shapes of a container's arrays by name, and its metadata; only the header is read.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: A damaged header, or a file of another size than the header says.
+    """
+    try:
+        stream = path.open("rb", buffering=0)
+    except (FileNotFoundError, IsADirectoryError):
+        raise DataNotFoundError(path, "no such file") from None
+    with stream:
+        entries, metadata = _read_header(stream, hashlib.sha256(), path)
+    return {name: entry.shape for name, entry in entries.items()}, metadata
+
+
 def _header(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Return the length and the JSON, padded so that the tensors start at a multiple of 8."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}

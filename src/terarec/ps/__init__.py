@@ -1,0 +1,26 @@
+"""The parameter server: tables of served models in tiers (host memory, Redis or Valkey, disk), looked up in batches."""
+
+from terarec.ps.disk import RowStoreTier
+from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.redis_server import RedisServer
+from terarec.ps.redis_tier import RedisTier
+from terarec.ps.server import Loading, LoadProgress, ParameterServer
+from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, TierUseStatistics
+from terarec.ps.tier import Found, Tier, TierStatistics
+
+__all__ = [
+    "DefaultRows",
+    "Found",
+    "HostMemoryTier",
+    "LoadProgress",
+    "Loading",
+    "ParameterServer",
+    "RedisServer",
+    "RedisTier",
+    "RowStoreTier",
+    "TableStatistics",
+    "TableTiers",
+    "Tier",
+    "TierStatistics",
+    "TierUseStatistics",
+]

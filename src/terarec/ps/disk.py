@@ -1,0 +1,209 @@
+"""`RowStoreTier`: rows on a disk, in row files or RocksDB."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terarec.errors import FormatError, StorageError
+from terarec.ps.row_bytes import as_bytes, as_rows
+from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
+from terarec.spec import RocksDBSpec, RowFileSpec
+from terarec.storage.rocksdb_store import RocksDBStore
+from terarec.storage.row_file import RowColumn, RowFile, read_description
+from terarec.storage.row_store import LEAST_ROW_BYTES, SCAN_ROWS, RowStore
+
+WEIGHTS = "weights"
+
+
+class RowStoreTier:
+    """Rows of a table in a row store. Implements `terarec.ps.Tier`.
+
+    Rows may hold more than the vector, such as a training's optimizer state; then they are read alone.
+
+    Attributes:
+        store: The row store.
+
+    Args:
+        name: "row_file" or "rocksdb".
+        store: An open store; None for one that does not exist yet.
+        width: Length D of a vector.
+        create: Creates the store when the first row is inserted, or again after `clear`; None to serve it read-only.
+        column: Offset in bytes and element type of the vector in a row.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: RowStore | None,
+        width: int,
+        create: Callable[[], RowStore] | None = None,
+        column: tuple[int, str] = (0, "float32"),
+    ) -> None:
+        self.name = name
+        self.width = width
+        self.store = store
+        self._create = create
+        self._column = column
+        self._lock = threading.Lock()
+        self._counted = TierStatistics()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether rows can be inserted and erased."""
+        return self._create is not None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What was given to the store's last commit; nothing where there is no store."""
+        return {} if self.store is None else self.store.metadata
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return 0 if self.store is None else len(self.store)
+
+    def lookup(self, keys: Tensor) -> Found:
+        """See `Tier.lookup`."""
+        keys, store = check_keys(keys), self.store
+        if store is None:
+            self._add(keys=keys.numel())
+            return Found(torch.empty(keys.numel(), self.width), torch.zeros(keys.numel(), dtype=torch.bool))
+        held = np.empty((keys.numel(), store.row_bytes), np.uint8)
+        mask = torch.from_numpy(store.read(keys.numpy(), held))
+        self._add(keys=keys.numel(), hits=int(mask.count_nonzero()))
+        return Found(as_rows(held, self.width, *self._column), mask)
+
+    def insert(self, keys: Tensor, rows: Tensor) -> None:
+        """See `Tier.insert`. Rows are visible at once, and durable after `flush`."""
+        keys, rows = check_insert(keys, rows, self.width)
+        store = self._writable()
+        store.write(keys.numpy(), as_bytes(rows, store.row_bytes))
+        self._add(inserted=keys.numel())
+
+    def erase(self, keys: Tensor) -> None:
+        """See `Tier.erase`."""
+        if self.store is not None or self._create is None:
+            self._writable().erase(check_keys(keys).numpy())
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        if self.store is None:
+            return
+        store = self._writable()
+        held = [keys for keys, _ in store.items(SCAN_ROWS)]
+        for keys in held:
+            store.erase(keys)
+        store.commit()
+
+    def flush(self) -> None:
+        """Make what was inserted and erased durable."""
+        self.commit(self.metadata)
+
+    def commit(self, metadata: Mapping[str, str]) -> None:
+        """Make what was inserted and erased durable, with `metadata`."""
+        self._writable().commit(metadata)
+
+    def refresh(self) -> bool:
+        """See `Tier.refresh`: only a row file that is read-only has another writer."""
+        return isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
+
+    def statistics(self) -> TierStatistics:
+        """Return what the tier did so far."""
+        return self._counted
+
+    def close(self) -> None:
+        """Close the store; what was not flushed is lost."""
+        if self.store is not None:
+            self.store.close()
+
+    def _writable(self) -> RowStore:
+        if self._create is None:
+            raise StorageError(f"{self.name}: is open for reading only, expected no insertion")
+        with self._lock:
+            if self.store is None:
+                self.store = self._create()
+            return self.store
+
+    def _add(self, *, keys: int = 0, hits: int = 0, inserted: int = 0) -> None:
+        with self._lock:
+            old = self._counted
+            self._counted = TierStatistics(keys=old.keys + keys, hits=old.hits + hits, inserted=old.inserted + inserted)
+
+
+def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) -> RowStoreTier:
+    """Open or create the row file of a table.
+
+    Args:
+        spec: Whether it is read-only.
+        directory: Directory of the file.
+        table: Name of the table.
+        width: Length D of a vector.
+
+    Raises:
+        FormatError: No row file, or one of other vectors.
+        StorageError: It is open for writing already, or damaged.
+    """
+
+    def create() -> RowStore:
+        columns = (RowColumn(name=WEIGHTS, dtype="float32", shape=(width,)),)
+        return RowFile.create(directory, _row_bytes(width), table=table, columns=columns)
+
+    is_there = directory.is_dir() and any(directory.iterdir())
+    if not is_there:
+        if spec.read_only:
+            raise FormatError(directory, "no such row file, expected one to open for reading only")
+        return RowStoreTier(spec.kind, None, width, create)
+    column = _vector_column(directory, width)
+    is_writable = not spec.read_only and len(read_description(directory).columns) == 1 and column == (0, "float32")
+    store = RowFile.open(directory, read_only=spec.read_only)
+    return RowStoreTier(spec.kind, store, width, create if is_writable else None, column)
+
+
+def rocksdb_tier(spec: RocksDBSpec, directory: Path, table: str, width: int) -> RowStoreTier:
+    """Open or create the RocksDB database of a table; the arguments are those of `row_file_tier`.
+
+    Raises:
+        FormatError: A database of others, or rows of another size.
+        MissingDependencyError: ``rocksdict`` is not installed.
+        StorageError: The database cannot be opened.
+    """
+
+    def create() -> RowStore:
+        return RocksDBStore(directory, _row_bytes(width))
+
+    if not directory.is_dir():
+        return RowStoreTier(spec.kind, None, width, None if spec.read_only else create)
+    store = RocksDBStore.open(directory)
+    if store.row_bytes != _row_bytes(width):
+        got = store.row_bytes
+        store.close()
+        raise FormatError(directory, f"holds rows of {got} bytes, expected {_row_bytes(width)} for table {table!r}")
+    return RowStoreTier(spec.kind, store, width, None if spec.read_only else create)
+
+
+def remove_files(directory: Path) -> None:
+    """Remove the files of a table's row store, which is closed."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _row_bytes(width: int) -> int:
+    return max(LEAST_ROW_BYTES, 4 * width)
+
+
+def _vector_column(directory: Path, width: int) -> tuple[int, str]:
+    """Return the offset and the element type of the vector in the rows of a row file."""
+    layout, offset = read_description(directory), 0
+    for column in layout.columns:
+        if column.name == WEIGHTS:
+            if column.shape != (width,) or column.dtype not in ("float32", "bfloat16", "float16"):
+                got = f"{column.dtype}{list(column.shape)}"
+                raise FormatError(directory, f"holds weights {got}, expected floats [{width}]")
+            return offset, column.dtype
+        offset += column.num_bytes
+    raise FormatError(directory, f"holds no column {WEIGHTS!r}, expected the rows of a table")

@@ -1,0 +1,231 @@
+"""`HostMemoryTier`: rows in the memory of this process, by the hash index and the lookups of training."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels import memory
+from terarec.kernels.hash_index import new_hash_index
+from terarec.ops import BagLayout, bag_lookup
+from terarec.ops.layout import single_layout
+from terarec.ps.partitions import by_partition
+from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
+from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
+from terarec.storage.growing_rows import GrowingTensor
+from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
+
+INSERT_ROWS = 16_384
+"""Rows inserted under one hold of the lock, for which a lookup waits: some 3 ms at 512 bytes."""
+_FEWEST_BYTES = 1 << 20
+_GROWTH = 8  # an eighth more at a time: only address space until rows are written
+_CPU = torch.device("cpu")
+
+
+class HostMemoryTier:
+    """Rows of a table in host memory. Implements `terarec.ps.Tier`.
+
+    Args:
+        table: Name of the table, for errors.
+        width: Length D of a vector.
+        spec: Partitions and their bound.
+    """
+
+    name = "host"
+    is_writable = True
+
+    def __init__(self, table: str, width: int, spec: HostMemorySpec | None = None) -> None:
+        self.width = width
+        spec = spec or HostMemorySpec()
+        self._partitions = [_Partition(table, width, spec.overflow) for _ in range(spec.num_partitions)]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows and indexes."""
+        return sum(partition.memory_bytes for partition in self._partitions)
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return sum(len(partition) for partition in self._partitions)
+
+    def lookup(self, keys: Tensor) -> Found:
+        """See `Tier.lookup`."""
+        keys = check_keys(keys)
+        if len(self._partitions) == 1:
+            return self._partitions[0].lookup(keys)
+        found = Found(torch.empty(keys.numel(), self.width), torch.empty(keys.numel(), dtype=torch.bool))
+        for number, places in by_partition(keys, len(self._partitions)):
+            part = self._partitions[number].lookup(keys[places])
+            found.rows[places], found.mask[places] = part
+        return found
+
+    def insert(self, keys: Tensor, rows: Tensor) -> None:
+        """See `Tier.insert`; a partition with more rows than its bound evicts some."""
+        keys, rows = check_insert(keys, rows, self.width)
+        for number, places in by_partition(keys, len(self._partitions)):
+            some, their_rows = keys[places], rows[places]
+            for begin in range(0, some.numel(), INSERT_ROWS):
+                part = slice(begin, begin + INSERT_ROWS)
+                self._partitions[number].insert(some[part], their_rows[part])
+
+    def erase(self, keys: Tensor) -> None:
+        """See `Tier.erase`."""
+        keys = check_keys(keys)
+        for number, places in by_partition(keys, len(self._partitions)):
+            self._partitions[number].erase(torch.unique(keys[places]))
+
+    def clear(self) -> None:
+        """Remove all rows and give their memory back."""
+        for partition in self._partitions:
+            partition.clear()
+
+    def flush(self) -> None:
+        """Do nothing: memory is never durable."""
+
+    def refresh(self) -> bool:
+        """Return False: no other process writes here."""
+        return False
+
+    def statistics(self) -> TierStatistics:
+        """Return what the tier did so far."""
+        parts = [partition.statistics() for partition in self._partitions]
+        return TierStatistics(
+            keys=sum(part.keys for part in parts),
+            hits=sum(part.hits for part in parts),
+            inserted=sum(part.inserted for part in parts),
+            evicted=sum(part.evicted for part in parts),
+        )
+
+    def close(self) -> None:
+        """Remove all rows."""
+        self.clear()
+
+
+class _Partition:
+    """An index of keys and an arena of their rows, under one lock. Row 0 is that of keys that are not there."""
+
+    def __init__(self, table: str, width: int, overflow: OverflowSpec) -> None:
+        self._table = table
+        self._width = width
+        self._overflow = overflow
+        # A lookup of n keys has one bag of all of them; the number of rows is in the layout.
+        self._layouts: dict[int, BagLayout] = {}
+        self._lock = threading.Lock()
+        self._keys = self._hits = self._inserted = self._evicted = self._clock = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._index = new_hash_index(_CPU)
+        self._weights = GrowingTensor((self._width,), torch.float32, _CPU)
+        tracked = {"random": (), "lru": (LAST_STEP,), "lfu": (COUNT,)}[self._overflow.evict]
+        if self._overflow.max_rows is None:
+            tracked = ()
+        self._uses = {name: GrowingTensor((), USES[name], _CPU) for name in tracked}
+        self._free = torch.empty(0, dtype=torch.int64)
+        self._next = 1
+        self._grow(1)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._index)
+
+    @property
+    def memory_bytes(self) -> int:
+        with self._lock:
+            blocks = [self._weights, *self._uses.values()]
+            return self._index.memory_bytes + sum(held.tensor.numel() * held.tensor.element_size() for held in blocks)
+
+    def lookup(self, keys: Tensor) -> Found:
+        with self._lock:
+            rows = self._index.find(keys)
+            mask = rows >= 0
+            rows.clamp_(min=0)
+            vectors = bag_lookup(self._weights.tensor, rows, torch.tensor([0, keys.numel()]), self._layout())
+            self._keys += keys.numel()
+            self._hits += int(mask.count_nonzero())
+            self._note_use(rows)
+        return Found(vectors, mask)
+
+    def insert(self, keys: Tensor, rows: Tensor) -> None:
+        with self._lock:
+            targets, new_keys = self._index.insert(keys, self._free, self._next)
+            reused = min(new_keys.numel(), self._free.numel())
+            end = self._next + new_keys.numel() - reused
+            try:
+                self._grow(end)
+            except StorageError:
+                self._index.erase(new_keys)
+                raise
+            again, self._free, self._next = self._free[:reused], self._free[reused:], end
+            for held in self._uses.values():
+                held.tensor[again] = 0
+            self._weights.tensor.index_copy_(0, targets, rows)
+            self._note_use(targets)
+            self._inserted += keys.numel()
+            self._evict(keys)
+
+    def erase(self, keys: Tensor) -> None:
+        with self._lock:
+            rows = self._index.erase(keys)
+            self._free = torch.cat([self._free, rows[rows >= 0]])
+
+    def clear(self) -> None:
+        with self._lock:
+            self._start()
+
+    def statistics(self) -> TierStatistics:
+        with self._lock:
+            return TierStatistics(keys=self._keys, hits=self._hits, inserted=self._inserted, evicted=self._evicted)
+
+    def _note_use(self, rows: Tensor) -> None:
+        if not self._uses:
+            return
+        self._clock += 1
+        if LAST_STEP in self._uses:
+            self._uses[LAST_STEP].tensor.index_fill_(0, rows, self._clock)
+        else:
+            counts = self._uses[COUNT].tensor
+            counts.index_add_(0, rows, torch.ones_like(rows))
+
+    def _evict(self, keys: Tensor) -> None:
+        """Evict rows while there are more than the bound; the keys that were just inserted go last."""
+        overflow, held = self._overflow, len(self._index)
+        if overflow.max_rows is None or held <= overflow.max_rows:
+            return
+        most = held - int(overflow.max_rows * overflow.keep)
+        all_keys, rows, _ = self._index.items()
+        spared = torch.zeros(self._weights.tensor.shape[0], dtype=torch.bool)
+        spared[self._index.find(keys)] = True
+        is_new = spared[rows]
+        if overflow.evict == "random":
+            old = all_keys[~is_new]
+            gone = old[torch.randperm(old.numel())[:most]]
+        else:
+            policy = LRUEviction() if overflow.evict == "lru" else LFUEviction()
+            uses = {name: grown.tensor[rows] for name, grown in self._uses.items()}
+            gone = keys_to_evict(policy, all_keys, uses, self._clock, most=most, spared=is_new)
+        if gone.numel() < held - overflow.max_rows:  # the batch itself is larger than the bound
+            gone = torch.cat([gone, keys[: held - overflow.max_rows - gone.numel()]])
+        freed = self._index.erase(gone)
+        self._free = torch.cat([self._free, freed])
+        self._evicted += gone.numel()
+
+    def _grow(self, rows: int) -> None:
+        """Have memory for at least `rows` rows."""
+        held = self._weights.tensor.shape[0]
+        if rows <= held:
+            return
+        row_bytes = self._weights.row_bytes + sum(grown.row_bytes for grown in self._uses.values())
+        target = max(rows, held + max(held // _GROWTH, _FEWEST_BYTES // row_bytes))
+        memory.require((target - held) * row_bytes, f"table {self._table!r} in host memory")
+        for grown in (*self._uses.values(), self._weights):
+            grown.grow(target)
+
+    def _layout(self) -> BagLayout:
+        num_rows = self._weights.tensor.shape[0]
+        if num_rows not in self._layouts:
+            self._layouts = {num_rows: single_layout(num_rows, self._width, "none")}
+        return self._layouts[num_rows]

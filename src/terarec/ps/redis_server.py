@@ -1,0 +1,183 @@
+"""Connections to Redis or Valkey, a server or a cluster: packed commands, all sent before replies are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from terarec.errors import MissingDependencyError, StorageError
+from terarec.spec import RedisSpec
+
+_ATTEMPTS = 3  # with the cluster's nodes asked for again between
+
+
+class Request(NamedTuple):
+    """A command to the node of a hash.
+
+    Attributes:
+        hash: Name of the hash, which selects the node of a cluster.
+        command: The command in the protocol of Redis.
+    """
+
+    hash: str
+    command: bytes
+
+
+class RedisServer:
+    """A server or a cluster that the tiers of many tables share. Connections are made when they are first needed.
+
+    Args:
+        spec: Address, user and limits.
+
+    Raises:
+        MissingDependencyError: The client is not installed.
+    """
+
+    def __init__(self, spec: RedisSpec) -> None:
+        self.spec = spec
+        self._library = _library()
+        self._client: Any = None
+        self._is_cluster = False
+        self._lock = threading.Lock()
+
+    def run(self, requests: Sequence[Request]) -> list[Any]:
+        """Send all commands, then read their replies: bytes, numbers, None, or lists of these.
+
+        Raises:
+            StorageError: The server cannot be reached in time, or refuses a command.
+        """
+        library = self._library
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._run(requests)
+            except library.exceptions.ResponseError as error:
+                has_moved = isinstance(error, library.exceptions.MovedError | library.exceptions.AskError)
+                if not has_moved or attempt == _ATTEMPTS - 1:
+                    raise self._failed(error) from error
+                self._client.nodes_manager.initialize()
+            except (library.exceptions.RedisError, OSError) as error:
+                self._forget_nodes()
+                raise self._failed(error) from error
+        raise AssertionError
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _run(self, requests: Sequence[Request]) -> list[Any]:
+        client = self._connected()
+        places: dict[Any, list[int]] = {}
+        for place, request in enumerate(requests):
+            node = client.get_node_from_key(request.hash).redis_connection if self._is_cluster else client
+            places.setdefault(node, []).append(place)
+        taken: list[tuple[Any, Any, list[int]]] = []
+        replies: list[Any] = [None] * len(requests)
+        is_read = False
+        try:
+            for node, mine in places.items():
+                pool = node.connection_pool
+                connection = pool.get_connection()
+                taken.append((pool, connection, mine))
+                connection.send_packed_command([requests[place].command for place in mine])
+            for _, connection, mine in taken:
+                for place in mine:
+                    replies[place] = _reply(connection, self._library)
+            is_read = True
+        finally:
+            for pool, connection, _ in taken:
+                if not is_read:  # replies that nobody reads would be those of the next command
+                    connection.disconnect()
+                pool.release(connection)
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if errors:
+            raise errors[0]
+        return replies
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> Any:
+        spec, library = self.spec, self._library
+        options: dict[str, Any] = {
+            "username": None if spec.password is None and spec.user == "default" else spec.user,
+            "password": spec.password,
+            "socket_timeout": spec.timeout_seconds,
+            "socket_connect_timeout": spec.timeout_seconds,
+            "retry": library.retry.Retry(library.backoff.NoBackoff(), 0),
+            "decode_responses": False,
+            **_tls_options(spec),
+        }
+        last: Exception | None = None
+        for host, port in spec.nodes:
+            pool_options = {**options, "max_connections": spec.num_connections, "timeout": spec.timeout_seconds}
+            if options.get("ssl"):
+                pool_options |= {"connection_class": library.connection.SSLConnection}
+                pool_options.pop("ssl")
+            pool = library.connection.BlockingConnectionPool(host=host, port=port, **pool_options)
+            client = library.Redis(connection_pool=pool)
+            try:
+                self._is_cluster = int(client.info("cluster").get("cluster_enabled", 0)) == 1
+                if not self._is_cluster:
+                    return client
+                client.close()
+                nodes = [library.cluster.ClusterNode(*node) for node in spec.nodes]
+                return library.cluster.RedisCluster(
+                    startup_nodes=nodes, max_connections=spec.num_connections, **options
+                )
+            except (library.exceptions.RedisError, OSError) as error:
+                client.close()
+                last = error
+        assert last is not None
+        raise last
+
+    def _forget_nodes(self) -> None:
+        """Ask a cluster for its nodes again before the next command: one of them may be gone."""
+        if self._is_cluster:
+            self.close()
+
+    def _failed(self, error: Exception) -> StorageError:
+        return StorageError(f"redis {self.spec.address}: {error}")
+
+
+def _reply(connection: Any, library: Any) -> Any:
+    try:
+        return connection.read_response(disable_decoding=True)
+    except library.exceptions.ResponseError as error:  # the replies to other commands follow
+        return error
+
+
+def _tls_options(spec: RedisSpec) -> Mapping[str, Any]:
+    tls = spec.tls
+    if tls is None:
+        return {}
+    is_directory = Path(tls.ca_certificates).is_dir()
+    options: dict[str, Any] = {
+        "ssl": True,
+        "ssl_ca_path" if is_directory else "ssl_ca_certs": tls.ca_certificates,
+        "ssl_certfile": tls.certificate,
+        "ssl_keyfile": tls.key,
+        "ssl_check_hostname": tls.server_name is None,
+    }
+    return options
+
+
+def _library() -> Any:
+    try:
+        import redis
+        import redis.backoff
+        import redis.cluster
+        import redis.connection
+        import redis.retry
+    except ImportError:
+        raise MissingDependencyError(
+            "rows in Redis need redis, which is not installed; pip install 'terarec[redis]'"
+        ) from None
+    return redis

@@ -1,0 +1,393 @@
+"""`ParameterServer`: the tables of several models and versions, in tiers, loaded in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from terarec.errors import ConfigError, StorageError, TerarecError
+from terarec.ps.disk import RowStoreTier, rocksdb_tier, row_file_tier
+from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.redis_server import RedisServer
+from terarec.ps.redis_tier import RedisTier
+from terarec.ps.sources import RowChunk, TableSource, open_source
+from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, constant_rows
+from terarec.ps.tier import Tier
+from terarec.spec import (
+    HostMemorySpec,
+    ParameterServerSpec,
+    RedisSpec,
+    RowFileSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    TierSpec,
+)
+
+_LOADED = "loaded"  # key in a row store's metadata: what its rows were loaded from
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a model is loaded: rows so far, and all."""
+
+    rows: int
+    total: int
+
+
+class Loading:
+    """A version of a model that is being loaded in the background.
+
+    Attributes:
+        spec: The version.
+    """
+
+    def __init__(self, spec: ServedModelSpec, total: int, work: Callable[[Callable[[int], None]], None]) -> None:
+        self.spec = spec
+        self._total = total
+        self._rows = 0
+        self._error: BaseException | None = None
+        self._is_cancelled = False
+        self._thread = threading.Thread(target=self._run, args=(work,), name=f"terarec-load-{spec.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def progress(self) -> LoadProgress:
+        """How far it is."""
+        return LoadProgress(self._rows, self._total)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it ended, with or without an error."""
+        return not self._thread.is_alive()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which it ended; None while it runs or if it succeeded."""
+        return self._error if self.is_done else None
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for the end, and raise the error with which it ended.
+
+        Raises:
+            TimeoutError: It has not ended by then.
+            TerarecError: The version was refused; the active one is as before.
+        """
+        self._thread.join(timeout_seconds)
+        if not self.is_done:
+            raise TimeoutError(f"model {self.spec.name!r}: still loading, {self._rows:,} of {self._total:,} rows")
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Stop after the present part, and wait for that; the version is refused then."""
+        self._is_cancelled = True
+        self._thread.join()
+
+    def _run(self, work: Callable[[Callable[[int], None]], None]) -> None:
+        try:
+            work(self._add)
+        except BaseException as error:  # raised by `wait`
+            self._error = error
+
+    def _add(self, rows: int) -> None:
+        self._rows += rows
+        if self._is_cancelled:
+            raise StorageError(f"model {self.spec.name!r}: loading was cancelled")
+
+
+class _Version:
+    """The tables of a version of a model."""
+
+    def __init__(self, spec: ServedModelSpec, tables: Mapping[str, TableTiers]) -> None:
+        self.spec = spec
+        self.tables = tables
+
+    def close(self) -> None:
+        for table in self.tables.values():
+            table.close()
+
+
+class ParameterServer:
+    """Tables of several models and versions in tiers: of this process, of Redis, of a disk. Any thread may use it.
+
+    Args:
+        spec: Tiers, and models that are loaded before this returns.
+
+    Raises:
+        DataNotFoundError: A model's file does not exist.
+        FormatError: A damaged file.
+        StorageError: A tier cannot be written.
+
+    Example:
+        >>> server = ParameterServer(ParameterServerSpec(tiers=(HostMemorySpec(),), models=(model,)))
+        >>> server.lookup("dcn", "user", torch.tensor([3, 14, 15]))  # float32[3, D]
+    """
+
+    def __init__(self, spec: ParameterServerSpec) -> None:
+        self.spec = spec
+        self._redis = {tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)}
+        self._lock = threading.Lock()
+        self._versions: dict[tuple[str, int], _Version] = {}
+        self._active: dict[str, int] = {}
+        self._loading: dict[tuple[str, int], Loading | None] = {}
+        try:
+            for loading in [self.load(model) for model in spec.models]:
+                loading.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, model: ServedModelSpec, defaults: Mapping[str, DefaultRows] | None = None) -> Loading:
+        """Load a version of a model in the background; it becomes the active one when it is complete.
+
+        The sources are checked before this returns. Until the version is complete, lookups find the active one.
+
+        Args:
+            model: Tables and sources.
+            defaults: Table -> vectors of its keys without a row; ``ServedTableSpec.default`` for other tables.
+
+        Raises:
+            ConfigError: The version is there, is being loaded, or a source has no such table.
+            DataNotFoundError: A source does not exist.
+            FormatError: A source is damaged or of another width.
+            StorageError: A tier cannot be opened.
+        """
+        name = model.name, model.version
+        with self._lock:
+            if name in self._versions or name in self._loading:
+                raise ConfigError("version", f"model {model.name!r} has version {model.version}, expected a new one")
+            self._loading[name] = None
+        try:
+            sources = {table.name: open_source(table) for table in model.tables}
+            for table, source in sources.items():
+                if source is not None and source.has_first_values and table not in (defaults or {}):
+                    raise ConfigError(
+                        f"table {table!r}",
+                        f"{source.path} leaves out rows of first weights, expected to load its run",
+                    )
+            version = self._opened(model, defaults or {})
+            total = sum(source.num_rows for source in sources.values() if source is not None)
+            loading = Loading(model, total, lambda add: self._fill(version, sources, add))
+        except BaseException:
+            with self._lock:
+                del self._loading[name]
+            raise
+        with self._lock:
+            if name in self._loading:
+                self._loading[name] = loading
+        return loading
+
+    def lookup(self, model: str, table: str, keys: Tensor, version: int | None = None) -> Tensor:
+        """Return the rows float32[n, D] of ``keys int64[n]``; keys without a row get the table's default vector.
+
+        Args:
+            model: Name of the model.
+            table: Name of the table.
+            keys: Any integers.
+            version: Version of the model; None for the active one.
+
+        Raises:
+            ConfigError: No such model, version or table, or keys of another shape or type.
+        """
+        return self.table(model, table, version).lookup(keys)
+
+    def table(self, model: str, table: str, version: int | None = None) -> TableTiers:
+        """Return a table of a version of a model.
+
+        Raises:
+            ConfigError: No such model, version or table.
+        """
+        found = self._version(model, version)
+        _ = found.spec.table(table)
+        return found.tables[table]
+
+    def model(self, name: str, version: int | None = None) -> ServedModelSpec:
+        """Return a version of a model; None for the active one.
+
+        Raises:
+            ConfigError: No such model or version.
+        """
+        return self._version(name, version).spec
+
+    @property
+    def versions(self) -> Mapping[str, tuple[int, ...]]:
+        """The loaded versions of each model."""
+        with self._lock:
+            found: dict[str, tuple[int, ...]] = {}
+            for name, version in sorted(self._versions):
+                found[name] = (*found.get(name, ()), version)
+            return found
+
+    def active(self, model: str) -> int:
+        """Return the version that lookups find.
+
+        Raises:
+            ConfigError: No such model.
+        """
+        return self._version(model, None).spec.version
+
+    def activate(self, model: str, version: int) -> None:
+        """Let lookups find another loaded version.
+
+        Raises:
+            ConfigError: No such model or version.
+        """
+        _ = self._version(model, version)
+        with self._lock:
+            self._active[model] = version
+
+    def unload(self, model: str, version: int) -> None:
+        """Remove a version that is not active from all tiers that can be written.
+
+        Raises:
+            ConfigError: No such version, or the active one.
+            StorageError: A tier cannot be written; the version is gone from this server.
+        """
+        held = self._version(model, version)
+        with self._lock:
+            if self._active.get(model) == version:
+                raise ConfigError("version", f"got {version}, the active one of {model!r}, expected another")
+            del self._versions[model, version]
+        try:
+            for table in held.tables.values():
+                for tier in table.tiers:
+                    if tier.is_writable:
+                        tier.clear()
+        finally:
+            held.close()
+
+    def statistics(self) -> Mapping[str, Mapping[str, TableStatistics]]:
+        """Return the statistics of each table of the active versions: model -> table -> numbers."""
+        with self._lock:
+            active = {name: self._versions[name, version] for name, version in self._active.items()}
+        return {
+            name: {table: tiers.statistics() for table, tiers in version.tables.items()}
+            for name, version in active.items()
+        }
+
+    def refresh(self) -> bool:
+        """Let tables that are open for reading only move on to what others wrote; return whether there was anything.
+
+        Raises:
+            StorageError: A tier is damaged.
+        """
+        with self._lock:
+            tables = [table for version in self._versions.values() for table in version.tables.values()]
+        moved = [tier.refresh() for table in tables for tier in table.tiers]
+        return any(moved)
+
+    def close(self) -> None:
+        """Stop loading and close all tiers; rows on servers and disks stay."""
+        with self._lock:
+            loading = [held for held in self._loading.values() if held is not None]
+        for held in loading:
+            held.cancel()
+        with self._lock:
+            versions, self._versions, self._active = list(self._versions.values()), {}, {}
+        for version in versions:
+            version.close()
+        for server in self._redis.values():
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _version(self, model: str, version: int | None) -> _Version:
+        with self._lock:
+            number = self._active.get(model) if version is None else version
+            found = None if number is None else self._versions.get((model, number))
+            if found is not None:
+                return found
+            models = sorted({name for name, _ in self._versions})
+            versions = [held for name, held in sorted(self._versions) if name == model]
+        if not versions:
+            raise ConfigError("model", f"got {model!r}, expected one of {', '.join(models) or 'none: none is loaded'}")
+        known = ", ".join(map(str, versions))
+        raise ConfigError("version", f"got {version} of model {model!r}, expected one of {known}")
+
+    def _opened(self, model: ServedModelSpec, defaults: Mapping[str, DefaultRows]) -> _Version:
+        with ExitStack() as opened:
+            tables = {}
+            for table in model.tables:
+                tiers = []
+                for spec in self.spec.tiers:
+                    tier = self._tier(spec, model, table)
+                    opened.callback(tier.close)
+                    tiers.append(tier)
+                default = defaults.get(table.name) or constant_rows(table.width, table.default)
+                keeps = [getattr(spec, "keeps_found", False) for spec in self.spec.tiers]
+                tables[table.name] = TableTiers(tiers, default, keeps)
+            opened.pop_all()
+            return _Version(model, tables)
+
+    def _tier(self, spec: TierSpec, model: ServedModelSpec, table: ServedTableSpec) -> Tier:
+        versioned = f"{model.name}@{model.version}" if model.version else model.name
+        if isinstance(spec, HostMemorySpec):
+            return HostMemoryTier(table.name, table.width, spec)
+        if isinstance(spec, RedisSpec):
+            return RedisTier(self._redis[spec], f"hps_et.{versioned}.{table.name}", table.width)
+        directory = Path(spec.path) / versioned / table.name
+        if isinstance(spec, RowFileSpec):
+            return row_file_tier(spec, directory, table.name, table.width)
+        return rocksdb_tier(spec, directory, table.name, table.width)
+
+    def _fill(self, version: _Version, sources: Mapping[str, TableSource | None], add: Callable[[int], None]) -> None:
+        name = version.spec.name, version.spec.version
+        try:
+            for table, source in sources.items():
+                if source is not None:
+                    self._fill_table(version.tables[table], source, add)
+            with self._lock:
+                self._versions[name] = version
+                self._active[name[0]] = name[1]
+        except BaseException:
+            self._discard(version, sources)
+            raise
+        finally:
+            with self._lock:
+                self._loading.pop(name, None)
+
+    def _fill_table(self, table: TableTiers, source: TableSource, add: Callable[[int], None]) -> None:
+        """Insert the rows of a source into the tiers that take them."""
+        takers: list[tuple[Tier, int]] = []
+        for spec, tier in zip(self.spec.tiers, table.tiers, strict=True):
+            share = getattr(spec, "load_share", 1.0)
+            has_them = isinstance(tier, RowStoreTier) and tier.metadata.get(_LOADED) == source.identity
+            if tier.is_writable and share and not has_them:
+                takers.append((tier, round(share * source.num_rows)))
+        begin = 0
+        for chunk in source.read():
+            for tier, most in takers:
+                if begin < most:
+                    part = RowChunk(chunk.keys[: most - begin], chunk.rows[: most - begin])
+                    tier.insert(*part)
+            begin += chunk.keys.numel()
+            add(chunk.keys.numel())
+        for tier, _ in takers:
+            if isinstance(tier, RowStoreTier):
+                tier.commit({_LOADED: source.identity})
+
+    def _discard(self, version: _Version, sources: Mapping[str, TableSource | None]) -> None:
+        """Remove what a version that is refused has left in tiers that outlive this process."""
+        for name, table in version.tables.items():
+            for tier in table.tiers:
+                if tier.is_writable and sources[name] is not None:
+                    _try(tier.clear)
+        version.close()
+
+
+def _try(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except TerarecError:  # the error that is under way says more
+        return

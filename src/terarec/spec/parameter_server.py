@@ -1,0 +1,304 @@
+"""Where the rows of served tables lie, which models a parameter server loads, and the caches in front of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from terarec.errors import ConfigError
+from terarec.spec import checks
+
+EvictionPolicy = Literal["random", "lru", "lfu"]
+_POLICIES = ("random", "lru", "lfu")
+_NAME = re.compile(r"[A-Za-z0-9_\-]{1,120}")
+_NAME_WORDS = "1 to 120 letters, digits, '_' and '-'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverflowSpec:
+    """Bound of the rows in a partition of a table.
+
+    Attributes:
+        max_rows: Most rows of a partition; None for no bound.
+        evict: Which rows are evicted when there are more: any, the least recently or the least frequently used.
+        keep: Share of `max_rows` that an eviction leaves.
+    """
+
+    max_rows: int | None = None
+    evict: EvictionPolicy = "random"
+    keep: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.max_rows is not None:
+            checks.positive_int(self, "max_rows")
+        checks.one_of(self, "evict", _POLICIES)
+        checks.finite_float(self, "keep", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemorySpec:
+    """Rows in the memory of this process: a hash index and an arena for each table.
+
+    Attributes:
+        num_partitions: Parts of a table, each with an index, an arena and a lock of its own.
+        overflow: Bound of a partition.
+        load_share: Share of a table's rows to load, from the first on; 0 to load none.
+        keeps_found: Whether rows that a slower tier had are inserted.
+    """
+
+    kind: ClassVar[str] = "host"
+    num_partitions: int = 1
+    overflow: OverflowSpec = OverflowSpec()
+    load_share: float = 1.0
+    keeps_found: bool = False
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "num_partitions")
+        checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
+        checks.finite_float(self, "load_share", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TLSSpec:
+    """Encryption of the connections to a server.
+
+    Attributes:
+        ca_certificates: File or directory of the trusted certificates.
+        certificate: File of the client's certificate; None for none.
+        key: File of its key.
+        server_name: Name that the server's certificate is checked for; None for the name of the host.
+    """
+
+    ca_certificates: str
+    certificate: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            checks.reject(self, "key", "got one of certificate and key, expected both or none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RedisSpec:
+    """Rows in Redis or Valkey, a single server or a cluster, in the layout of HugeCTR's parameter server.
+
+    Attributes:
+        address: ``host:port`` of a server, or of some nodes of a cluster, with commas between.
+        user: Name of the user.
+        password: The password; None for none.
+        num_partitions: Hashes of a table, which a cluster spreads over its nodes.
+        num_connections: Most connections to a node.
+        batch_rows: Most keys of one command.
+        timeout_seconds: Most seconds to wait for a server; the lookup then goes on with the next tier.
+        tls: Encryption; None for none.
+        overflow: Bound of a partition.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
+        keeps_found: Whether rows that a slower tier had are inserted.
+    """
+
+    kind: ClassVar[str] = "redis"
+    address: str = "127.0.0.1:6379"
+    user: str = "default"
+    password: str | None = field(default=None, repr=False)
+    num_partitions: int = 8
+    num_connections: int = 5
+    batch_rows: int = 65536
+    timeout_seconds: float = 1.0
+    tls: TLSSpec | None = None
+    overflow: OverflowSpec = OverflowSpec()
+    load_share: float = 1.0
+    keeps_found: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.nodes
+        except ValueError:
+            checks.fail(self, "address", "HOST:PORT, or several with commas between")
+        checks.positive_int(self, "num_partitions")
+        checks.positive_int(self, "num_connections")
+        checks.positive_int(self, "batch_rows")
+        checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
+        checks.instance(self, "overflow", OverflowSpec, "OverflowSpec(...)")
+        if self.overflow.evict == "lfu":
+            checks.reject(self, "overflow", "got evict 'lfu', expected 'random' or 'lru', for which Redis has numbers")
+        checks.finite_float(self, "load_share", low=0.0, high=1.0)
+
+    @property
+    def nodes(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each address."""
+        found = []
+        for address in self.address.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not 0 < int(port) < 65536:
+                raise ValueError(address)
+            found.append((host.strip("[]"), int(port)))
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFileSpec:
+    """Rows in row files on a disk, one for each table and version.
+
+    Attributes:
+        path: Directory of the files.
+        read_only: Whether to open files that another process writes; no rows are loaded then.
+    """
+
+    kind: ClassVar[str] = "row_file"
+    path: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        _check_path(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RocksDBSpec:
+    """Rows in RocksDB, one database for each table and version. It needs the extra ``rocksdb``.
+
+    Attributes:
+        path: Directory of the databases.
+        read_only: Whether no rows are written.
+    """
+
+    kind: ClassVar[str] = "rocksdb"
+    path: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        _check_path(self)
+
+
+TierSpec = HostMemorySpec | RedisSpec | RowFileSpec | RocksDBSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedTableSpec:
+    """A table of a served model.
+
+    Attributes:
+        name: Name of the table.
+        width: Length D of a vector.
+        default: Every number of the vector that keys without a row get.
+        source: A folder or file of HugeCTR, or a checkpoint of terarec that has a table of this name; None to serve
+            what tiers hold.
+        key_bytes: Bytes of a key in a file of HugeCTR before 3.1, 4 or 8; folders have 8.
+        has_slots: Whether a slot follows each key in such a file.
+    """
+
+    name: str
+    width: int
+    default: float = 0.0
+    source: str | None = None
+    key_bytes: Literal[4, 8] = 8
+    has_slots: bool = False
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "width")
+        checks.finite_float(self, "default")
+        checks.one_of(self, "key_bytes", (4, 8))
+        if self.source is not None and (not isinstance(self.source, str) or not self.source):
+            checks.fail(self, "source", "a path, or none")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSpec:
+    """A cache of rows on the device that computes, in front of the tiers of a table.
+
+    Attributes:
+        form: "dynamic" replaces rows that were not used for long; "static" loads the first rows and keeps them;
+            "int8" is dynamic with rows in 8-bit codes.
+        share: Rows of the cache as a share of the table's, above 0, at most 1.
+        rows: Rows of the cache, in place of `share`.
+        hit_rate_threshold: Where a lookup's share of found keys is at least this, the others get the default vector
+            and are inserted in the background; else they are read at once. 1 reads all at once, unless none is missing.
+        refresh_delay_seconds: Seconds before the first refresh.
+        refresh_seconds: Seconds between two refreshes of the rows from the tiers; 0 for no refresh.
+        refresh_share: Share of the rows that one step of a refresh reads.
+    """
+
+    form: Literal["dynamic", "static", "int8"] = "dynamic"
+    share: float = 0.2
+    rows: int | None = None
+    hit_rate_threshold: float = 1.0
+    refresh_delay_seconds: float = 0.0
+    refresh_seconds: float = 0.0
+    refresh_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "form", ("dynamic", "static", "int8"))
+        checks.finite_float(self, "share", low=0.0, high=1.0, open_low=True)
+        if self.rows is not None:
+            checks.positive_int(self, "rows")
+        checks.finite_float(self, "hit_rate_threshold", low=0.0, high=1.0)
+        checks.finite_float(self, "refresh_delay_seconds", low=0.0)
+        checks.finite_float(self, "refresh_seconds", low=0.0)
+        checks.finite_float(self, "refresh_share", low=0.0, high=1.0, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModelSpec:
+    """A version of a model whose tables a parameter server holds.
+
+    Attributes:
+        name: Name of the model.
+        tables: Its tables.
+        version: Number of the version; 0 for a model without versions, whose rows in Redis HugeCTR finds, too.
+        cache: Cache of each table on a device; None for none.
+    """
+
+    name: str
+    tables: tuple[ServedTableSpec, ...]
+    version: int = 0
+    cache: CacheSpec | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            checks.fail(self, "name", _NAME_WORDS)
+        if not self.tables:
+            checks.reject(self, "tables", "got none, expected at least one table")
+        checks.distinct(self, "tables", [table.name for table in self.tables])
+        checks.positive_int(self, "version", minimum=0)
+
+    def table(self, name: str) -> ServedTableSpec:
+        """Return the table `name`.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
+        known = ", ".join(table.name for table in self.tables)
+        raise ConfigError("table", f"got {name!r} of model {self.name!r}, expected one of {known}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterServerSpec:
+    """Tiers of a parameter server, the fastest first, and the models to load at its start.
+
+    Attributes:
+        tiers: Memories of the rows. A key is looked up in one after the other until one has it.
+        models: Models.
+    """
+
+    tiers: tuple[TierSpec, ...] = (HostMemorySpec(),)
+    models: tuple[ServedModelSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tiers, tuple) or not self.tiers:
+            checks.fail(self, "tiers", "at least one tier")
+        kinds = [tier.kind for tier in self.tiers]
+        if kinds.count("host") > 1:
+            checks.reject(self, "tiers", f"got {kinds}, expected host memory once")
+        paths = [tier.path for tier in self.tiers if isinstance(tier, RowFileSpec | RocksDBSpec)]
+        checks.distinct(self, "tiers", paths)
+        checks.distinct(self, "models", [f"{model.name} {model.version}" for model in self.models])
+
+
+def _check_path(spec: Any) -> None:
+    if not isinstance(spec.path, str) or not spec.path:
+        checks.fail(spec, "path", "the path of a directory")

@@ -1,0 +1,14 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ps.redis_processes import PROGRAM, RedisProcess, running
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A server for tests that do not stop it."""
+    if PROGRAM is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server

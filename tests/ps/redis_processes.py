@@ -1,0 +1,87 @@
+"""Real servers for the tests: Redis or Valkey, bound to loopback, in a directory of their own."""
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from terarec.spec import RedisSpec
+
+PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
+needs_redis = pytest.mark.skipif(PROGRAM is None, reason="neither valkey-server nor redis-server is installed")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+class RedisProcess:
+    """A server that can be killed, paused and started again with what it held."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.port = free_port()
+        self._directory = directory
+        self._options = options
+        directory.mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def spec(self, **options: object) -> RedisSpec:
+        return RedisSpec(address=self.address, **options)  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        assert PROGRAM is not None
+        options = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--dir", str(self._directory))
+        self._process = subprocess.Popen(
+            [PROGRAM, "--bind", "127.0.0.1", "--port", str(self.port), *options, *self._options],
+            stdout=subprocess.DEVNULL,
+        )
+        self._wait()
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """Let it accept connections and answer nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.resume()
+        self._process.terminate()
+        self._process.wait()
+
+    def _wait(self) -> None:
+        for _ in range(400):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.2) as held:
+                held.sendall(b"PING\r\n")
+                if held.recv(64).startswith(b"+PONG"):
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"no answer on port {self.port}")
+
+
+@contextlib.contextmanager
+def running(directory: Path, *options: str) -> Iterator[RedisProcess]:
+    """Run a server."""
+    server = RedisProcess(directory, *options)
+    try:
+        yield server
+    finally:
+        server.stop()

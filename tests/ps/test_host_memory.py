@@ -1,0 +1,88 @@
+"""Eviction, memory and concurrency of rows in host memory."""
+
+import threading
+
+import pytest
+import torch
+
+from terarec.ps import HostMemoryTier
+from terarec.spec import HostMemorySpec, OverflowSpec
+
+
+def rows(keys: torch.Tensor) -> torch.Tensor:
+    return keys.float().unsqueeze(1).expand(-1, 4).contiguous()
+
+
+def bounded(evict: str, most: int = 100, keep: float = 0.5) -> HostMemoryTier:
+    overflow = OverflowSpec(max_rows=most, evict=evict, keep=keep)  # type: ignore[arg-type]
+    return HostMemoryTier("t", 4, HostMemorySpec(overflow=overflow))
+
+
+@pytest.mark.parametrize("evict", ["random", "lru", "lfu"])
+def test_a_full_partition_keeps_its_share_and_the_new_rows(evict: str) -> None:
+    tier = bounded(evict)
+    tier.insert(torch.arange(100), rows(torch.arange(100)))
+    assert tier.count() == 100
+    new = torch.arange(1000, 1010)
+    tier.insert(new, rows(new))
+    assert tier.count() == 50
+    assert tier.statistics().evicted == 60
+    assert bool(tier.lookup(new).mask.all())
+    held = tier.lookup(torch.arange(100))
+    assert torch.equal(held.rows[held.mask], rows(torch.arange(100))[held.mask])
+
+
+def test_the_least_recently_used_rows_leave() -> None:
+    tier = bounded("lru")
+    tier.insert(torch.arange(100), rows(torch.arange(100)))
+    tier.lookup(torch.arange(20, 60))
+    tier.insert(torch.tensor([500]), rows(torch.tensor([500])))
+    assert bool(tier.lookup(torch.arange(20, 60)).mask.all())
+
+
+def test_the_least_frequently_used_rows_leave() -> None:
+    tier = bounded("lfu")
+    tier.insert(torch.arange(100), rows(torch.arange(100)))
+    tier.lookup(torch.arange(30, 70).repeat(3))
+    tier.lookup(torch.arange(0, 100))
+    tier.insert(torch.tensor([500]), rows(torch.tensor([500])))
+    assert bool(tier.lookup(torch.arange(30, 70)).mask.all())
+
+
+def test_a_batch_larger_than_the_bound_leaves_the_bound() -> None:
+    tier = bounded("random", most=10)
+    tier.insert(torch.arange(64), rows(torch.arange(64)))
+    assert tier.count() <= 10
+
+
+def test_memory_of_evicted_rows_is_used_again() -> None:
+    tier = bounded("random", most=1000, keep=0.1)
+    for begin in range(0, 200_000, 1000):
+        keys = torch.arange(begin, begin + 1000)
+        tier.insert(keys, rows(keys))
+    assert tier.count() <= 1000
+    assert tier.memory_bytes < 4 << 20
+
+
+def test_lookups_beside_insertions_see_whole_rows() -> None:
+    tier = HostMemoryTier("t", 64)
+    keys = torch.arange(20_000)
+    tier.insert(keys, torch.zeros(20_000, 64))
+    stop = threading.Event()
+
+    def insert() -> None:
+        value = 0.0
+        while not stop.is_set():
+            value += 1.0
+            tier.insert(keys[:4000], torch.full((4000, 64), value))
+
+    writer = threading.Thread(target=insert)
+    writer.start()
+    try:
+        for _ in range(30):
+            found = tier.lookup(keys[:1000])
+            assert bool(found.mask.all())
+            assert torch.equal(found.rows, found.rows[:, :1].expand(-1, 64))
+    finally:
+        stop.set()
+        writer.join()

@@ -1,0 +1,195 @@
+"""Parameter servers: sources, versions, loading in the background."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.formats.hugectr import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
+from terarec.ps import ParameterServer
+from terarec.ps import server as server_module
+from terarec.ps.sources import RowChunk, TableSource
+from terarec.spec import (
+    HostMemorySpec,
+    ParameterServerSpec,
+    RowFileSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    TierSpec,
+)
+from tests.errors import at
+
+KEYS = np.arange(100, 1100) * 3
+VECTORS = np.random.default_rng(0).standard_normal((1000, 8)).astype(np.float32)
+
+
+def model(source: Path, version: int = 0, **table: object) -> ServedModelSpec:
+    options = {"name": "user", "width": 8, "source": str(source), **table}
+    return ServedModelSpec(name="dcn", version=version, tables=(ServedTableSpec(**options),))  # type: ignore[arg-type]
+
+
+def folder(path: Path, factor: float = 1.0) -> Path:
+    write_sparse_folder(path, [SparseRows(KEYS, VECTORS * np.float32(factor))])
+    return path
+
+
+def serve(*models: ServedModelSpec, tiers: tuple[TierSpec, ...] = (HostMemorySpec(),)) -> ParameterServer:
+    return ParameterServer(ParameterServerSpec(tiers=tiers, models=models))
+
+
+def looked_up(server: ParameterServer, version: int | None = None) -> np.ndarray:
+    return server.lookup("dcn", "user", torch.from_numpy(KEYS), version).numpy()
+
+
+def test_a_folder_of_hugectr_is_served(tmp_path: Path) -> None:
+    with serve(model(folder(tmp_path / "0"), default=0.5)) as server:
+        assert np.array_equal(looked_up(server), VECTORS)
+        assert server.lookup("dcn", "user", torch.tensor([5])).tolist() == [[0.5] * 8]
+        assert server.statistics()["dcn"]["user"].defaults == 1
+
+
+@pytest.mark.parametrize(("key_bytes", "has_slots"), [(4, False), (8, True)])
+def test_a_file_of_hugectr_is_served(tmp_path: Path, key_bytes: int, has_slots: bool) -> None:
+    layout = SparseFileLayout(8, key_bytes, has_slots)  # type: ignore[arg-type]
+    slots = np.zeros(1000, np.uint64) if has_slots else None
+    write_sparse_file(tmp_path / "sparse.model", layout, [SparseRows(KEYS, VECTORS, slots)])
+    with serve(model(tmp_path / "sparse.model", key_bytes=key_bytes, has_slots=has_slots)) as server:
+        assert np.array_equal(looked_up(server), VECTORS)
+
+
+def test_versions_are_side_by_side_and_the_last_is_active(tmp_path: Path) -> None:
+    with serve(model(folder(tmp_path / "1"), 1), tiers=(RowFileSpec(path=str(tmp_path / "rows")),)) as server:
+        server.load(model(folder(tmp_path / "2", 2.0), 2)).wait()
+        assert server.versions == {"dcn": (1, 2)}
+        assert server.active("dcn") == 2
+        assert np.array_equal(looked_up(server), 2 * VECTORS)
+        assert np.array_equal(looked_up(server, 1), VECTORS)
+        server.activate("dcn", 1)
+        assert np.array_equal(looked_up(server), VECTORS)
+        server.unload("dcn", 2)
+        assert server.versions == {"dcn": (1,)}
+        with pytest.raises(ConfigError, check=at("version")):
+            server.unload("dcn", 1)
+        with pytest.raises(ConfigError, check=at("version")):
+            server.lookup("dcn", "user", torch.tensor([1]), 2)
+
+
+def test_a_damaged_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+    damaged = VECTORS.copy()
+    damaged[700, 3] = np.nan
+    write_sparse_folder(tmp_path / "2", [SparseRows(KEYS, damaged)])
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "key").write_bytes(KEYS.tobytes())
+    (tmp_path / "3" / "emb_vector").write_bytes(VECTORS.tobytes()[:-4])
+    tiers = (HostMemorySpec(), RowFileSpec(path=str(tmp_path / "rows")))
+    with serve(model(folder(tmp_path / "1"), 1), tiers=tiers) as server:
+        loading = server.load(model(tmp_path / "2", 2))
+        with pytest.raises(FormatError, check=at(str(tmp_path / "2"))):
+            loading.wait()
+        assert isinstance(loading.error, FormatError)
+        with pytest.raises(FormatError):
+            server.load(model(tmp_path / "3", 2))
+        with pytest.raises(DataNotFoundError):
+            server.load(model(tmp_path / "4", 2))
+        assert server.versions == {"dcn": (1,)}
+        assert np.array_equal(looked_up(server), VECTORS)
+        server.load(model(folder(tmp_path / "5", 3.0), 2)).wait()
+        assert np.array_equal(looked_up(server), 3 * VECTORS)
+
+
+def test_a_version_is_not_found_before_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def read() -> Iterator[RowChunk]:
+        for begin in (0, 500):
+            yield RowChunk(torch.from_numpy(KEYS[begin : begin + 500]), torch.zeros(500, 8))
+            go_on.wait()
+
+    source = TableSource(path=tmp_path, num_rows=1000, read=read)
+    with serve(model(folder(tmp_path / "1"), 1)) as server:
+        monkeypatch.setattr(server_module, "open_source", lambda spec: source)
+        loading = server.load(model(tmp_path, 2))
+        with pytest.raises(TimeoutError):
+            loading.wait(0.05)
+        assert loading.progress.total == 1000
+        assert np.array_equal(looked_up(server), VECTORS)
+        with pytest.raises(ConfigError, check=at("version")):
+            server.load(model(tmp_path, 2))
+        go_on.set()
+        loading.wait()
+        assert loading.progress.rows == 1000
+        assert not looked_up(server).any()
+
+
+def test_closing_stops_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> Iterator[RowChunk]:
+        while True:
+            yield RowChunk(torch.arange(10), torch.zeros(10, 8))
+
+    monkeypatch.setattr(server_module, "open_source", lambda spec: TableSource(path=tmp_path, num_rows=1, read=read))
+    server = serve()
+    loading = server.load(model(tmp_path))
+    server.close()
+    with pytest.raises(StorageError):
+        loading.wait()
+
+
+def test_a_row_file_is_not_loaded_again_unless_its_source_changed(tmp_path: Path) -> None:
+    spec, tiers = model(folder(tmp_path / "0")), (RowFileSpec(path=str(tmp_path / "rows")),)
+    with serve(spec, tiers=tiers) as server:
+        table = server.table("dcn", "user")
+        table.insert(torch.tensor([5]), torch.ones(1, 8))
+        table.flush()
+    with serve(spec, tiers=tiers) as server:
+        assert server.table("dcn", "user").statistics().tiers[0].counted.inserted == 0
+        assert server.lookup("dcn", "user", torch.tensor([5])).tolist() == [[1.0] * 8]
+        assert np.array_equal(looked_up(server), VECTORS)
+    folder(tmp_path / "0", 4.0)
+    with serve(spec, tiers=tiers) as server:
+        assert np.array_equal(looked_up(server), 4 * VECTORS)
+
+
+def test_a_replica_reads_the_files_of_a_writer(tmp_path: Path) -> None:
+    spec, path = model(folder(tmp_path / "0")), str(tmp_path / "rows")
+    with (
+        serve(spec, tiers=(RowFileSpec(path=path),)) as writer,
+        serve(spec, tiers=(RowFileSpec(path=path, read_only=True),)) as replica,
+    ):
+        assert np.array_equal(looked_up(replica), VECTORS)
+        writer.table("dcn", "user").insert(torch.tensor([5]), torch.ones(1, 8))
+        writer.table("dcn", "user").flush()
+        assert replica.refresh()
+        assert replica.lookup("dcn", "user", torch.tensor([5])).tolist() == [[1.0] * 8]
+        assert not replica.refresh()
+
+
+def test_a_share_of_the_rows_in_host_memory_the_rest_on_disk(tmp_path: Path) -> None:
+    tiers = (HostMemorySpec(load_share=0.25), RowFileSpec(path=str(tmp_path / "rows")))
+    with serve(model(folder(tmp_path / "0")), tiers=tiers) as server:
+        assert np.array_equal(looked_up(server), VECTORS)
+        host, disk = server.statistics()["dcn"]["user"].tiers
+        assert (host.counted.hits, disk.counted.hits) == (250, 750)
+
+
+def test_unknown_names_are_rejected(tmp_path: Path) -> None:
+    with serve(model(folder(tmp_path / "0"))) as server:
+        for arguments, where in (
+            (("dnn", "user"), "model"),
+            (("dcn", "item"), "table"),
+            (("dcn", "user", 7), "version"),
+        ):
+            with pytest.raises(ConfigError, check=at(where)):
+                server.table(*arguments)  # type: ignore[arg-type]
+
+
+def test_another_width_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(FormatError):
+        serve(model(folder(tmp_path / "0"), width=9))
+    serve(model(folder(tmp_path / "0")), tiers=(RowFileSpec(path=str(tmp_path / "rows")),)).close()
+    other = ServedModelSpec(name="dcn", tables=(ServedTableSpec(name="user", width=4),))
+    with pytest.raises(FormatError):
+        serve(other, tiers=(RowFileSpec(path=str(tmp_path / "rows")),))
