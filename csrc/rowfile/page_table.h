@@ -38,6 +38,13 @@ class PageTable {
   // Returns the place that the key had, or kNone.
   uint64_t erase(int64_t key);
 
+  // Erases all keys of whose places `is_gone` says so; looks at every key.
+  template <typename IsGone>
+  void erase_if(const IsGone& is_gone) {
+    for (Partition& each : partitions_) size_ -= each.erase_if(is_gone);
+    if (largest_ != kNone && is_gone(largest_)) largest_ = kNone, size_--;
+  }
+
  private:
   static constexpr int kPartitionBits = 8;
   static constexpr int kPartitions = 1 << kPartitionBits;
@@ -51,6 +58,16 @@ class PageTable {
     uint64_t find(uint64_t hash) const;
     uint64_t set(uint64_t hash, uint64_t place);
     uint64_t erase(uint64_t hash);
+    template <typename IsGone>
+    int64_t erase_if(const IsGone& is_gone) {
+      const int64_t before = size_;
+      for (int64_t i = 0; i < slots_;) {
+        const bool goes = hashes_[i] != kEmpty && is_gone(value(places_[i]));
+        if (goes) erase(hashes_[i]);  // what follows moves to this slot
+        i += !goes;
+      }
+      return before - size_;
+    }
 
    private:
     struct Place {

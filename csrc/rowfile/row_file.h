@@ -166,8 +166,10 @@ class RowFile {
   struct Loading;
   std::unique_ptr<Contents> load(const Manifest& manifest);
   std::shared_ptr<Segment> listed_segment(const SegmentRecord& record, int64_t slot);
-  void read_keys(Segment& segment, SegmentKeys& keys);
-  void scan_keys(const File& file, const Segment& segment, SegmentKeys& keys) const;
+  Loading new_pages(const SegmentRecord& record, const Segment* held, int64_t slot);
+  bool catch_up(const Manifest& manifest);
+  void read_keys(Segment& segment, SegmentKeys& keys, int64_t first_page);
+  void scan_keys(const File& file, const Segment& segment, SegmentKeys& keys, int64_t first_page) const;
   void apply(Contents& contents, Loading& loading);
   void remove_unlisted(const Manifest& manifest);
   void finish_segments();

@@ -257,6 +257,61 @@ def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
             call()
 
 
+def test_a_refresh_reads_what_is_new_alone(tmp_path: Path) -> None:
+    store = RowFile.create(tmp_path / "rows", 64, segment_bytes=2**14)
+    keys = np.arange(4000, dtype=np.int64)
+    store.write(keys, rows_of(keys, 64))
+    store.commit()
+    reader = RowFile.open(tmp_path / "rows", read_only=True)
+    oldest = segments(tmp_path / "rows")[0]
+    text = oldest.read_bytes()
+    oldest.write_bytes(b"")  # which opening from scratch would find
+    generator = np.random.default_rng(3)
+    for version in range(1, 30):
+        some = generator.choice(np.arange(300, 4200), 60 if version % 7 else 2)
+        store.write(np.unique(some), rows_of(np.unique(some), 64, version))
+        store.erase(generator.integers(300, 4000, 20))
+        store.commit()
+        assert reader.refresh()
+        assert not reader.refresh()
+        assert len(reader) == len(store)
+        some = generator.integers(300, 4500, 200)
+        for mine, theirs in zip(read(reader, some), read(store, some), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    with pytest.raises(StorageError):
+        RowFile.open(tmp_path / "rows", read_only=True)
+    oldest.write_bytes(text)
+    assert content(reader) == content(store)
+    reader.close()
+    store.close()
+
+
+def test_a_refresh_forgets_keys_whose_removal_compaction_dropped(tmp_path: Path) -> None:
+    store = RowFile.create(tmp_path / "rows", 64, segment_bytes=2**14, options=RowFileOptions(space_ratio=0))
+    keys = np.arange(4000, dtype=np.int64)
+    store.write(keys, rows_of(keys, 64))
+    store.commit()
+    reader = RowFile.open(tmp_path / "rows", read_only=True)
+    files = segments(tmp_path / "rows")
+    unchanged = files[len(files) // 2]
+    text = unchanged.read_bytes()
+    store.erase(keys[:900])
+    for _ in range(3):  # the rows go, then what says that they are erased
+        store.compact()
+    store.commit()
+    unchanged.write_bytes(b"")  # which opening from scratch would find
+    assert reader.refresh()
+    unchanged.write_bytes(text)
+    assert len(reader) == 3100
+    assert content(reader) == content(store)
+    store.write(keys[:5], rows_of(keys[:5], 64, 1))  # to slots of segments that are gone
+    store.commit()
+    assert reader.refresh()
+    assert content(reader) == content(store)
+    reader.close()
+    store.close()
+
+
 def test_a_snapshot_shares_the_segments_that_no_longer_change(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows", 1000)
     store.snapshot(tmp_path / "copy")
