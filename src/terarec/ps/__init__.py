@@ -1,5 +1,6 @@
 """The parameter server: tables of served models in tiers (host memory, Redis or Valkey, disk), looked up in batches."""
 
+from terarec.ps.cache import CacheStatistics, EmbeddingCache
 from terarec.ps.disk import RowStoreTier
 from terarec.ps.host_memory import HostMemoryTier
 from terarec.ps.redis_server import RedisServer
@@ -9,7 +10,9 @@ from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, TierUseSt
 from terarec.ps.tier import Found, Tier, TierStatistics
 
 __all__ = [
+    "CacheStatistics",
     "DefaultRows",
+    "EmbeddingCache",
     "Found",
     "HostMemoryTier",
     "LoadProgress",

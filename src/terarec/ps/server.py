@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -10,9 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError, TerarecError
+from terarec.ps.cache import EmbeddingCache
 from terarec.ps.disk import RowStoreTier, rocksdb_tier, row_file_tier
 from terarec.ps.host_memory import HostMemoryTier
 from terarec.ps.redis_server import RedisServer
@@ -21,6 +24,7 @@ from terarec.ps.sources import RowChunk, TableSource, open_source
 from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, constant_rows
 from terarec.ps.tier import Tier
 from terarec.spec import (
+    CacheSpec,
     HostMemorySpec,
     ParameterServerSpec,
     RedisSpec,
@@ -105,11 +109,17 @@ class Loading:
 class _Version:
     """The tables of a version of a model."""
 
-    def __init__(self, spec: ServedModelSpec, tables: Mapping[str, TableTiers]) -> None:
+    def __init__(
+        self, spec: ServedModelSpec, tables: Mapping[str, TableTiers], sources: Mapping[str, TableSource | None]
+    ) -> None:
         self.spec = spec
         self.tables = tables
+        self.sources = sources
+        self.caches: dict[tuple[str, torch.device], EmbeddingCache] = {}
 
     def close(self) -> None:
+        for cache in self.caches.values():
+            cache.close()
         for table in self.tables.values():
             table.close()
 
@@ -134,6 +144,7 @@ class ParameterServer:
         self.spec = spec
         self._redis = {tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)}
         self._lock = threading.Lock()
+        self._caching = threading.Lock()
         self._versions: dict[tuple[str, int], _Version] = {}
         self._active: dict[str, int] = {}
         self._loading: dict[tuple[str, int], Loading | None] = {}
@@ -172,9 +183,9 @@ class ParameterServer:
                         f"table {table!r}",
                         f"{source.path} leaves out rows of first weights, expected to load its run",
                     )
-            version = self._opened(model, defaults or {})
+            version = self._opened(model, sources, defaults or {})
             total = sum(source.num_rows for source in sources.values() if source is not None)
-            loading = Loading(model, total, lambda add: self._fill(version, sources, add))
+            loading = Loading(model, total, lambda add: self._fill(version, add))
         except BaseException:
             with self._lock:
                 del self._loading[name]
@@ -207,6 +218,25 @@ class ParameterServer:
         found = self._version(model, version)
         _ = found.spec.table(table)
         return found.tables[table]
+
+    def cache(
+        self, model: str, table: str, version: int | None = None, device: torch.device | None = None
+    ) -> EmbeddingCache:
+        """Return the cache of a table on a device, which the first call makes and fills with the table's first rows.
+
+        Raises:
+            ConfigError: No such model, version or table, or a model without a cache.
+            FormatError: The source of the rows is damaged.
+            StorageError: Not enough memory for the rows.
+        """
+        found, device = self._version(model, version), device or torch.device("cpu")
+        _ = found.spec.table(table)
+        if found.spec.cache is None:
+            raise ConfigError("cache", f"model {model!r} has none, expected ServedModelSpec(cache=CacheSpec(...))")
+        with self._caching:
+            if (table, device) not in found.caches:
+                found.caches[table, device] = _new_cache(found, table, found.spec.cache, device)
+            return found.caches[table, device]
 
     def model(self, name: str, version: int | None = None) -> ServedModelSpec:
         """Return a version of a model; None for the active one.
@@ -315,7 +345,9 @@ class ParameterServer:
         known = ", ".join(map(str, versions))
         raise ConfigError("version", f"got {version} of model {model!r}, expected one of {known}")
 
-    def _opened(self, model: ServedModelSpec, defaults: Mapping[str, DefaultRows]) -> _Version:
+    def _opened(
+        self, model: ServedModelSpec, sources: Mapping[str, TableSource | None], defaults: Mapping[str, DefaultRows]
+    ) -> _Version:
         with ExitStack() as opened:
             tables = {}
             for table in model.tables:
@@ -328,7 +360,7 @@ class ParameterServer:
                 keeps = [getattr(spec, "keeps_found", False) for spec in self.spec.tiers]
                 tables[table.name] = TableTiers(tiers, default, keeps)
             opened.pop_all()
-            return _Version(model, tables)
+            return _Version(model, tables, sources)
 
     def _tier(self, spec: TierSpec, model: ServedModelSpec, table: ServedTableSpec) -> Tier:
         versioned = f"{model.name}@{model.version}" if model.version else model.name
@@ -341,17 +373,17 @@ class ParameterServer:
             return row_file_tier(spec, directory, table.name, table.width)
         return rocksdb_tier(spec, directory, table.name, table.width)
 
-    def _fill(self, version: _Version, sources: Mapping[str, TableSource | None], add: Callable[[int], None]) -> None:
+    def _fill(self, version: _Version, add: Callable[[int], None]) -> None:
         name = version.spec.name, version.spec.version
         try:
-            for table, source in sources.items():
+            for table, source in version.sources.items():
                 if source is not None:
                     self._fill_table(version.tables[table], source, add)
             with self._lock:
                 self._versions[name] = version
                 self._active[name[0]] = name[1]
         except BaseException:
-            self._discard(version, sources)
+            self._discard(version)
             raise
         finally:
             with self._lock:
@@ -377,13 +409,25 @@ class ParameterServer:
             if isinstance(tier, RowStoreTier):
                 tier.commit({_LOADED: source.identity})
 
-    def _discard(self, version: _Version, sources: Mapping[str, TableSource | None]) -> None:
+    def _discard(self, version: _Version) -> None:
         """Remove what a version that is refused has left in tiers that outlive this process."""
         for name, table in version.tables.items():
             for tier in table.tiers:
-                if tier.is_writable and sources[name] is not None:
+                if tier.is_writable and version.sources[name] is not None:
                     _try(tier.clear)
         version.close()
+
+
+def _new_cache(version: _Version, table: str, spec: CacheSpec, device: torch.device) -> EmbeddingCache:
+    """Return a cache with the first rows of a table's source."""
+    tiers, source = version.tables[table], version.sources[table]
+    held = source.num_rows if source is not None else tiers.tiers[-1].count()
+    cache = EmbeddingCache(tiers, spec.rows or max(1, math.ceil(spec.share * held)), spec, device)
+    if source is not None:
+        for chunk in source.read():
+            if not cache.fill(*chunk):
+                break
+    return cache
 
 
 def _try(action: Callable[[], None]) -> None:

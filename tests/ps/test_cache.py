@@ -1,0 +1,214 @@
+"""Embedding caches: what they return, keep, read in the background and refresh."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.errors import ConfigError, StorageError
+from terarec.formats.hugectr import SparseRows, write_sparse_folder
+from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ParameterServer, TableTiers
+from terarec.ps.cache_slots import CacheSlots
+from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec
+from tests.errors import at
+
+WIDTH = 8
+KEYS = torch.cat([torch.arange(-500, 500), torch.tensor([-(2**63), 2**63 - 1])])
+
+
+def rows_of(keys: torch.Tensor, salt: float = 0.0) -> torch.Tensor:
+    return keys.double().unsqueeze(1).mul(torch.arange(1.0, WIDTH + 1)).sin().add(salt).float()
+
+
+def tiers(default: float = 0.0) -> TableTiers:
+    tier = HostMemoryTier("t", WIDTH)
+    tier.insert(KEYS, rows_of(KEYS))
+    return TableTiers([tier], lambda keys: torch.full((keys.numel(), WIDTH), default))
+
+
+@pytest.fixture(params=["dynamic", "int8", "static"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def assert_rows(got: torch.Tensor, expected: torch.Tensor, form: str) -> None:
+    assert torch.allclose(got, expected, atol=2 / 510 if form == "int8" else 0.0, rtol=0.0)
+
+
+def test_every_lookup_equals_the_tiers(form: str) -> None:
+    """Whatever the cache holds, evicts and reads."""
+    generator = torch.Generator().manual_seed(1)
+    cache = EmbeddingCache(tiers(default=0.25), 100, CacheSpec(form=form))  # type: ignore[arg-type]
+    cache.fill(KEYS[:80], rows_of(KEYS[:80]))
+    for size in (0, 1, 7, 60, 99, 100, 101, 400, 50, 3):
+        asked = KEYS[torch.randint(0, KEYS.numel(), (size,), generator=generator)].clone()
+        if size:
+            asked[-1] = 777_777
+        expected = rows_of(asked)
+        expected[asked == 777_777] = 0.25
+        assert_rows(cache.lookup(asked), expected, form)
+        assert cache.statistics().rows <= 100
+    counted = cache.statistics()
+    assert counted.keys == 821
+    assert 0 < counted.hits < counted.keys
+    assert (counted.evicted > 0) == (form != "static")
+
+
+def test_a_static_cache_keeps_its_rows() -> None:
+    cache = EmbeddingCache(tiers(), 50, CacheSpec(form="static"))
+    assert not cache.fill(KEYS[:60], rows_of(KEYS[:60]))
+    cache.lookup(KEYS)
+    assert cache.lookup(KEYS[:50]).equal(rows_of(KEYS[:50]))
+    assert cache.statistics().hits == 100
+    assert cache.statistics().inserted == 50
+
+
+def test_rows_that_are_used_often_stay() -> None:
+    cache = EmbeddingCache(tiers(), 100, CacheSpec())
+    hot = KEYS[:50]
+    for begin in range(100, 900, 50):
+        cache.lookup(hot)
+        cache.lookup(KEYS[begin : begin + 50])
+    before = cache.statistics().hits
+    cache.lookup(hot)
+    assert cache.statistics().hits - before > 40
+
+
+def test_below_the_threshold_rows_are_read_at_once_above_in_the_background() -> None:
+    cache = EmbeddingCache(tiers(default=0.5), 200, CacheSpec(hit_rate_threshold=0.8))
+    asked = KEYS[:100].repeat(2)
+    assert cache.lookup(asked[:70]).equal(rows_of(asked[:70]))
+    assert cache.statistics().read == 70
+    # 70 of 100 distinct keys are there: below.
+    assert cache.lookup(asked).equal(rows_of(asked))
+    # 100 of 120: above; the others have the default vector until they are there.
+    more = torch.cat([asked, KEYS[100:120], KEYS[100:120]])
+    got = cache.lookup(more)
+    assert got[:200].equal(rows_of(asked))
+    assert bool((got[200:] == 0.5).all())
+    assert cache.statistics().deferred == 40
+    cache.wait()
+    assert cache.lookup(more).equal(rows_of(more))
+    assert cache.statistics().read == 120
+    cache.close()
+
+
+def test_threshold_one_never_defers() -> None:
+    cache = EmbeddingCache(tiers(), 1000, CacheSpec())
+    cache.lookup(KEYS[:999])
+    assert cache.lookup(KEYS[:1000]).equal(rows_of(KEYS[:1000]))
+    assert cache.statistics().deferred == 0
+
+
+def test_a_refresh_reads_changed_rows_and_drops_erased_ones(form: str) -> None:
+    table = tiers()
+    cache = EmbeddingCache(table, 100, CacheSpec(form=form, refresh_share=0.3))  # type: ignore[arg-type]
+    cache.fill(KEYS[:100], rows_of(KEYS[:100]))
+    table.insert(KEYS[:40], rows_of(KEYS[:40], salt=3.0))
+    table.erase(KEYS[90:100])
+    assert_rows(cache.lookup(KEYS[:40]), rows_of(KEYS[:40]), form)
+    assert cache.refresh() == 100
+    assert_rows(cache.lookup(KEYS[:40]), rows_of(KEYS[:40], salt=3.0), form)
+    assert_rows(cache.lookup(KEYS[40:90]), rows_of(KEYS[40:90]), form)
+    assert not bool(cache.lookup(KEYS[90:100]).any())
+    assert cache.statistics().rows == 90
+
+
+def test_a_refresh_in_the_background() -> None:
+    table = tiers()
+    cache = EmbeddingCache(table, 100, CacheSpec(refresh_seconds=0.01))
+    cache.lookup(KEYS[:10])
+    table.insert(KEYS[:10], rows_of(KEYS[:10], salt=1.0))
+    for _ in range(1000):
+        if cache.lookup(KEYS[:10]).equal(rows_of(KEYS[:10], salt=1.0)):
+            break
+        threading.Event().wait(0.005)
+    else:
+        raise AssertionError("it was never refreshed")
+    cache.close()
+
+
+class Unreachable(HostMemoryTier):
+    """A tier that fails on demand."""
+
+    fails = False
+
+    def lookup(self, keys: torch.Tensor) -> Found:
+        if self.fails:
+            raise StorageError("down")
+        return super().lookup(keys)
+
+
+def test_a_refresh_keeps_rows_while_a_tier_fails() -> None:
+    tier = Unreachable("t", WIDTH)
+    tier.insert(KEYS, rows_of(KEYS))
+    cache = EmbeddingCache(TableTiers([tier]), 100, CacheSpec())
+    cache.lookup(KEYS[:60])
+    tier.fails = True
+    cache.refresh()
+    assert cache.lookup(KEYS[:60]).equal(rows_of(KEYS[:60]))
+    # Rows that it does not have get the default vector, and are asked for again.
+    assert not bool(cache.lookup(KEYS[60:70]).any())
+    assert cache.statistics().rows == 60
+
+
+def test_threads_share_a_cache() -> None:
+    cache = EmbeddingCache(tiers(), 64, CacheSpec(refresh_seconds=0.001))
+    wrong: list[int] = []
+
+    def look_up(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            asked = KEYS[torch.randint(0, 300, (50,), generator=generator)]
+            if not cache.lookup(asked).equal(rows_of(asked)):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cache.close()
+    assert not wrong
+
+
+def test_slots_of_any_keys_against_a_dictionary() -> None:
+    generator = torch.Generator().manual_seed(3)
+    slots, held = CacheSlots(32, torch.device("cpu")), dict[int, int]()
+    for size in (5, 32, 1, 20, 32, 31, 0, 17):
+        keys = KEYS[torch.randperm(KEYS.numel(), generator=generator)[:size]]
+        given, evicted = slots.assign(keys)
+        before = len(held)
+        present = slots.find(torch.tensor(list(held), dtype=torch.int64))
+        gone = [key for key, slot in zip(held, present.tolist(), strict=True) if slot < 0]
+        assert len(gone) == evicted
+        for key in gone:
+            del held[key]
+        held.update(zip(keys.tolist(), given.tolist(), strict=True))
+        assert len(slots) == len(held) == min(32, len(held))
+        assert len(set(held.values())) == len(held)
+        assert before <= 32
+        assert sorted(slots.held_keys(0, 32).tolist()) == sorted(held)
+
+
+def test_the_server_makes_one_cache_for_a_table_and_a_device(tmp_path: Path) -> None:
+    keys = np.arange(1000)
+    write_sparse_folder(tmp_path / "0", [SparseRows(keys, rows_of(torch.arange(1000)).numpy())])
+    table = ServedTableSpec(name="user", width=WIDTH, source=str(tmp_path / "0"))
+    model = ServedModelSpec(name="dcn", tables=(table,), cache=CacheSpec(share=0.25))
+    with ParameterServer(ParameterServerSpec(models=(model,))) as server:
+        cache = server.cache("dcn", "user")
+        assert cache is server.cache("dcn", "user")
+        assert (cache.capacity, cache.statistics().rows) == (250, 250)
+        assert cache.lookup(torch.arange(1000)).equal(rows_of(torch.arange(1000)))
+        with pytest.raises(ConfigError, check=at("table")):
+            server.cache("dcn", "item")
+
+
+def test_wrong_keys_and_sizes_are_rejected() -> None:
+    with pytest.raises(ConfigError, check=at("rows")):
+        EmbeddingCache(tiers(), 0, CacheSpec())
+    with pytest.raises(ConfigError, check=at("keys")):
+        EmbeddingCache(tiers(), 4, CacheSpec()).lookup(torch.zeros(4))
