@@ -13,6 +13,7 @@ from terarec.spec import (
     AdamSpec,
     CategoricalColumn,
     DatasetSpec,
+    DeepFMSpec,
     DenseColumn,
     DLRMSpec,
     DynamicTablesSpec,
@@ -26,6 +27,7 @@ from terarec.spec import (
 from terarec.train import build
 from terarec.train.plan import plan_run
 from tests.formats.samples import write_split
+from tests.params import in_every_run
 from tests.train.test_tiers import with_tiers
 
 
@@ -89,6 +91,49 @@ def test_tables_take_what_was_estimated(tmp_path, keyed, kind, optimizer):
         assert close(table.host_bytes, stores[table.name].memory_bytes), table
         assert table.rows == len(stores[table.name])
         assert table.rows_from == ("table" if kind == "static" else "keysets")
+
+
+@pytest.mark.parametrize(("kib", "partial"), in_every_run([(1600, 1)], [(700, 2), (1600, 1), (4000, 0)]))
+def test_each_table_is_placed_by_itself(tmp_path, kib, partial):
+    rows = {"large": 4_000, "middle": 1_000, "small": 100}
+    dataset = DatasetSpec(
+        name="uneven",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(DenseColumn(name="I1"),),
+        categorical=tuple(CategoricalColumn(name=name, rows=count) for name, count in rows.items()),
+    )
+    random = np.random.default_rng(1)
+    block = ColumnBlock(
+        label=random.integers(0, 2, (16_000, 1)).astype(np.float32),
+        dense=random.random((16_000, 1), dtype=np.float32),
+        keys=tuple(random.integers(0, count, 16_000) for count in rows.values()),
+    )
+    write_split(tmp_path / "data", dataset, block, cuts=(), rows_per_group=16_000)
+    spec = RunSpec(
+        data=str(tmp_path / "data"),
+        model=DeepFMSpec(width=32, hidden=(8,)),  # tables of 32 numbers a row, and of one
+        sparse_optimizer=AdamSpec(),
+        training=TrainingSpec(batch_size=128, device="cpu", eval_split=None),
+    )
+    spec = with_tiers(spec, Tiers(host=f"{kib}KiB", file=str(tmp_path / "rows")))
+    found = {table.name: table for table in plan_run(spec).tables}
+    run = build(spec, tmp_path / "run")
+    run.fit()
+    stores = tables(run.model)
+    arenas = {id(store.arena): store.arena for store in stores.values()}.values()
+    assert len(arenas) == 2
+    for arena in arenas:
+        mine = [found[name] for name in arena.table_names]
+        planned = sum(table.host_bytes - table.index_bytes for table in mine)
+        assert close(planned, arena.data.memory_bytes - arena.data._memory.below.memory_bytes)
+        slots = arena.data._memory.slots
+        held = slots.owners.tables[: slots.used_slots].bincount(minlength=3).tolist()
+        for table, count in zip(mine, held, strict=True):
+            if table.resident_share == 1:
+                assert close(table.rows, count)
+        if mine[0].width == 32:
+            assert [table.resident_share < 1 for table in mine] == [number < partial for number in range(3)]
 
 
 def test_nothing_is_allocated_for_a_plan(keyed):

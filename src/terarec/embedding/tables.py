@@ -64,33 +64,32 @@ def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec])
             )
 
 
-def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
-    """Return an arena for the static, and one for the dynamic tables of each width, element type and optimizer.
+def arena_groups(tables: Sequence[AnyTableSpec]) -> list[list[AnyTableSpec]]:
+    """Return the tables of each arena: static or dynamic, and of one width, element type, optimizer and tiers.
 
-    The arenas are in the order of their first tables.
+    The groups are in the order of their first tables.
     """
-    static: dict[_RowKind, list[TableSpec]] = {}
-    dynamic: dict[_RowKind, list[DynamicTableSpec]] = {}
-    order: dict[tuple[bool, _RowKind], None] = {}
+    groups: dict[tuple[bool, int, str, str, Tiers | None], list[AnyTableSpec]] = {}
     for table in tables:
-        kind = (table.width, table.dtype, table.optimizer, table.tiers)
-        if isinstance(table, DynamicTableSpec):
-            dynamic.setdefault(kind, []).append(table)
+        kind = (isinstance(table, DynamicTableSpec), table.width, table.dtype, table.optimizer, table.tiers)
+        groups.setdefault(kind, []).append(table)
+    return list(groups.values())
+
+
+def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena, ...]:
+    """Return an arena for each of `arena_groups`."""
+    arenas: list[AnyArena] = []
+    for group in arena_groups(tables):
+        dynamic = [table for table in group if isinstance(table, DynamicTableSpec)]
+        static = [table for table in group if isinstance(table, TableSpec)]
+        if dynamic:
+            arenas.append(DynamicArena(dynamic, seed=seed))
+        elif static[0].tiers is None:
+            arenas.append(Arena(static, seed=seed))
         else:
-            static.setdefault(kind, []).append(table)
-        order[isinstance(table, DynamicTableSpec), kind] = None
-
-    def made(kind: _RowKind, *, is_dynamic: bool) -> AnyArena:
-        if is_dynamic:
-            return DynamicArena(dynamic[kind], seed=seed)
-        return Arena(static[kind], seed=seed) if kind[-1] is None else TieredArena(static[kind], seed=seed)
-
-    arenas = tuple(made(kind, is_dynamic=is_dynamic) for is_dynamic, kind in order)
+            arenas.append(TieredArena(static, seed=seed))
     share_tiers(arenas)
-    return arenas
-
-
-_RowKind = tuple[int, str, str, Tiers | None]
+    return tuple(arenas)
 
 
 def tiers_of(arena: AnyArena) -> TieredRows | None:

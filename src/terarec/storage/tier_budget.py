@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -39,7 +40,7 @@ class TierBudget:
         if len(members) == 1:
             return 1.0
         full = [held.full_bytes for held in members]
-        even = _filled(num_bytes / 2, full)
+        even = filled(num_bytes / 2, full)
         rest = num_bytes - sum(even)
         weights = [most - part for most, part in zip(full, even, strict=True)]
         if math.inf in weights:
@@ -51,7 +52,7 @@ class TierBudget:
         return (even[members.index(member)] + rest * weights[members.index(member)] / total) / num_bytes
 
 
-def _filled(total: float, most: list[float]) -> list[float]:
+def filled(total: float, most: Sequence[float]) -> list[float]:
     """Divide `total` evenly between parts of at most `most` each."""
     parts = [0.0] * len(most)
     open_parts = sorted(range(len(most)), key=lambda part: most[part])
