@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"spec"},
     "optim": {"spec", "ops", "storage"},
     "embedding": {"spec", "batch", "ops", "storage"},
-    "checkpoint": {"spec", "io", "formats", "storage"},
+    "checkpoint": {"spec", "io", "kernels", "formats", "storage"},
     "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}

@@ -49,8 +49,8 @@ def state_of(embedding: EmbeddingCollection, step: int) -> TrainState:
     )
 
 
-def assert_same(one: EmbeddingCollection, other: EmbeddingCollection) -> None:
-    mine, others = one.tables["t"], other.tables["t"]
+def assert_same(one: EmbeddingCollection, other: EmbeddingCollection, table: str = "t") -> None:
+    mine, others = one.tables[table], other.tables[table]
     keys = mine.keys()
     assert torch.equal(keys, others.keys())
     rows, found = mine.export(keys), others.export(keys)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from terarec.checkpoint import latest
+from terarec.checkpoint import complete_checkpoints, latest
 from terarec.errors import ConfigError
 from terarec.spec import (
     AdaGradSpec,
@@ -84,8 +84,11 @@ def test_a_resumed_run_equals_one_without_a_stop(tmp_path, spec, case):
         assert dataclasses.replace(report.evaluation, seconds=0, samples_per_second=0) == expected
 
 
-def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec):
+@pytest.mark.parametrize("delta_every", [None, 2])
+def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec, delta_every):
     spec = changed(spec, checkpoint_every=3, keep_checkpoints=1)
+    if delta_every is not None:
+        spec = changed(spec, checkpoint_every=6, delta_every=3)
     straight = build(spec, tmp_path / "straight")
     straight.fit()
 
@@ -105,6 +108,8 @@ def test_a_kill_between_checkpoints_costs_only_the_steps_since(tmp_path, spec):
     assert latest(tmp_path / "killed" / "checkpoints").name == "step-00000009"
     with (tmp_path / "killed" / "metrics.jsonl").open("a") as log:
         log.write('{"step": 10, "samp')
+    names = {path.name for path in complete_checkpoints(tmp_path / "killed" / "checkpoints")}
+    assert names >= ({"step-00000009"} if delta_every is None else {"step-00000006", "step-00000009"})
     resumed = build(spec, tmp_path / "killed")
     resumed.fit(resume=True)
     assert_same(weights(resumed.model), weights(straight.model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.formats.delta import DeltaLink, StateId
 from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
 from terarec.spec import FieldError, checks, from_data, to_data
 from terarec.spec.quoting import did_you_mean
@@ -53,9 +55,23 @@ def row_file_directory(table: str) -> str:
     return f"rows/{table}"
 
 
+_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,})\.safetensors")
+
+
+def changes_file(table: str, index: int) -> str:
+    """Return the file name of the `index`-th piece of what changed in `table`."""
+    return f"changes/{table}-{index:05d}.safetensors"
+
+
+def parse_changes_file(file: str) -> tuple[str, int] | None:
+    """Return the table and the piece of its changes that `file` holds, or None for other files."""
+    match = _CHANGES_FILE.fullmatch(file)
+    return (match[1], int(match[2])) if match else None
+
+
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"
-VERSION = 3  # 2 added dynamic tables, 3 row files
+VERSION = 3  # 2 added dynamic tables, 3 row files and deltas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +121,13 @@ class Manifest:
         step: Training steps done.
         files: Every other file of the checkpoint but the segments of row files.
         row_files: The row files.
+        delta: Place in a chain of deltas; None for a complete checkpoint.
     """
 
     step: int
     files: tuple[FileEntry, ...]
     row_files: tuple[RowFileEntry, ...] = ()
+    delta: DeltaLink | None = None
 
     def entry(self, file: str) -> FileEntry:
         """Return the entry of `file`; raise `FormatError` if there is none."""
@@ -152,6 +170,37 @@ def read_manifest(checkpoint: Path) -> Manifest:
             if not file.resolve().is_relative_to(inside):
                 raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
     return manifest
+
+
+def state_id(checkpoint: Path, step: int) -> StateId:
+    """Return what names the state of a checkpoint: its step and the SHA-256 of its manifest."""
+    return StateId(step=step, id=hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest())
+
+
+def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
+    """Read the manifests of `checkpoint` and of those that it builds on, the complete one first.
+
+    Raises:
+        DataNotFoundError: `checkpoint` is missing or incomplete.
+        FormatError: One is damaged, of a newer version, missing or not the one that the next one follows.
+    """
+    manifest = read_manifest(checkpoint)
+    chain = [(checkpoint, manifest)]
+    while (link := manifest.delta) is not None:
+        previous = step_path(checkpoint.parent, link.previous.step)
+        step = manifest.step
+        try:
+            manifest = read_manifest(previous)
+        except DataNotFoundError:
+            raise FormatError(
+                checkpoint, f"delta {link.sequence} of step {step} needs {previous.name}, which is not there"
+            ) from None
+        try:
+            link.check_follows(step, state_id(previous, manifest.step), manifest.delta)
+        except FormatError as error:
+            raise FormatError(checkpoint, str(error)) from None
+        chain.append((previous, manifest))
+    return chain[::-1]
 
 
 BEST = "best.json"
@@ -267,11 +316,24 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Remove all complete checkpoints below `directory` but the `count` newest and the best one."""
+    """Remove all complete checkpoints below `directory` but the `count` newest, the best one and what these need."""
+    complete = complete_checkpoints(directory)
     best = best_step(directory)
-    for path in complete_checkpoints(directory)[:-count]:
-        if best is None or path != step_path(directory, best):
+    stays = set(complete[-count:]) | ({step_path(directory, best)} if best is not None else set())
+    for path in sorted(stays):
+        while (previous := _previous(path)) is not None and previous not in stays:
+            stays.add(previous)
+            path = previous
+    for path in reversed(complete):  # so that none that is left lacks what it needs
+        if path not in stays:
             _remove(path)
+
+
+def _previous(checkpoint: Path) -> Path | None:
+    """Return the checkpoint that a delta follows; None for a complete one."""
+    path = checkpoint / MANIFEST
+    link = (read_versioned_json(path, FORMAT, VERSION) if path.is_file() else {}).get("delta")
+    return None if link is None else step_path(checkpoint.parent, int(link["previous"]["step"]))
 
 
 def _words(error: OSError) -> str:

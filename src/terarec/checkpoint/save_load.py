@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,23 +19,35 @@ from terarec.checkpoint.directory import (
     STATE,
     FileEntry,
     Manifest,
+    RowFileEntry,
+    complete_checkpoints,
     keep_newest,
+    read_chain,
     read_manifest,
     staged,
+    state_id,
     step_path,
     write_manifest,
 )
 from terarec.checkpoint.state import TrainState, as_tensor, flatten, unflatten
-from terarec.checkpoint.table_files import TableFiles, write_container, write_table
+from terarec.checkpoint.table_chain import TableChain, write_table_changes
+from terarec.checkpoint.table_files import write_container, write_table
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
+from terarec.formats.delta import DeltaLink
 from terarec.io import write_bytes
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
 from terarec.storage import Store
 
 
-def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path:
+def save(
+    directory: Path,
+    state: TrainState,
+    *,
+    keep: int | None = None,
+    kind: Literal["full", "base", "delta"] = "full",
+) -> Path:
     """Write `state` atomically as a new checkpoint below `directory`.
 
     Tables are streamed from their memory; no further memory worth counting is allocated. Of tables with a tier in files
@@ -44,7 +56,10 @@ def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path
     Args:
         directory: Directory of the checkpoints, for example ``RUN/checkpoints``.
         state: State to write.
-        keep: Number of the newest checkpoints to keep, this one included, besides the one marked best; None for all.
+        keep: Number of the newest checkpoints to keep, this one included, besides the one marked best and those that
+            kept deltas need; None for all.
+        kind: "full" for all rows; "base" for all rows, after which the tables note which rows change; "delta" for the
+            rows that changed since the newest checkpoint, a base or a delta, and "base" where these are not known.
 
     Returns:
         The checkpoint's path.
@@ -53,16 +68,50 @@ def save(directory: Path, state: TrainState, *, keep: int | None = None) -> Path
         StorageError: A write fails, or the step has a checkpoint already. Earlier checkpoints stay complete.
         ConfigError: A tensor of a type that a container lacks, such as float8, or progress that is not JSON data.
     """
+    if kind not in ("full", "base", "delta"):
+        raise ConfigError("kind", f"got {kind!r}, expected 'full', 'base' or 'delta'")
+    link = _link(directory, state) if kind == "delta" else None
     with staged(directory, state.step) as checkpoint:
-        write_manifest(checkpoint, _write_files(checkpoint, state))
+        write_manifest(checkpoint, _write_files(checkpoint, state, link))
+    path = step_path(directory, state.step)
+    if kind != "full":
+        follow_changes(state.tables, path)
     if keep is not None:
         keep_newest(directory, keep)
-    return step_path(directory, state.step)
+    return path
 
 
-def _write_files(checkpoint: Path, state: TrainState) -> Manifest:
-    files, row_files = [], []
+def follow_changes(tables: Mapping[str, Store], checkpoint: Path) -> None:
+    """Let tables that are as in a checkpoint note which rows change from now on, so that a delta can follow it.
+
+    Raises:
+        DataNotFoundError: `checkpoint` is no complete checkpoint.
+        StorageError: Not enough memory: a bit for each row.
+    """
+    since = state_id(checkpoint, read_manifest(checkpoint).step)
+    for table in tables.values():
+        table.follow_changes(since.id)
+
+
+def _link(directory: Path, state: TrainState) -> DeltaLink | None:
+    """Return the place of a delta of `state`; None if it is not known what changed since the newest checkpoint."""
+    newest = complete_checkpoints(directory)[-1:]
+    if not newest or not state.tables:
+        return None
+    manifest = read_manifest(newest[0])
+    previous = state_id(newest[0], manifest.step)
+    if manifest.step >= state.step or any(table.changes_since != previous.id for table in state.tables.values()):
+        return None
+    return DeltaLink.after(previous, manifest.delta)
+
+
+def _write_files(checkpoint: Path, state: TrainState, link: DeltaLink | None) -> Manifest:
+    files: list[FileEntry] = []
+    row_files: list[RowFileEntry] = []
     for table in state.tables.values():
+        if link is not None:
+            files += write_table_changes(checkpoint, table)
+            continue
         written, row_file = write_table(checkpoint, table)
         files += written
         row_files += [] if row_file is None else [row_file]
@@ -70,7 +119,7 @@ def _write_files(checkpoint: Path, state: TrainState) -> Manifest:
     tensors, text = flatten(state.optimizer)
     files.append(write_container(checkpoint, OPTIMIZER, tensors, {"optimizer": text}))
     files.append(_write_state(checkpoint, state))
-    return Manifest(step=state.step, files=tuple(files), row_files=tuple(row_files))
+    return Manifest(step=state.step, files=tuple(files), row_files=tuple(row_files), delta=link)
 
 
 def _write_state(checkpoint: Path, state: TrainState) -> FileEntry:
@@ -97,10 +146,11 @@ class Checkpoint:
         progress: The JSON data of `TrainState.progress`.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, state: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, chain: Sequence[tuple[Path, Manifest]], state: Mapping[str, Any]) -> None:
         self.path = path
-        self._manifest = manifest
-        self.step = manifest.step
+        self._chain = chain
+        self._manifest = chain[-1][1]
+        self.step = self._manifest.step
         self.rng = torch.frombuffer(state["rng"], dtype=torch.uint8)
         self.progress: dict[str, Any] = state["progress"]
 
@@ -113,9 +163,9 @@ class Checkpoint:
         tensors, metadata = self._read(OPTIMIZER)
         return unflatten(tensors, metadata.get("optimizer", ""))
 
-    def table_files(self) -> TableFiles:
+    def table_files(self) -> TableChain:
         """Return the tables, to read them without a model."""
-        return TableFiles(self.path, self._manifest)
+        return TableChain(self._chain)
 
     def load_tables(self, tables: Mapping[str, Store], *, with_state: bool) -> None:
         """Overwrite the rows of `tables`, one piece at a time. Dynamic tables hold no other rows afterwards.
@@ -144,15 +194,19 @@ class Checkpoint:
 def load(path: Path) -> Checkpoint:
     """Open the checkpoint at `path`; read and check its manifest and ``state.json``, the rest when requested.
 
+    A delta needs the checkpoints that it builds on beside it.
+
     Raises:
         DataNotFoundError: `path` is no complete checkpoint.
-        FormatError: A file is missing, damaged or of a newer version; the message names it.
+        FormatError: A file is missing, damaged or of a newer version, or a delta does not follow the checkpoint before;
+            the message names it.
     """
-    manifest = read_manifest(path)
+    chain = read_chain(path)
+    manifest = chain[-1][1]
     state = _read_state(path / STATE, manifest.entry(STATE))
     if state["step"] != manifest.step:
         raise FormatError(path / MANIFEST, f"$.step is {manifest.step}, but {STATE} is of step {state['step']}")
-    return Checkpoint(path, manifest, state)
+    return Checkpoint(path, chain, state)
 
 
 def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:

@@ -64,15 +64,24 @@ def write_table(checkpoint: Path, table: Store) -> tuple[list[FileEntry], RowFil
     """
     row_file = _write_row_file(checkpoint, table)
     files = list(_write_pieces(checkpoint, table) if row_file is None else _write_keys(checkpoint, table, row_file))
+    return [*files, *write_memory(checkpoint, table)], row_file
+
+
+def write_memory(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
+    """Write the state of a dynamic table other than rows."""
     for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)):
-        files.append(write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name}))
-    return files, row_file
+        yield write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name})
+
+
+def shard_rows(table: Store) -> int:
+    """Return how many rows of a table a file takes."""
+    return max(1, SHARD_BYTES // table.row_bytes)
 
 
 def _write_pieces(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
     first, num_rows, seed = 0, table.num_changed, table.first_seed
-    for index, rows in enumerate(table.export_changed(max(1, SHARD_BYTES // table.row_bytes))):
-        tensors = {WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state), **_prefixed(USE_PREFIX, rows.uses)}
+    for index, rows in enumerate(table.export_changed(shard_rows(table))):
+        tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         metadata = {"table": table.name, "rows": str(num_rows)}
         if table.is_dynamic or seed is not None:
             tensors[KEYS] = rows.keys
@@ -111,12 +120,13 @@ def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Itera
     first, num_rows = 0, len(table)
     for index, (keys, uses) in enumerate(table.export_keys(SHARD_BYTES // _MEMORY_KEY_BYTES)):
         metadata = {"table": table.name, "rows": str(num_rows), "first_row": str(first)}
-        tensors = {KEYS: keys, **_prefixed(USE_PREFIX, uses)}
+        tensors = {KEYS: keys, **prefixed(USE_PREFIX, uses)}
         yield write_container(checkpoint, table_file(table.name, index), tensors, metadata)
         first += len(keys)
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under names that begin with `prefix`."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
@@ -149,8 +159,8 @@ class TableFiles:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self._pieces = _by_table(manifest, parse_table_file)
-        self._memories = _by_table(manifest, parse_memory_file)
+        self._pieces = files_by_table(manifest, parse_table_file)
+        self._memories = files_by_table(manifest, parse_memory_file)
         self._row_files = {entry.table: entry for entry in manifest.row_files}
         self._entries = {entry.file: entry for entry in manifest.files}
         self.names = list(dict.fromkeys([*self._pieces, *self._row_files]))
@@ -158,6 +168,11 @@ class TableFiles:
     def is_dynamic(self, table: str) -> bool:
         """Return whether a table is dynamic."""
         return table in self._memories
+
+    def names_keys(self, table: str) -> bool:
+        """Return whether the rows of a table come with their keys."""
+        first = self._pieces.get(table, [])[:1]
+        return table in self._row_files or any(KEYS in tensor_shapes(self.path / entry.file)[0] for entry in first)
 
     def row_file_sizes(self) -> dict[str, tuple[int, int]]:
         """Return table -> (rows, width) of the tables in row files.
@@ -183,7 +198,7 @@ class TableFiles:
             yield from (self._read(entry)[0] for entry in self._pieces[table])
             return
         for rows in self._rows_of_file(self._row_files[table]):
-            tensors = {KEYS: rows.keys, WEIGHTS: rows.weights, **_prefixed(STATE_PREFIX, rows.state)}
+            tensors = {KEYS: rows.keys, WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state)}
             yield {name: as_array(name, tensor) for name, tensor in tensors.items()}
 
     def shape(self, table: str) -> TableShape:
@@ -209,7 +224,7 @@ class TableFiles:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
         done = 0
         for piece in self.pieces(table):
-            rows = _rows(_tensors(piece), done)
+            rows = rows_of(tensors_of(piece), done)
             done += rows.keys.numel()
             yield Rows(keys=rows.keys, weights=rows.weights)
 
@@ -222,19 +237,17 @@ class TableFiles:
         return (self._read(entry)[0] for entry in self._memories.get(table, []))
 
     def load(self, table: Store, *, with_state: bool) -> None:
-        """Overwrite the rows of a table, one piece at a time; see `Checkpoint.load_tables`."""
+        """Overwrite the rows of a table, one piece at a time, but not its memory; see `Checkpoint.load_tables`."""
         if table.name in self._row_files:
             self._load_row_file(table, self._row_files[table.name], with_state=with_state)
         else:
             self._load_pieces(table, self._pieces[table.name], with_state=with_state)
-        for piece in self.memories(table.name) if with_state else ():
-            table.import_memory(_tensors(piece))
 
     def _load_pieces(self, table: Store, entries: list[FileEntry], *, with_state: bool) -> None:
         done, num_rows, has_keys, seed = 0, 0, False, ""
         for entry in entries:
             arrays, metadata = self._read(entry)
-            tensors = _tensors(arrays)
+            tensors = tensors_of(arrays)
             if entry is entries[0]:
                 num_rows, has_keys = self._check_kind(table, tensors, metadata), KEYS in tensors
                 seed = metadata.get("seed", "")
@@ -244,7 +257,7 @@ class TableFiles:
                 expected |= {"of_rows": str(len(table)), "seed": seed}
             if metadata != expected or WEIGHTS not in tensors or (KEYS in tensors) != has_keys:
                 raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected {expected}")
-            rows = _rows(tensors, done)
+            rows = rows_of(tensors, done)
             self._check_state(table, set(rows.state), with_state=with_state)
             if entry is entries[0]:
                 table.clear()
@@ -275,7 +288,7 @@ class TableFiles:
         done = 0
         for entry in self._pieces.get(table.name, []):
             arrays, metadata = self._read(entry)
-            tensors = _tensors(arrays)
+            tensors = tensors_of(arrays)
             if metadata.get("first_row") != str(done) or KEYS not in tensors:
                 raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected keys from {done}")
             table.import_keys(tensors[KEYS], _named(USE_PREFIX, tensors) if with_uses else {})
@@ -337,7 +350,7 @@ class TableFiles:
         return read_tensors(self.path / entry.file, sha256=entry.sha256)
 
 
-def _by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
+def files_by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]) -> dict[str, list[FileEntry]]:
     """Return a map of each table to those of its files that `parse` accepts, in order."""
     found: dict[str, list[tuple[int, FileEntry]]] = {}
     for entry in manifest.files:
@@ -347,11 +360,12 @@ def _by_table(manifest: Manifest, parse: Callable[[str], tuple[str, int] | None]
     return {name: [entry for _, entry in sorted(pieces, key=lambda piece: piece[0])] for name, pieces in found.items()}
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+def tensors_of(arrays: Arrays) -> dict[str, Tensor]:
+    """Return arrays as tensors that share their memory."""
     return {name: as_tensor(array) for name, array in arrays.items()}
 
 
-def _rows(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
+def rows_of(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
     """Return a piece of a table; one without keys holds those from `first_key` on."""
     weights = tensors[WEIGHTS]
     keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))

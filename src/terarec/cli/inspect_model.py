@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.checkpoint import MANIFEST, find
-from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, read_manifest
-from terarec.checkpoint.table_files import Arrays, TableFiles
+from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, read_chain
+from terarec.checkpoint.table_chain import TableChain
+from terarec.checkpoint.table_files import Arrays
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of
@@ -49,8 +50,8 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
         FormatError: a damaged file.
     """
     checkpoint = choose_checkpoint(path, which)
-    manifest = read_manifest(checkpoint)
-    files = TableFiles(checkpoint, manifest)
+    chain = read_chain(checkpoint)
+    manifest, files = chain[-1][1], TableChain(chain)
     tables = [_table(files, table) for table in files.names]
     dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)
     run_file = path / RUN_FILE
@@ -80,11 +81,10 @@ def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:
     return norms
 
 
-def _table(files: TableFiles, table: str) -> dict[str, Any]:
+def _table(files: TableChain, table: str) -> dict[str, Any]:
     rows, width, dtype, num_bytes, total, low, high = 0, 0, "", 0, 0.0, math.inf, -math.inf
     state: dict[str, None] = {}
     index = new_hash_index()
-    has_keys = False
     is_dynamic = files.is_dynamic(table)
     for tensors in files.pieces(table):
         norms = row_norms(tensors[WEIGHTS])
@@ -94,13 +94,12 @@ def _table(files: TableFiles, table: str) -> dict[str, Any]:
         total += float(norms.sum())
         low, high = min(low, float(norms.min(initial=math.inf))), max(high, float(norms.max(initial=-math.inf)))
         state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name.startswith(STATE_PREFIX)}
-        has_keys |= KEYS in tensors
         if is_dynamic:
             keys = torch.from_numpy(tensors[KEYS])
             index.assign(keys, torch.arange(len(keys)))
     return {
         "table": table,
-        "kind": "dynamic" if is_dynamic else "static in tiers" if has_keys else "static",
+        "kind": "dynamic" if is_dynamic else "static in tiers" if files.is_in_tiers(table) else "static",
         "rows": rows,
         "width": width,
         "dtype": dtype,
@@ -154,7 +153,7 @@ def describe_table(
     """
     checkpoint = choose_checkpoint(path, which)
     width, norms, keys = 0, [], []
-    for piece in TableFiles(checkpoint, read_manifest(checkpoint)).pieces(table):
+    for piece in TableChain(read_chain(checkpoint)).pieces(table):
         width = piece[WEIGHTS].shape[1]
         norms.append(row_norms(piece[WEIGHTS]))
         keys += [piece[KEYS]] if KEYS in piece else []

@@ -29,7 +29,7 @@ from terarec.optim.rules import check_options, check_tables, table_factors, tabl
 from terarec.spec import SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena, DynamicArena, TieredRows
+from terarec.storage import AnyArena, ChangedRows, DynamicArena, TieredRows
 
 
 class _Part(NamedTuple):
@@ -429,6 +429,7 @@ class RowOptimizer(optim.Optimizer):
                 table_lr=table_lr,
                 rounding_seed=(self._seed * 2**16 + index) % 2**63,
             )
+            _note_changes(arena, gradients, rule, table_lr)
             if gradients and isinstance(arena, DynamicArena):
                 arena.reset_defaults()
             tiers = _tiers_of(arena)
@@ -482,6 +483,23 @@ class RowOptimizer(optim.Optimizer):
 
     def _arenas(self) -> list[AnyArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
+
+
+def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:
+    """Note which rows an update by `gradients` changed, where delta checkpoints ask for them."""
+    changes = getattr(arena, "changes", None)  # a weight that is a parameter has none
+    if not isinstance(changes, ChangedRows):
+        return
+    if rule.updates_all_rows:
+        changes.lose()
+        return
+    learns = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
+    for held in gradients:
+        layout = held.layout
+        ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
+        for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
+            if learns[table]:
+                changes.mark(held.keys[begin:end] + layout.table_base[table])
 
 
 def _described(arena: AnyArena) -> str:

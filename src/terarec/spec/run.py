@@ -153,7 +153,8 @@ class TrainingSpec:
             and every `eval_every` steps; None for no early stopping.
         min_delta: Least difference that is an improvement.
         checkpoint_every: Steps between checkpoints; None for one at every epoch's end.
-        keep_checkpoints: Number of the newest checkpoints that stay.
+        delta_every: Steps between checkpoints that hold only what changed since the one before; None for none.
+        keep_checkpoints: Number of the newest checkpoints that stay, with those that they build on.
         keep_best: Whether the step of the best evaluation is saved, too, and stays.
         threads: CPU threads of the compute; None leaves torch's setting.
         reader_threads: Threads that read and decode ahead.
@@ -184,6 +185,7 @@ class TrainingSpec:
     patience: int | None = None
     min_delta: float = 0.0
     checkpoint_every: int | None = None
+    delta_every: int | None = None
     keep_checkpoints: int = 2
     keep_best: bool = True
     threads: int | None = None
@@ -210,7 +212,7 @@ class TrainingSpec:
         for name in ("monitor", "group"):
             if getattr(self, name) is not None:
                 checks.name(self, name)
-        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "threads"):
+        for optional in ("max_steps", "patience", "eval_every", "checkpoint_every", "delta_every", "threads"):
             if getattr(self, optional) is not None:
                 checks.positive_int(self, optional)
         if self.repeat and self.passes:

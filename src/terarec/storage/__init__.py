@@ -1,6 +1,7 @@
 """Stores, which map keys to rows behind one protocol, and the arenas of their rows."""
 
 from terarec.storage.arena import Arena
+from terarec.storage.changes import ChangedRows, lose_changes
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
@@ -23,6 +24,7 @@ __all__ = [
     "AnyTable",
     "Arena",
     "BudgetError",
+    "ChangedRows",
     "DynamicArena",
     "DynamicTable",
     "FrozenKeys",
@@ -41,6 +43,7 @@ __all__ = [
     "TieredRows",
     "TieredTable",
     "dynamic_tables",
+    "lose_changes",
     "static_tables",
     "tiered_tables",
 ]

@@ -14,6 +14,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import state_dtype
 from terarec.spec import TableSpec
+from terarec.storage.changes import ChangedRows, lose_changes
 from terarec.storage.store import check_has_memory, shared_row_type
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
@@ -36,6 +37,7 @@ class Arena:
         weights: dtype[V, D].
         state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
+        changes: Rows that changed since a checkpoint; None until a table asks for them.
 
     Args:
         specs: The tables.
@@ -58,6 +60,7 @@ class Arena:
         self.state: dict[str, Tensor] = {}
         self._fills: Mapping[str, float] = {}
         self.attached: object = None
+        self.changes: ChangedRows | None = None
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
             _initialise(self.weights[base : base + spec.rows], spec, seed)
@@ -84,6 +87,7 @@ class Arena:
         Raises:
             StorageError: Not enough memory.
         """
+        lose_changes(self)
         self.state = {}
         self._fills = dict(fills or {})
         for name, shape in shapes:
@@ -93,6 +97,7 @@ class Arena:
 
     def restart(self, table: int, seed: int) -> None:
         """Give the rows of table number `table` the first weights of `seed`, and initial state."""
+        lose_changes(self)
         spec, base = self.specs[table], self.table_base[table]
         for name, held in self.state.items():
             held[base : base + spec.rows] = self._fills.get(name, 0.0)
@@ -121,6 +126,8 @@ class Arena:
         }
         self.weights = moved.pop("weights")
         self.state = moved
+        if self.changes is not None:
+            self.changes.move(device)
 
     def _allocate(
         self, purpose: str, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
+from terarec.storage.changes import changes_since, follow_changes, lose_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import LAST_STEP, KeyRows
 from terarec.storage.store import Rows, check_import
@@ -252,6 +253,7 @@ class DynamicTable:
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
             target = self._held.insert(rows.keys)
+            mark_changes(arena, target)
             arena.data.write(self.number, target, rows.keys.to(arena.device), rows.weights, rows.state)
             for name in uses:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
@@ -264,6 +266,7 @@ class DynamicTable:
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
         data = self.arena.data
+        lose_changes(self.arena)
         return isinstance(data, TieredRows) and data.adopt(self.number, directory)
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
@@ -281,9 +284,43 @@ class DynamicTable:
         arena = self.arena
         with arena.transaction:
             target = self._held.insert(keys.to(arena.device))
+            mark_changes(arena, target)
             for name in self._held.tracked:
                 if name in uses:
                     arena.uses[name].index_copy_(0, target, uses[name].to(arena.device))
+
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        return changes_since(self.arena)
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change; see `Store.follow_changes`."""
+        with self.arena.lock:
+            self._held.removed = []
+            follow_changes(self.arena, since)
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
+        start = 0 if self.arena.changes is not None else -1
+        while start >= 0:
+            with self.arena.lock:
+                keys, rows, start = self._held.index.items(start, _KEYS_AT_ONCE)
+                assert self.arena.changes is not None, "changes are followed until the table goes"
+                changed = keys[self.arena.changes.contains(rows)]
+            for part in torch.split(changed, chunk_rows) if changed.numel() else ():
+                yield self.export(part)
+
+    def removed_since(self) -> Tensor:
+        """Return the keys that were removed after `changes_since`; see `Store.removed_since`."""
+        with self.arena.lock:
+            keys: Tensor = torch.unique(torch.cat([self._held.evicted[:0], *self._held.removed]))
+            return keys[self._held.find(keys) < 0]
+
+    def remove(self, keys: Tensor) -> None:
+        """Remove ``keys int64[n]``, which are not counted as evicted; see `Store.remove`."""
+        with self.arena.lock:
+            self._held.remove(keys.to(self.arena.device))
 
     def export_memory(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:
         """Return the state other than rows: the clock, evicted keys not yet reported, admission counts.

@@ -13,6 +13,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import DynamicTableSpec
+from terarec.storage.changes import ChangedRows, lose_changes
 from terarec.storage.growing_rows import GrowingRows, GrowingTensor
 from terarec.storage.store import check_has_memory, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
@@ -97,6 +98,7 @@ class DynamicArena:
         recycled: int64[n], rows that were freed, in the order in which they are allocated again.
         generation: Number that increases when rows that were freed while pinned can be allocated again.
         attached: Token of the row optimizer that the state belongs to.
+        changes: Rows that changed since a checkpoint; None until a table asks for them.
         lock: Lock to hold while rows are allocated or freed, since tables share the recycled ones.
         transaction: Transaction of changes to the keys of the tables; it holds the lock.
 
@@ -123,6 +125,7 @@ class DynamicArena:
         self.transaction = Transaction(self.lock)
         self._is_pinned = False
         self.attached: object = None
+        self.changes: ChangedRows | None = None
         self._freed_while_pinned: list[Tensor] = []
         memory.require(4 * self.num_defaults * self.width, f"default rows of dynamic tables {self._names()}")
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
@@ -180,6 +183,7 @@ class DynamicArena:
         Raises:
             StorageError: Not enough memory.
         """
+        lose_changes(self)
         self.data.attach_state(shapes, fills=fills)
 
     def track(self, name: str, dtype: torch.dtype) -> None:
@@ -254,6 +258,8 @@ class DynamicArena:
         uses = {name: held.to(device) for name, held in self._uses.items()}
         self.data.move(device)
         self._uses = uses
+        if self.changes is not None:
+            self.changes.move(device)
         self._defaults, self.recycled = self._defaults.to(device), self.recycled.to(device)
         self._freed_while_pinned = [rows.to(device) for rows in self._freed_while_pinned]
 
@@ -293,6 +299,8 @@ class DynamicArena:
             for held in self._uses.values():
                 held.tensor = held.tensor[: self.num_rows]
             raise StorageError(f"{purpose}: {error}") from None
+        if self.changes is not None:
+            self.changes.resize(target)
         self.num_rows = target
 
     def _require(self, num_bytes: int, purpose: str) -> None:

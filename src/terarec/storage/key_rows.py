@@ -15,6 +15,7 @@ from terarec.kernels.hash_index import HashIndex, copied_to, new_hash_index
 from terarec.kernels.rows import rows_at_most
 from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
+from terarec.storage.changes import changes_since, lose_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 
 COUNT, LAST_STEP = "count", "last_step"
@@ -91,6 +92,7 @@ class KeyRows:
         clock: Number of training batches so far.
         num_evicted: Number of rows evicted so far.
         evicted: Evicted keys that were not reported yet, if the table reports them.
+        removed: Keys that were removed since the checkpoint that the arena's changes follow.
         index: Key -> arena row.
         admission: Policy for which new keys get a row; None admits every key.
     """
@@ -111,9 +113,11 @@ class KeyRows:
         self.admission = build_admission(self.spec, self.arena.seed, device, self._implementation)
         self.clock = self.num_evicted = 0
         self.evicted = torch.empty(0, dtype=torch.int64, device=device)
+        self.removed: list[Tensor] = []
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts."""
+        lose_changes(self.arena)
         keys, rows = self.items()
         self.arena.free_rows(self.number, rows, keys)
         self._start()
@@ -163,6 +167,7 @@ class KeyRows:
 
     def note_use(self, rows: Tensor) -> None:
         """Record that a training batch used ``rows int64[n]``; a repeated row counts as often as it occurs."""
+        mark_changes(self.arena, rows)
         self.clock += 1
         for name in self.tracked:
             if name == LAST_STEP:
@@ -202,6 +207,7 @@ class KeyRows:
         device = self.arena.device
         self.index = copied_to(self.index, device, self._implementation)
         self.evicted = self.evicted.to(device)
+        self.removed = [keys.to(device) for keys in self.removed]
         if self.admission is not None:
             self.admission.move(device)
 
@@ -219,6 +225,7 @@ class KeyRows:
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
         new_rows = arena.allocate_rows(wanted, self._demand(wanted, held=len(self.index) - wanted))
         arena.data.begin(self.number, new_rows, new_keys)
+        mark_changes(arena, new_rows)
         return rows
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
@@ -256,10 +263,23 @@ class KeyRows:
         most = max(0, len(self.index) - keep)
         return keys_to_evict(policy, keys, uses, self.clock, most=most, spared=stays[rows])
 
+    def remove(self, keys: Tensor) -> None:
+        """Remove those of ``keys int64[n]`` that are held, which are not counted as evicted."""
+        keys = torch.unique(keys)
+        keys = keys[self.index.find(keys) >= 0]
+        with self.arena.transaction:
+            self.arena.free_rows(self.number, self.index.erase(keys), keys)
+            self._note_removed(keys)
+
+    def _note_removed(self, keys: Tensor) -> None:
+        if changes_since(self.arena) is not None:
+            self.removed.append(keys)  # a key that comes back is held when they are asked for
+
     def _remove(self, keys: Tensor) -> None:
         rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted
         self.arena.transaction.on_rollback(lambda: self._restore(keys, rows, num_evicted, evicted))
         self.arena.free_rows(self.number, rows, keys)
+        self._note_removed(keys)
         self.num_evicted += keys.numel()
         if self.spec.report_evicted:
             self.evicted = torch.cat([self.evicted, keys])

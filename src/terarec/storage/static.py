@@ -11,6 +11,7 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError, StorageError
 from terarec.spec import EvictionSpec, TableSpec
 from terarec.storage.arena import Arena
+from terarec.storage.changes import changes_since, follow_changes, mark_changes
 from terarec.storage.store import Rows, check_import
 
 
@@ -118,6 +119,7 @@ class StaticTable:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
         target = self.rows(rows.keys, train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
+        mark_changes(self.arena, target)
         _write(self.arena.weights, target, rows.weights)
         for name, values in rows.state.items():
             _write(self.arena.state[name], target, values)
@@ -152,6 +154,30 @@ class StaticTable:
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
         raise StorageError(f"table {self.name!r}: got keys, but the table is static")
+
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        return changes_since(self.arena)
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change; see `Store.follow_changes`."""
+        follow_changes(self.arena, since)
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
+        if self.arena.changes is not None:
+            for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
+                for part in torch.split(rows, chunk_rows):
+                    yield self.export(part - self.base)
+
+    def removed_since(self) -> Tensor:
+        """Return no keys: a static table always holds all its keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def remove(self, keys: Tensor) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}: remove: the table is static, expected a dynamic one")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""

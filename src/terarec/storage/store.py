@@ -161,6 +161,32 @@ class Store(Protocol):
             StorageError: A static table; or the table or memory is full, and nothing has changed.
         """
 
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change, now that the checkpoint `since` holds all of the tables of the arena.
+
+        Changes that are made to tensors of weights or state directly are not noticed.
+
+        Raises:
+            StorageError: Not enough memory: a bit for each row.
+        """
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that changed after `changes_since`, at most `chunk_rows` at a time."""
+
+    def removed_since(self) -> Tensor:
+        """Return the keys int64[n], rising, that were removed after `changes_since` and have no row now."""
+
+    def remove(self, keys: Tensor) -> None:
+        """Remove ``keys int64[n]`` from a dynamic table; those that it does not hold are passed over.
+
+        Raises:
+            StorageError: A static table.
+        """
+
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return the state other than rows, such as admission counts, at most `chunk_keys` keys at a time."""
 

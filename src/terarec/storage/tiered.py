@@ -13,6 +13,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.kernels import memory
 from terarec.spec import EvictionSpec, TableSpec
+from terarec.storage.changes import ChangedRows, changes_since, follow_changes, lose_changes, mark_changes
 from terarec.storage.store import Rows, check_import, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
 
@@ -35,6 +36,7 @@ class TieredArena:
         table_rows: Rows of each table.
         data: Weights and optimizer state of the rows.
         attached: Token of the row optimizer that the state belongs to.
+        changes: Rows that changed since a checkpoint; None until a table asks for them.
 
     Args:
         specs: The tables.
@@ -56,6 +58,7 @@ class TieredArena:
         self.num_rows = sum(self.table_rows)
         self.generation = self.num_defaults = 0
         self.attached: object = None
+        self.changes: ChangedRows | None = None
         self.data = TieredRows(specs, tiers, seed=seed)
         self.data.find_rows = {number: partial(torch.add, base) for number, base in enumerate(self.table_base)}
 
@@ -83,11 +86,14 @@ class TieredArena:
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
         """Replace the optimizer state; see `TieredRows.attach_state`."""
+        lose_changes(self)
         self.data.attach_state(shapes, fills=fills)
 
     def move(self, device: torch.device) -> None:
         """Move the fast tier to `device`; see `TieredRows.move`."""
         self.data.move(device)
+        if self.changes is not None:
+            self.changes.move(self.device)
 
 
 class TieredTable:
@@ -204,11 +210,13 @@ class TieredTable:
         keys = rows.keys.to(self.arena.device)
         target = self.rows(keys, train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
+        mark_changes(self.arena, target)
         state = {name: values.to(self.arena.device) for name, values in rows.state.items()}
         self.arena.data.write(self.number, target, keys, rows.weights, state)
 
     def restart(self, seed: int) -> None:
         """Give all rows the first weights of `seed`, and initial state."""
+        lose_changes(self.arena)
         data = self.arena.data
         held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
         for keys in held:
@@ -233,6 +241,7 @@ class TieredTable:
 
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
+        lose_changes(self.arena)
         return self.arena.data.adopt(self.number, directory)
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
@@ -242,6 +251,30 @@ class TieredTable:
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
         raise StorageError(f"table {self.name!r}: got keys, but the table is static")
+
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        return changes_since(self.arena)
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change; see `Store.follow_changes`."""
+        follow_changes(self.arena, since)
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
+        if self.arena.changes is not None:
+            for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
+                for part in torch.split(rows, chunk_rows):
+                    yield self.export(part - self.base)
+
+    def removed_since(self) -> Tensor:
+        """Return no keys: a static table always holds all its keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def remove(self, keys: Tensor) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}: remove: the table is static, expected a dynamic one")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""

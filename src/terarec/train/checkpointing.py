@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, mark_best, save
+from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, follow_changes, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
 from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError
@@ -24,9 +24,13 @@ NO_OPTIMIZER: Mapping[str, Any] = {"state": {}, "param_groups": []}
 class Checkpointing(Callback):
     """Saves every ``checkpoint_every`` steps or at every epoch's end, the best step, and the last one however it ends.
 
+    With ``delta_every`` those in between hold only what changed since the one before, as do those of the best step and
+    of an interrupted training.
+
     Args:
         directory: ``RUN/checkpoints``.
         every: Steps between checkpoints; None for epochs' ends.
+        delta_every: Steps between deltas; None for none.
         keep: How many of the newest stay.
         keep_best: Whether the step of the best evaluation is saved, marked and kept as well.
 
@@ -34,18 +38,23 @@ class Checkpointing(Callback):
         newest: The newest checkpoint, if any.
     """
 
-    def __init__(self, directory: Path, *, every: int | None, keep: int, keep_best: bool) -> None:
+    def __init__(
+        self, directory: Path, *, every: int | None, keep: int, keep_best: bool, delta_every: int | None = None
+    ) -> None:
         self.directory = directory
         self.every = every
+        self.delta_every = delta_every
         self.keep = keep
         self.keep_best = keep_best
         self.newest: Path | None = None
         self._saved_step = 0  # no step, no checkpoint
         self._marked_step: int | None = None
 
-    def continue_from(self, newest: Path, step: int) -> None:
-        """Take `newest` as the checkpoint of `step`, which is not saved again."""
-        self.newest, self._saved_step = newest, step
+    def continue_from(self, trainer: Trainer, newest: Path) -> None:
+        """Take `newest` as the checkpoint of the present step, which is not saved again."""
+        self.newest, self._saved_step = newest, trainer.step
+        if self.delta_every is not None:
+            follow_changes(tables(trainer.model), newest)
 
     def on_start(self, trainer: Trainer) -> None:
         """Mark the best checkpoint, which a kill may have prevented."""
@@ -59,17 +68,17 @@ class Checkpointing(Callback):
     def on_step(self, trainer: Trainer) -> None:
         """Save if the step is due, or the best one so far."""
         is_best = self.keep_best and trainer.early_stopping.best_step == trainer.step
-        if self.every is None:
-            is_due = is_best and not trainer.is_epoch_end  # saved there, after all that callbacks do in the step
-        else:
-            is_due = is_best or trainer.step % self.every == 0
-        if is_due:
+        if self.every is not None and trainer.step % self.every == 0:
+            self._save(trainer, is_whole=True)
+        elif self.every is None and trainer.is_epoch_end:
+            return  # saved there, after all that callbacks do in the step
+        elif is_best or (self.delta_every is not None and trainer.step % self.delta_every == 0):
             self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
         """Save unless steps are counted instead."""
         if self.every is None:
-            self._save(trainer)
+            self._save(trainer, is_whole=True)
 
     def on_interrupt(self, trainer: Trainer) -> None:
         """Save what would be lost."""
@@ -81,12 +90,13 @@ class Checkpointing(Callback):
 
     def on_finish(self, trainer: Trainer) -> None:
         """Save the last step."""
-        self._save(trainer)
+        self._save(trainer, is_whole=True)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: Trainer, *, is_whole: bool = False) -> None:
         if self._saved_step == trainer.step:
             return
-        self.newest = save(self.directory, capture(trainer))
+        kind: Literal["full", "base", "delta"] = "base" if is_whole else "delta"
+        self.newest = save(self.directory, capture(trainer), kind="full" if self.delta_every is None else kind)
         self._saved_step = trainer.step
         self._mark_best(trainer)  # before anything is removed: a crash in between leaves one checkpoint too many
         keep_newest(self.directory, self.keep)

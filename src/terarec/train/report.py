@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 
 import terarec
 from terarec.checkpoint import complete_checkpoints
-from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file, read_manifest
+from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file, read_chain
+from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import TableFiles
 from terarec.config import load_run
 from terarec.errors import FormatError
@@ -152,13 +153,16 @@ def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]
 def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
     """Table -> (rows, width)."""
     sizes: dict[str, tuple[int, int]] = {}
-    for path in checkpoint.rglob("*"):
-        parsed = parse_table_file(path.relative_to(checkpoint).as_posix())
-        shapes = {} if parsed is None else _shapes(path)
+    chain = read_chain(checkpoint)
+    base, manifest = chain[0]
+    for entry in manifest.files:
+        parsed = parse_table_file(entry.file)
+        shapes = {} if parsed is None else _shapes(base / entry.file)
         if parsed is not None and WEIGHTS in shapes:  # of a table in a row file there are keys alone
             rows, width = shapes[WEIGHTS]
             sizes[parsed[0]] = (sizes.get(parsed[0], (0, 0))[0] + rows, width)
-    return sizes | TableFiles(checkpoint, read_manifest(checkpoint)).row_file_sizes()
+    sizes |= TableFiles(base, manifest).row_file_sizes()
+    return sizes | {name: (rows, sizes[name][1]) for name, rows in TableChain(chain).rows_after_delta().items()}
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -76,6 +76,7 @@ class Run:
         self._checkpointing = Checkpointing(
             self.directory.checkpoints,
             every=training.checkpoint_every,
+            delta_every=training.delta_every,
             keep=training.keep_checkpoints,
             keep_best=training.keep_best,
         )
@@ -192,7 +193,7 @@ class Run:
         if self.directory.has_checkpoint:
             newest = load(latest(self.directory.checkpoints))
             restore(self.trainer, train_reader, newest)
-            self._checkpointing.continue_from(newest.path, newest.step)
+            self._checkpointing.continue_from(self.trainer, newest.path)
         else:
             if self.spec.init_from is not None:
                 self.initial = start_from(self.trainer, self.spec, self.dataset)

@@ -51,6 +51,7 @@ _MAY_CHANGE = frozenset(
         "training.eval_split",
         "training.eval_every",
         "training.checkpoint_every",
+        "training.delta_every",
         "training.keep_checkpoints",
         "training.keep_best",
         "training.threads",

@@ -1,0 +1,198 @@
+"""Tables of a checkpoint and of the deltas that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from terarec.checkpoint.directory import (
+    KEYS,
+    STATE_PREFIX,
+    USE_PREFIX,
+    WEIGHTS,
+    FileEntry,
+    Manifest,
+    changes_file,
+    parse_changes_file,
+)
+from terarec.checkpoint.state import as_array
+from terarec.checkpoint.table_files import (
+    Arrays,
+    TableFiles,
+    TableShape,
+    files_by_table,
+    prefixed,
+    rows_of,
+    shard_rows,
+    tensors_of,
+    write_memory,
+)
+from terarec.errors import ConfigError, FormatError
+from terarec.formats import tensor_shapes
+from terarec.formats.delta import TableChanges, read_changes, write_changes
+from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.storage import Rows, Store
+
+_NO_KEYS = np.empty(0, dtype=np.int64)
+_REMOVED_AT_ONCE = 1 << 24
+
+
+def write_table_changes(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
+    """Write what changed in a table after its ``changes_since``, in a bounded amount of memory."""
+    for index, changes in enumerate(_changes(table)):
+        file = changes_file(table.name, index)
+        sha256 = write_changes(checkpoint / file, changes)
+        yield FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
+    yield from write_memory(checkpoint, table)
+
+
+def _changes(table: Store) -> Iterator[TableChanges]:
+    """Yield what changed, at least one piece: keys that were removed come before rows."""
+    removed = as_array(KEYS, table.removed_since())
+    for begin in range(0, len(removed), _REMOVED_AT_ONCE):
+        yield _piece(table, removed[begin : begin + _REMOVED_AT_ONCE], None)
+    is_empty = not len(removed)
+    for rows in table.export_since(shard_rows(table)):
+        is_empty = False
+        yield _piece(table, _NO_KEYS, rows)
+    if is_empty:
+        yield _piece(table, _NO_KEYS, None)
+
+
+def _piece(table: Store, removed: NDArray[np.int64], rows: Rows | None) -> TableChanges:
+    keys, values = _NO_KEYS, {}
+    if rows is not None:
+        tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
+        keys = as_array(KEYS, rows.keys)
+        values = {name: as_array(name, tensor) for name, tensor in tensors.items()}
+    return TableChanges(table=table.name, table_rows=len(table), removed=removed, keys=keys, rows=values)
+
+
+class TableChain:
+    """The tables of a complete checkpoint with the changes of deltas.
+
+    Attributes:
+        names: Names of the tables.
+
+    Args:
+        chain: Directories and manifests: a complete checkpoint, then deltas in their order.
+    """
+
+    def __init__(self, chain: Sequence[tuple[Path, Manifest]]) -> None:
+        self._path, manifest = chain[0]
+        self._base = TableFiles(self._path, manifest)
+        self._newest = TableFiles(*chain[-1])
+        self._deltas = [(path, files_by_table(manifest, parse_changes_file)) for path, manifest in chain[1:]]
+        self.names = self._base.names
+        for path, files in self._deltas:
+            if set(files) != set(self.names):
+                raise FormatError(path, f"holds changes of the tables {sorted(files)}, expected {sorted(self.names)}")
+
+    def is_dynamic(self, table: str) -> bool:
+        """Return whether a table is dynamic."""
+        return self._base.is_dynamic(table)
+
+    def is_in_tiers(self, table: str) -> bool:
+        """Return whether a static table is there with those rows alone that were trained."""
+        return not self.is_dynamic(table) and self._base.names_keys(table)
+
+    def pieces(self, table: str) -> Iterator[Arrays]:
+        """Yield the rows of a table; see `TableFiles.pieces`. After a delta all pieces have "keys".
+
+        Raises:
+            ConfigError: There is no such table.
+            FormatError: A damaged file.
+            StorageError: A damaged row file.
+        """
+        if table not in self.names:
+            raise ConfigError(self._path, f"no table {table!r}, expected one of {', '.join(self.names)}")
+        if not self._deltas:
+            yield from self._base.pieces(table)
+            return
+        known = new_hash_index()  # keys whose newest row, or removal, came already
+        for path, files in reversed(self._deltas):
+            pieces = (_read(path, entry, table) for entry in files[table])
+            removed = []
+            for piece in pieces:
+                removed.append(piece.removed)
+                if len(piece.keys):
+                    yield _take_unknown(known, {KEYS: piece.keys, **piece.rows})
+            for keys in removed:
+                _take_unknown(known, {KEYS: keys})
+        first = 0
+        for arrays in self._base.pieces(table):
+            count = len(arrays[WEIGHTS])
+            keys = arrays[KEYS] if KEYS in arrays else np.arange(first, first + count)
+            yield _take_unknown(known, {**arrays, KEYS: keys})
+            first += count
+
+    def rows_after_delta(self) -> dict[str, int]:
+        """Return the rows of each table after the newest delta; nothing without deltas.
+
+        Raises:
+            FormatError: A damaged file.
+        """
+        if not self._deltas:
+            return {}
+        path, files = self._deltas[-1]
+        return {name: _read(path, files[name][-1], name).table_rows for name in self.names}
+
+    def shape(self, table: str) -> TableShape:
+        """Return the size of a table; see `TableFiles.shape`. Deltas give a static one in tiers at most these rows."""
+        shape = self._base.shape(table)
+        if self._deltas and self.is_dynamic(table):
+            return replace(shape, num_rows=self.rows_after_delta()[table])
+        if self._deltas and shape.seed is not None:
+            shapes = [tensor_shapes(path / e.file)[0][KEYS] for path, files in self._deltas for e in files[table]]
+            return replace(shape, num_rows=shape.num_rows + sum(count for count, *_ in shapes))
+        return shape
+
+    def rows(self, table: str) -> Iterator[Rows]:
+        """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
+        done = 0
+        for piece in self.pieces(table):
+            rows = rows_of(tensors_of(piece), done)
+            done += rows.keys.numel()
+            yield Rows(keys=rows.keys, weights=rows.weights)
+
+    def memories(self, table: str) -> Iterator[Arrays]:
+        """Yield the pieces of a dynamic table's memory."""
+        return self._newest.memories(table)
+
+    def load(self, table: Store, *, with_state: bool) -> None:
+        """Overwrite the rows of a table; see `Checkpoint.load_tables`."""
+        self._base.load(table, with_state=with_state)
+        for path, files in self._deltas:
+            table_rows = len(table)
+            for entry in files[table.name]:
+                changes = _read(path, entry, table.name)
+                table_rows = changes.table_rows
+                if len(changes.removed):
+                    table.remove(torch.from_numpy(changes.removed))
+                if len(changes.keys):
+                    rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
+                    table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            if len(table) != table_rows:
+                raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")
+        for piece in self.memories(table.name) if with_state else ():
+            table.import_memory(tensors_of(piece))
+
+
+def _read(path: Path, entry: FileEntry, table: str) -> TableChanges:
+    changes = read_changes(path / entry.file, sha256=entry.sha256)
+    if changes.table != table:
+        raise FormatError(path / entry.file, f"holds changes of table {changes.table!r}, expected {table!r}")
+    return changes
+
+
+def _take_unknown(known: HashIndex, arrays: Arrays) -> Arrays:
+    """Return the rows of `arrays` whose keys are not known, and make them known."""
+    keys = torch.from_numpy(arrays[KEYS])
+    is_new = known.find(keys) < 0
+    known.assign(keys[is_new], torch.zeros(int(is_new.sum()), dtype=torch.int64))
+    return {name: array[is_new.numpy()] for name, array in arrays.items()}

@@ -1,0 +1,127 @@
+"""`ChangedRows`: which rows of an arena changed since a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from terarec.kernels import memory
+
+_BITS = 8
+_SCANNED_BYTES = 1 << 18
+
+
+class ChangedRows:
+    """A bit for each row of an arena, set by what changes it.
+
+    Attributes:
+        since: Id of the checkpoint after which each change was noted; None where that is not known.
+
+    Args:
+        num_rows: Number of rows V.
+        device: Device of the rows.
+
+    Raises:
+        StorageError: Not enough memory.
+    """
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.since: str | None = None
+        self._powers = (2 ** torch.arange(_BITS)).to(torch.uint8).to(device)
+        self._bits = _zeros(num_rows, device)
+
+    def resize(self, num_rows: int) -> None:
+        """Make room for more rows, which have not changed."""
+        if num_rows > self._bits.numel() * _BITS:
+            bits = _zeros(num_rows + num_rows // _BITS, self._bits.device)
+            bits[: self._bits.numel()] = self._bits
+            self._bits = bits
+
+    def move(self, device: torch.device) -> None:
+        """Move to `device`."""
+        self._bits, self._powers = self._bits.to(device), self._powers.to(device)
+
+    def follow(self, since: str) -> None:
+        """Forget all changes, which the checkpoint `since` holds."""
+        self._bits.zero_()
+        self.since = since
+
+    def lose(self) -> None:
+        """Note that rows changed, nobody knows which."""
+        self.since = None
+
+    def mark(self, rows: Tensor) -> None:
+        """Note that ``rows int64[n]`` changed, which may repeat."""
+        if self.since is None:
+            return
+        rows = rows[~self.contains(rows)]  # few: most rows of a batch were in those before
+        groups, places = rows >> 3, rows & 7
+        for place in range(_BITS):  # so that no two distinct rows of a call share a byte
+            mine = groups[places == place]
+            self._bits[mine] = self._bits[mine] | (1 << place)
+
+    def contains(self, rows: Tensor) -> Tensor:
+        """Return which of ``rows int64[n]`` changed, bool[n]."""
+        return (self._bits[rows >> 3] & self._powers[rows & 7]) != 0
+
+    def between(self, begin: int, end: int) -> Iterator[Tensor]:
+        """Yield the rows ``begin <= row < end`` that changed, rising, as int64[n]."""
+        for first in range(begin >> 3, (end + _BITS - 1) >> 3, _SCANNED_BYTES):
+            part = self._bits[first : min(first + _SCANNED_BYTES, (end + _BITS - 1) >> 3)]
+            places = part.nonzero()[:, 0]
+            is_set = (part[places][:, None] & self._powers) != 0
+            rows = ((places + first)[:, None] * _BITS + torch.arange(_BITS, device=part.device))[is_set]
+            rows = rows[(rows >= begin) & (rows < end)]
+            if rows.numel():
+                yield rows
+
+
+class ChangingArena(Protocol):
+    """An arena that notes which of its rows change."""
+
+    num_rows: int
+    changes: ChangedRows | None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+
+
+def follow_changes(arena: ChangingArena, since: str) -> None:
+    """Begin to note which rows of `arena` change after the checkpoint `since`.
+
+    Raises:
+        StorageError: Not enough memory.
+    """
+    if arena.changes is None:
+        arena.changes = ChangedRows(arena.num_rows, arena.device)
+    arena.changes.follow(since)
+
+
+def mark_changes(arena: ChangingArena, rows: Tensor) -> None:
+    """Note that ``rows int64[n]`` of `arena` changed."""
+    if arena.changes is not None:
+        arena.changes.mark(rows)
+
+
+def lose_changes(arena: ChangingArena) -> None:
+    """Note that rows of `arena` changed, nobody knows which."""
+    if arena.changes is not None:
+        arena.changes.lose()
+
+
+def changes_since(arena: ChangingArena) -> str | None:
+    """Return the id of the checkpoint after which all changes of `arena` are known; None if they are not."""
+    return None if arena.changes is None else arena.changes.since
+
+
+def _zeros(num_rows: int, device: torch.device) -> Tensor:
+    num_bytes = -(-num_rows // _BITS)
+    if device.type != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    memory.require(num_bytes, f"a bit for each of {num_rows:,} rows, which delta checkpoints need")
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))  # which takes memory where it is written
