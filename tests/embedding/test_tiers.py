@@ -1,5 +1,6 @@
 """Tables in tiers equal tables in memory, bit for bit."""
 
+import collections
 import copy
 import gc
 import itertools
@@ -36,6 +37,7 @@ from terarec.storage import TierUse
 from terarec.storage.row_levels import BudgetError
 from tests.embedding.plain import random_jagged
 from tests.embedding.test_dynamic_tables import FEATURES, NAMES, OPTIMIZERS, ROWS, STATIC, dynamic_twin, step
+from tests.params import in_every_run
 
 TIGHT = "28KiB"  # hardly more than the largest batch needs with the state of Adam
 BATCHES = [random_jagged(NAMES, ROWS, (1, 13, 30)[seed % 3], seed=seed) for seed in range(21)]
@@ -70,12 +72,16 @@ def assert_trains_equally(
     assert_same(plain, tiered)
 
 
-def name_of(spec: SparseOptimizerSpec) -> str:
-    return f"{spec.kind}{'-lazy' * (spec.rows is not None)}"
+def name_of(value: SparseOptimizerSpec | str) -> str:
+    return value if isinstance(value, str) else f"{value.kind}{'-lazy' * (value.rows is not None)}"
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=name_of)
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+IN_EVERY_RUN = [("static", OPTIMIZERS[0]), ("static", OPTIMIZERS[-1]), ("dynamic", OPTIMIZERS[3])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), in_every_run(IN_EVERY_RUN, itertools.product(["static", "dynamic"], OPTIMIZERS)), ids=name_of
+)
 def test_every_optimizer(tmp_path: Path, kind: str, optimizer: SparseOptimizerSpec) -> None:
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
@@ -94,8 +100,13 @@ SUBSETS = {
 }
 
 
-@pytest.mark.parametrize("subset", SUBSETS)
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("kind", "subset"),
+    in_every_run(
+        [("static", "host"), ("static", "host-file"), ("dynamic", "device-host-file")],
+        itertools.product(["static", "dynamic"], SUBSETS),
+    ),
+)
 def test_every_subset_of_tiers(tmp_path: Path, kind: str, subset: str) -> None:
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     file = str(tmp_path) if "file" in subset else None
@@ -103,8 +114,35 @@ def test_every_subset_of_tiers(tmp_path: Path, kind: str, subset: str) -> None:
     assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdamSpec(lr=0.05), BATCHES)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+SERIES = {"static": (80, 40, 20, 10, 6), "dynamic": (80, 40, 20, 10, 8)}
+"""KiB from that of all rows down to hardly more than one batch takes."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "kib"),
+    in_every_run(
+        [("static", 80), ("static", 6), ("dynamic", 20), ("dynamic", 8)],
+        [(kind, kib) for kind, series in SERIES.items() for kib in series],
+    ),
+)
+def test_budgets_from_all_rows_down_to_one_batch(tmp_path: Path, kind: str, kib: int) -> None:
+    tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
+    tiered = in_tiers(tables, Tiers(host=f"{kib}KiB", file=str(tmp_path / "rows")))
+    batches = [random_jagged(NAMES, ROWS, 6, seed=seed) for seed in range(24)]
+    assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdamSpec(lr=0.05), batches)
+    largest, *_, least = SERIES[kind]
+    assert (use_of(tiered).rows_read == 0) is (kib == largest)
+    if kib == least:
+        smaller = in_tiers(tables, Tiers(host=f"{kib - 1}KiB", file=str(tmp_path / "smaller")))
+        optimizer = RowOptimizer(smaller, AdamSpec(lr=0.05))
+        with pytest.raises(BudgetError):
+            collections.deque(step(smaller, optimizer, jagged) for jagged in batches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    in_every_run([("dynamic", "bfloat16")], itertools.product(["static", "dynamic"], ["bfloat16", "float16"])),
+)
 def test_narrow_rows_are_rounded_alike(tmp_path: Path, kind: str, dtype: str) -> None:
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     tables = [replace(table, dtype=dtype) for table in tables]
@@ -135,14 +173,14 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", in_every_run(["lru", "freq"], POLICIES))
 def test_admission_and_eviction(tmp_path: Path, policy: str) -> None:
     tables = [replace(dynamic_twin(table), default=0.25, **POLICIES[policy]) for table in STATIC]
     tiered = in_tiers(tables, Tiers(host=TIGHT, file=str(tmp_path)))
     assert_trains_equally(EmbeddingCollection(tables, FEATURES, seed=4), tiered, AdaGradSpec(lr=0.1), BATCHES)
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", in_every_run(["dynamic"], ["static", "dynamic"]))
 def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: str) -> None:
     features = [
         FeatureSpec(name="f0", table="a", pooling="max", max_keys=2),
@@ -169,7 +207,7 @@ def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: st
     assert_same(plain, tiered)
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", in_every_run(["dynamic"], ["static", "dynamic"]))
 def test_rows_that_are_read_ahead(tmp_path: Path, kind: str) -> None:
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     plain, tiered = (
@@ -186,8 +224,12 @@ def test_rows_that_are_read_ahead(tmp_path: Path, kind: str) -> None:
     assert 0 < use_of(tiered).staged <= use_of(tiered).rows_read
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize("into", ["memory", "tiers"])
+@pytest.mark.parametrize(
+    ("into", "kind"),
+    in_every_run(
+        [("memory", "dynamic"), ("tiers", "static")], itertools.product(["memory", "tiers"], ["static", "dynamic"])
+    ),
+)
 def test_checkpoints_go_into_any_tier(tmp_path: Path, kind: str, into: str) -> None:
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     plain, tiered = (
@@ -383,7 +425,7 @@ def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, mo
     assert train(third) == 100
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", in_every_run(["dynamic"], ["static", "dynamic"]))
 def test_rows_that_another_thread_loads_meanwhile_are_the_same(tmp_path, kind):
     tables = STATIC
     if kind == "dynamic":  # rows change their keys all the time
