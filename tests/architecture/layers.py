@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["ps"] = {"spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
-ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "etl", "nn", "embedding", "models", "checkpoint", "ps"}
+ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "data", "etl", "nn", "embedding", "models", "ps"}
+ALLOWED["serve"] |= {"checkpoint"}
 ALLOWED["export"] = {"spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)

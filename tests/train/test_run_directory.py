@@ -14,6 +14,7 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError, Training
 from terarec.formats import ParquetShard, ParquetShardWriter, read_dataset, write_dataset
 from terarec.metrics import AUC
 from terarec.models.artifact import load_model
+from terarec.models.trained_columns import check_columns
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -27,7 +28,6 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from terarec.train import build, predict
-from terarec.train.run_dir import check_columns
 from tests.errors import at
 from tests.train.small_run import changed
 

@@ -56,11 +56,12 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.kernels import memory
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
+    from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
     from terarec.train.devices import describe_device, resolve_device
     from terarec.train.evaluation import Evaluator
-    from terarec.train.run_dir import RunDirectory, check_columns, check_run
+    from terarec.train.run_dir import RunDirectory, check_run
 
     check_run(options.run)
     device = resolve_device(options.device or "auto")

@@ -1,6 +1,7 @@
 """Embedding tables as one module: fused lookups forward, gradients of rows backward; and torch's modules on them."""
 
 from terarec.embedding.collection import EmbeddingCollection
+from terarec.embedding.lookups import LookupCollection, RowLookup
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
 from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection
@@ -11,9 +12,11 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "EmbeddingOutput",
+    "LookupCollection",
     "PaddedKeys",
     "PaddedSequences",
     "QuantizedCollection",
+    "RowLookup",
     "Sequences",
     "pad_sequences",
     "replace_embeddings",

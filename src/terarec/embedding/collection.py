@@ -134,6 +134,7 @@ class EmbeddingCollection(nn.Module):
     training mode with gradients enabled, and only if it is not frozen.
 
     Attributes:
+        specs: The tables as they were described.
         rows: Parameter float32[0] that represents the tables in ``parameters()``.
         pending: Gradients for the row optimizer.
 
@@ -151,6 +152,7 @@ class EmbeddingCollection(nn.Module):
     def __init__(self, tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
         super().__init__()
         check_names(tables, features)
+        self.specs = tuple(tables)
         tables = tables_to_make(tables, features)
         self.features = tuple(features)
         self.arenas = build_arenas(tables, seed=seed)

@@ -33,7 +33,8 @@ from terarec.storage import (
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 
-_KINDS: tuple[tuple[Pooling, ...], ...] = (("sum", "mean", "sqrtn"), ("max",), ("none",))
+POOLING_KINDS: tuple[tuple[Pooling, ...], ...] = (("sum", "mean", "sqrtn"), ("max",), ("none",))
+"""Poolings that one call of a lookup may have together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,7 @@ def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -
     groups: list[LookupGroup] = []
     for index, arena in enumerate(arenas):
         mine = [feature for feature in features if feature.table in arena.table_names]
-        for poolings in _KINDS:
+        for poolings in POOLING_KINDS:
             members = [feature for feature in mine if feature.pooling in poolings]
             if members:
                 limits = tuple(feature.max_keys for feature in members)

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
-from terarec.embedding import EmbeddingCollection
+from terarec.embedding import EmbeddingCollection, LookupCollection, RowLookup
+from terarec.embedding.recording import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
 from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, RunSpec, Tiers
+from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.model import ModelSpec
 from terarec.storage.tier_files import own_directory
 
@@ -112,6 +113,84 @@ def load_model(
             # A training that goes on there may have removed it for a newer one since it was found.
             if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):
                 raise
+
+
+class ModelWithoutTables(NamedTuple):
+    """A trained model whose collections are `terarec.embedding.LookupCollection`, to be connected to rows elsewhere.
+
+    Attributes:
+        model: In evaluation mode.
+        spec: Spec of the run that trained it.
+        dataset: Columns, without shards.
+        checkpoint: The checkpoint, which has the tables.
+        tables: Tables of all collections, by name.
+    """
+
+    model: nn.Module
+    spec: RunSpec
+    dataset: DatasetSpec
+    checkpoint: Checkpoint
+    tables: Mapping[str, TableSpec | DynamicTableSpec]
+
+    def connect(self, lookups: Mapping[str, RowLookup]) -> None:
+        """Look the rows of each table up in `lookups`."""
+        for module in self.model.modules():
+            if isinstance(module, LookupCollection):
+                module.connect(lookups)
+
+
+def load_without_tables(
+    run_dir: Path,
+    checkpoint: int | str | None = None,
+    *,
+    device: torch.device | None = None,
+    allow_import: Sequence[str] = (),
+) -> ModelWithoutTables:
+    """Load the dense weights of a run's model, and none of its rows; arguments and errors are those of `load_model`."""
+    spec = load_run(run_dir / RUN_FILE)
+    dataset = read_dataset(run_dir / DATASET_DIRECTORY)
+    num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
+    with record_tables():
+        model = build_model(
+            _without_tiers(spec.model),
+            dataset,
+            num_outputs=num_outputs,
+            seed=spec.training.seed,
+            allow_import=allow_import,
+        )
+    model = without_tables(model)
+    opened = load(find_checkpoint(run_dir, spec, checkpoint))
+    load_dense_state(model, opened.dense())
+    if device is not None:
+        model = model.to(device)
+    found = [module for module in model.modules() if isinstance(module, LookupCollection)]
+    return ModelWithoutTables(
+        model=model.eval(),
+        spec=spec,
+        dataset=dataset,
+        checkpoint=opened,
+        tables={table.name: table for collection in found for table in collection.specs},
+    )
+
+
+def without_tables(model: nn.Module) -> nn.Module:
+    """Replace the collections of `model` by ones without rows, and return it."""
+    made: dict[EmbeddingCollection, LookupCollection] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, EmbeddingCollection):
+                if child not in made:
+                    made[child] = LookupCollection(child.specs, child.features)
+                setattr(parent, name, made[child])
+    return model
+
+
+def _without_tiers(spec: ModelSpec) -> ModelSpec:
+    described: Any = spec
+    if getattr(getattr(described, "tables", None), "tiers", None) is None:
+        return spec
+    loaded: ModelSpec = replace(described, tables=replace(described.tables, tiers=None))
+    return loaded
 
 
 def _with_own_files(spec: ModelSpec) -> ModelSpec:

@@ -1,12 +1,13 @@
 """The parameter server: tables of served models in tiers (host memory, Redis or Valkey, disk), looked up in batches."""
 
 from terarec.ps.cache import CacheStatistics, EmbeddingCache
+from terarec.ps.defaults import DefaultRows, constant_rows, default_rows
 from terarec.ps.disk import RowStoreTier
 from terarec.ps.host_memory import HostMemoryTier
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
 from terarec.ps.server import Loading, LoadProgress, ParameterServer
-from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, TierUseStatistics
+from terarec.ps.table import TableStatistics, TableTiers, TierUseStatistics
 from terarec.ps.tier import Found, Tier, TierStatistics
 
 __all__ = [
@@ -26,4 +27,6 @@ __all__ = [
     "Tier",
     "TierStatistics",
     "TierUseStatistics",
+    "constant_rows",
+    "default_rows",
 ]

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError, TerarecError
 from terarec.ps.cache import EmbeddingCache
+from terarec.ps.defaults import DefaultRows, constant_rows
 from terarec.ps.disk import RowStoreTier, rocksdb_tier, row_file_tier
 from terarec.ps.host_memory import HostMemoryTier
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
 from terarec.ps.sources import RowChunk, TableSource, open_source
-from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, constant_rows
+from terarec.ps.table import TableStatistics, TableTiers
 from terarec.ps.tier import Tier
 from terarec.spec import (
     CacheSpec,

@@ -7,30 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
+from terarec.ps.defaults import DefaultRows, constant_rows
 from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 4.0
-
-
-class DefaultRows(Protocol):
-    """The vectors of keys that no tier has."""
-
-    def __call__(self, keys: Tensor) -> Tensor:
-        """Return float32[n, D] for ``keys int64[n]``."""
-
-
-def constant_rows(width: int, value: float = 0.0) -> DefaultRows:
-    """Return default rows of one vector, whose numbers are all `value`."""
-    vector = torch.full((width,), value)
-    return lambda keys: vector.expand(keys.numel(), width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

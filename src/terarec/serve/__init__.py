@@ -9,6 +9,7 @@ from terarec.serve.run import RunningServer, serve
 from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession, InputColumn
+from terarec.serve.tables import ServedTables
 
 __all__ = [
     "InferenceClient",
@@ -18,6 +19,7 @@ __all__ = [
     "InputColumn",
     "RunningServer",
     "ScoreReport",
+    "ServedTables",
     "score_files",
     "serve",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +14,16 @@ import torch
 from torch import nn
 
 from terarec.batch import Batch, Jagged, to_device
+from terarec.data import open_reader, read_spec
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
-from terarec.models.artifact import DATASET_DIRECTORY, load_model
+from terarec.models.artifact import DATASET_DIRECTORY, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
+from terarec.serve.tables import ServedTables, serve_tables
 from terarec.spec import DatasetSpec, RunSpec
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -70,7 +74,20 @@ class InferenceSession:
         >>> session.predict({"I1": [3, None], ..., "C26": ["a9d771cd", ""]})  # float32[2, 1]
     """
 
-    def __init__(self, model: nn.Module, workflow: Workflow, run: RunSpec, dataset: DatasetSpec, *, step: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        workflow: Workflow,
+        run: RunSpec,
+        dataset: DatasetSpec,
+        *,
+        step: int,
+        dataset_dir: Path | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._dataset_dir = dataset_dir
+        self._on_close = on_close
         self._model = model.eval()
         self.device = device_of(model)
         self._objective = build_objective(run.objective)
@@ -96,6 +113,7 @@ class InferenceSession:
         *,
         device: torch.device | None = None,
         allow_import: Sequence[str] = (),
+        tables: ServedTables | None = None,
     ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
@@ -104,6 +122,7 @@ class InferenceSession:
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
             device: Where the model is to be; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
+            tables: Where the tables are served from; None to load them into the memory of the device.
 
         Raises:
             ConfigError: The workflow names a function that is not allowed, or the run holds no such checkpoint.
@@ -111,9 +130,27 @@ class InferenceSession:
             FormatError: A file of it is damaged.
             StorageError: Not enough memory for the tables.
         """
-        model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
-        workflow = workflow_of(run_dir / DATASET_DIRECTORY, allow_import=allow_import)
-        return cls(model, workflow, run, dataset, step=step)
+        directory = run_dir / DATASET_DIRECTORY
+        workflow = workflow_of(directory, allow_import=allow_import)
+        if tables is None:
+            model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
+            return cls(model, workflow, run, dataset, step=step, dataset_dir=directory)
+        held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
+        on_close = serve_tables(held, tables)
+        step = held.checkpoint.step
+        return cls(held.model, workflow, held.spec, held.dataset, step=step, dataset_dir=directory, on_close=on_close)
+
+    def close(self) -> None:
+        """Close the parameter server that this session started, if it did."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def predict(self, columns: Mapping[str, RawValues]) -> npt.NDArray[np.float32]:
         """Score B records.
@@ -133,7 +170,48 @@ class InferenceSession:
 
     def score(self, records: EncodedRecords) -> npt.NDArray[np.float32]:
         """Score B records that `workflow` has encoded; as `predict`."""
-        batch = to_device(self._batch(records), self.device)
+        return self.score_batch(self._batch(records))
+
+    def predict_split(
+        self,
+        data: str | Path,
+        split: str,
+        *,
+        batch_size: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Score a split of a data set, or of HugeCTR's files, and yield the scores float32[B, C] of each batch.
+
+        Args:
+            data: Directory of a prepared data set, directory with a ``records.json``, or such a file.
+            split: Its split.
+            batch_size: Samples B in a batch; None for that of the training.
+            progress: Called after every batch with the samples done.
+
+        Raises:
+            ConfigError: No such split, or other columns than those of the run.
+            DataNotFoundError: No such data.
+            FormatError: A damaged file.
+        """
+        training = self.run.training
+        if self._dataset_dir is not None:
+            check_columns(read_spec(data), Path(data), self._dataset, self._dataset_dir)
+        reader = open_reader(data, split, batch_size=batch_size or training.batch_size, threads=training.reader_threads)
+        return self._scored(reader, progress)
+
+    def _scored(
+        self, batches: Iterable[Batch], progress: Callable[[int], None] | None
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        done = 0
+        for batch in batches:
+            yield self.score_batch(batch)
+            done += batch.batch_size
+            if progress is not None:
+                progress(done)
+
+    def score_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Score a batch with the columns of the run; return float32[B, C]."""
+        batch = to_device(batch, self.device)
         with torch.inference_mode(), autocast(self.run.training.precision, self.device):
             output = self._model(batch)
         scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()

@@ -16,11 +16,12 @@ from terarec.io import check_new_file
 from terarec.metrics import Throughput
 from terarec.models.artifact import load_model
 from terarec.models.contract import score_names
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError
 from terarec.spec.quoting import did_you_mean, quoted
 from terarec.train.evaluation import score
-from terarec.train.run_dir import RunDirectory, check_columns, check_run
+from terarec.train.run_dir import RunDirectory, check_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

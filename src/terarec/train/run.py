@@ -21,6 +21,7 @@ from terarec.errors import ConfigError, DataNotFoundError, RunInterruptedError, 
 from terarec.formats import read_dataset
 from terarec.models import build_model
 from terarec.models.artifact import RUN_FILE, find_checkpoint, load_dense_state, tables
+from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import Objective, build_objective
 from terarec.spec import (
     DatasetSpec,
@@ -39,7 +40,7 @@ from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
 from terarec.train.plan import plan_run
-from terarec.train.run_dir import RunDirectory, check_columns, check_run, differences
+from terarec.train.run_dir import RunDirectory, check_run, differences
 from terarec.train.trainer import Callback, FitReport, Trainer
 
 _logger = logging.getLogger(__name__)

@@ -1,0 +1,135 @@
+"""`LookupCollection`: the features of a collection over rows that lie elsewhere, such as in a parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Jagged, check_offsets
+from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
+from terarec.embedding.tables import POOLING_KINDS, AnyTableSpec, LookupGroup, check_names
+from terarec.errors import ConfigError
+from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.layout import BagLayout
+from terarec.spec import FeatureSpec
+
+
+class RowLookup(Protocol):
+    """Finds the rows of a table."""
+
+    def __call__(self, keys: Tensor, /) -> Tensor:
+        """Return float32[n, D] for ``keys int64[n]``; every key has a row, or the table's default vector."""
+
+
+class LookupCollection(nn.Module):
+    """Looks features up as a `terarec.embedding.EmbeddingCollection` in evaluation does; it holds no rows.
+
+    Keys outside of a static table are no error: what a lookup gives for them counts.
+
+    Attributes:
+        specs: The tables.
+        features: Features, in the order of the output's columns.
+        output_width: Columns of the pooled output.
+
+    Args:
+        tables: The tables.
+        features: Features of these tables.
+        lookups: Table -> its rows; None to `connect` them later.
+
+    Raises:
+        ConfigError: Repeated names, or a feature of an unknown table.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[AnyTableSpec],
+        features: Sequence[FeatureSpec],
+        lookups: Mapping[str, RowLookup] | None = None,
+    ) -> None:
+        super().__init__()
+        check_names(tables, features)
+        self.specs = tuple(tables)
+        self.features = tuple(features)
+        widths = {table.name: table.width for table in tables}
+        self.output_width = sum(widths[feature.table] for feature in features if feature.pooling != "none")
+        self._groups = _groups(tables, features)
+        self._lookups: Mapping[str, RowLookup] = {}
+        if lookups is not None:
+            self.connect(lookups)
+
+    def connect(self, lookups: Mapping[str, RowLookup]) -> None:
+        """Look rows up in `lookups`, which has every table.
+
+        Raises:
+            ConfigError: A table is missing.
+        """
+        missing = [table.name for table in self.specs if table.name not in lookups]
+        if missing:
+            raise ConfigError("lookups", f"got none of table {missing[0]!r}, expected one of each table")
+        self._lookups = dict(lookups)
+
+    def forward(self, jagged: Jagged) -> EmbeddingOutput:
+        """Look every feature up.
+
+        Args:
+            jagged: Keys of at least this collection's features.
+
+        Raises:
+            ConfigError: A feature that `jagged` does not have, or offsets that decrease or do not cover the keys.
+        """
+        check_offsets(jagged)
+        looked_up = []
+        for group in self._groups:
+            part = bags_of(jagged, group)
+            rows = self._rows(part, group.layout)
+            if group.layout.is_pooled:
+                keys = torch.arange(part.keys.numel(), device=rows.device)
+                layout = replace(group.layout, table_rows=(keys.numel(),) * len(group.layout.table_names))
+                key_weights = part.weights if layout.takes_key_weights else None
+                rows = bag_lookup(rows, keys, part.offsets, layout, key_weights=key_weights)
+            looked_up.append((group, part, rows))
+        return assemble(self.features, looked_up, jagged)
+
+    def _rows(self, part: Jagged, layout: BagLayout) -> Tensor:
+        """Return the rows float32[N, D] of the keys of a group; features of one table are looked up together."""
+        batch_size = part.batch_size
+        if not batch_size:
+            return torch.empty(0, layout.width, device=part.keys.device)
+        ends = part.offsets[::batch_size].tolist()
+        found, done = [], 0
+        for table, members in groupby(layout.feature_table):
+            first, done = done, done + len(list(members))
+            found.append(self._lookups[layout.table_names[table]](part.keys[ends[first] : ends[done]]))
+        rows = found[0] if len(found) == 1 else torch.cat(found)
+        return rows.to(part.keys.device)
+
+
+def _groups(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> list[LookupGroup]:
+    """Return a group for the features of each width and kind of pooling, table by table."""
+    groups: list[LookupGroup] = []
+    order = {table.name: place for place, table in enumerate(tables)}
+    for number, width in enumerate(dict.fromkeys(table.width for table in tables)):
+        names = tuple(table.name for table in tables if table.width == width)
+        for poolings in POOLING_KINDS:
+            members = [feature for feature in features if feature.table in names and feature.pooling in poolings]
+            members.sort(key=lambda feature: order[feature.table])
+            if not members:
+                continue
+            layout = BagLayout(
+                table_names=names,
+                table_base=(0,) * len(names),
+                table_rows=(0,) * len(names),
+                feature_names=tuple(feature.name for feature in members),
+                feature_table=tuple(names.index(feature.table) for feature in members),
+                pooling=tuple(feature.pooling for feature in members),
+                width=width,
+            )
+            limits = tuple(feature.max_keys for feature in members)
+            has_limits = limits.count(None) < len(limits)
+            groups.append(LookupGroup(arena=number, layout=layout, max_keys=limits if has_limits else None))
+    return groups
