@@ -92,6 +92,24 @@ class ClusterError(TerarecError, RuntimeError):
     """A cluster that was asked to work cannot be reached, or has given up; the message says what was kept."""
 
 
+class CollectiveError(TerarecError, RuntimeError):
+    """Ranks cannot talk to each other, differ in what has to be equal, or a collective of theirs failed.
+
+    Attributes:
+        collective: Name of the collective, such as "exchange of keys".
+        step: Number of the training step in which it failed; 0 before the first.
+        pairs: Pairs of ranks that cannot talk, where they are known.
+    """
+
+    def __init__(
+        self, message: str, *, collective: str, step: int = 0, pairs: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.collective = collective
+        self.step = step
+        self.pairs = pairs
+
+
 class MissingDependencyError(TerarecError, ImportError):
     """An optional library is not installed; the message names the extra that brings it."""
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"spec", "io", "kernels", "formats", "storage"},
     "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
+ALLOWED["dist"] = {"spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["ps"] = {"spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
 ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "data", "etl", "nn", "embedding", "models", "ps"}

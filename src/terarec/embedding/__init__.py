@@ -1,6 +1,7 @@
 """Embedding tables as one module: fused lookups forward, gradients of rows backward; and torch's modules on them."""
 
 from terarec.embedding.collection import EmbeddingCollection
+from terarec.embedding.found_rows import FoundRows
 from terarec.embedding.lookups import LookupCollection, RowLookup
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
 from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences, pad_sequences
@@ -12,6 +13,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingCollection",
     "EmbeddingOutput",
+    "FoundRows",
     "LookupCollection",
     "PaddedKeys",
     "PaddedSequences",

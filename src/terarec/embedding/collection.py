@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
+from terarec.embedding.found_rows import FoundRows
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.recording import tables_to_make
@@ -134,9 +135,12 @@ class EmbeddingCollection(nn.Module):
     training mode with gradients enabled, and only if it is not frozen.
 
     Attributes:
-        specs: The tables as they were described.
         rows: Parameter float32[0] that represents the tables in ``parameters()``.
         pending: Gradients for the row optimizer.
+        specs: The tables as they were asked for.
+        seed: Seed of the first weights.
+        is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
+        split_tables: Tables of which it has some columns alone.
 
     Args:
         tables: Tables. The static ones of one width, element type and `optimizer` share an arena, and so do the
@@ -152,7 +156,8 @@ class EmbeddingCollection(nn.Module):
     def __init__(self, tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec], *, seed: int = 0) -> None:
         super().__init__()
         check_names(tables, features)
-        self.specs = tuple(tables)
+        self.specs, self.seed = tuple(tables), seed
+        self.is_exchanged, self.split_tables = False, frozenset[str]()
         tables = tables_to_make(tables, features)
         self.features = tuple(features)
         self.arenas = build_arenas(tables, seed=seed)
@@ -185,7 +190,7 @@ class EmbeddingCollection(nn.Module):
 
         If one of these is raised, dynamic tables are unchanged.
         """
-        learns = torch.is_grad_enabled() and self._is_trained() and not torch.compiler.is_exporting()
+        learns = torch.is_grad_enabled() and self.is_trained and not torch.compiler.is_exporting()
         if torch.compiler.is_compiling() and (learns or not self._is_traced_whole(jagged)):
             from terarec.embedding.traced import run_eager  # loads the compiler
 
@@ -219,6 +224,37 @@ class EmbeddingCollection(nn.Module):
                     bags.let_go()
         out = assemble(self.features, looked_up, jagged)
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
+
+    def find(self, jagged: Jagged, *, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[FoundRows]:
+        """Find the rows of keys that somebody else looks up, such as another rank.
+
+        Args:
+            jagged: Keys of this collection's features, of which each table has one, without pooling; one bag each.
+            learns: Whether gradients will come; a dynamic table in training mode then inserts new keys.
+            repeats: Table -> int64[n], how often each of its keys occurs, for policies that count; 1 for others.
+
+        Returns:
+            The rows of each arena.
+
+        Raises:
+            StorageError: Memory or a dynamic table is full; dynamic tables are unchanged.
+        """
+        found = [_Bags(group, bags_of(jagged, group)) for group in self._direct_groups]
+        if self._readers:
+            found += self._find_rows(jagged, learns, repeats or {})
+        rows = []
+        for bags in sorted(found, key=lambda bags: bags.group.arena):
+            arena, generation = self.arenas[bags.group.arena], self.arenas[bags.group.arena].generation
+            places = bags.slots
+            if places is None:
+                bases = torch.tensor([bags.group.layout.table_base[t] for t in bags.group.layout.feature_table])
+                places = bags.part.keys + bases.to(bags.part.keys.device).repeat_interleave(bags.part.offsets.diff())
+            deposit = partial(self._deposit, bags.group.arena, generation, bags.pin)
+            layout = bags.group.layout
+            rows.append(
+                FoundRows(arena.weights, bags.part.keys, places, layout, deposit, slots=bags.slots, pin=bags.pin)
+            )
+        return rows
 
     def quantized(self) -> QuantizedCollection:
         """Return a copy for inference whose rows are 8-bit codes, of D + 8 bytes each.
@@ -261,7 +297,7 @@ class EmbeddingCollection(nn.Module):
         if not isinstance(table, StaticTable):
             what = "dynamic" if table.is_dynamic else "in tiers"
             raise ConfigError(f"table: got {name!r}, which is {what}, expected a static one (see Store.export)")
-        if not (torch.is_grad_enabled() and self._is_trained()):
+        if not (torch.is_grad_enabled() and self.is_trained):
             return table.weights
         weights = table.weights
         # No view of the arena: torch does not let views that a custom function returns change in place.
@@ -366,7 +402,7 @@ class EmbeddingCollection(nn.Module):
                 if not has_room:
                     break
 
-    def _find_rows(self, jagged: Jagged, learns: bool) -> list[_Bags]:
+    def _find_rows(self, jagged: Jagged, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
         found: dict[int, tuple[Translated, PlacedRows | None]] = {}
         with ExitStack() as all_or_none:
@@ -374,7 +410,7 @@ class EmbeddingCollection(nn.Module):
                 arena = self.arenas[index]
                 if learns and isinstance(arena, DynamicArena):
                     all_or_none.enter_context(arena.transaction)  # so that no thread evicts a row before it is pinned
-                part = translate(jagged, readers, self.tables, train=learns and self.training)
+                part = translate(jagged, readers, self.tables, train=learns and self.training, repeats=repeats)
                 tiers = tiers_of(arena)
                 where = None
                 if tiers is not None:
@@ -422,7 +458,9 @@ class EmbeddingCollection(nn.Module):
 
         return group, part, look_up() if deposit is None else self._with_backward(look_up, deposit)
 
-    def _is_trained(self) -> bool:
+    @property
+    def is_trained(self) -> bool:
+        """Whether the tables are not frozen."""
         with torch._C.DisableTorchFunctionSubclass():  # which would take microseconds
             return self.rows.requires_grad
 
@@ -435,21 +473,26 @@ class EmbeddingCollection(nn.Module):
     def _keep_gradient(self, bags: _Bags, key_weights: Tensor | None) -> Callable[[Tensor], None]:
         """Return what keeps the gradient of the vectors of `bags` for the row optimizer."""
         group, part = bags.group, bags.part
-        pending, generation = self.pending, self.arenas[group.arena].generation
+        generation = self.arenas[group.arena].generation
 
         def deposit(grad: Tensor) -> None:
-            arena = self.arenas[group.arena]
-            if arena.generation != generation:
-                raise _rows_evicted(arena)
-            if bags.pin is not None:
-                tiers = tiers_of(arena)
-                assert tiers is not None
-                if not tiers.hold(bags.pin):
-                    raise _rows_moved(arena)
             factors = None if key_weights is None else key_weights.detach()
-            pending.put(group.arena, BagGradient(part.keys, part.offsets, grad, group.layout, factors, bags.slots))
+            gradient = BagGradient(part.keys, part.offsets, grad, group.layout, factors, bags.slots)
+            self._deposit(group.arena, generation, bags.pin, gradient)
 
         return deposit
+
+    def _deposit(self, index: int, generation: int, pin: Pin | None, gradient: BagGradient) -> None:
+        """Keep a gradient of rows that were found in a `generation` of their arena for the row optimizer."""
+        arena = self.arenas[index]
+        if arena.generation != generation:
+            raise _rows_evicted(arena)
+        if pin is not None:
+            tiers = tiers_of(arena)
+            assert tiers is not None
+            if not tiers.hold(pin):
+                raise _rows_moved(arena)
+        self.pending.put(index, gradient)
 
     def _keep_table_gradient(self, table: StaticTable) -> Callable[[Tensor], None]:
         """Return what keeps the gradient of all rows of `table` for the row optimizer."""

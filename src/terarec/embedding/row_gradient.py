@@ -48,6 +48,7 @@ class PendingGradients:
         table_lr: float32[T] for each arena or None; tables with the factor 0 are not part of `norm`.
         is_unscaled: Whether a `torch.amp.GradScaler` has divided the gradients by its scale.
         was_dropped: Whether the last `take` found that a ``zero_grad()`` had dropped all gradients before it.
+        is_part: Whether other ranks have further rows of the tables.
 
     Args:
         parameter: See the attribute.
@@ -62,7 +63,7 @@ class PendingGradients:
         self._names = tuple(names)
         self._held: list[list[BagGradient]] = []
         self._factor = 1.0
-        self.is_unscaled = self.was_dropped = False
+        self.is_unscaled = self.was_dropped = self.is_part = False
         self._marker: RowGradient | None = None
         self._has_warned = False
         self._lock = threading.RLock()
@@ -141,7 +142,12 @@ class PendingGradients:
         self.is_unscaled = False
 
     def norm(self) -> float:
-        """Return the L2 norm over the summed gradients of all rows, without those of frozen tables."""
+        """Return the L2 norm over the summed gradients of all rows, without those of frozen tables.
+
+        Raises:
+            ConfigError: The rows are on several ranks.
+        """
+        self._check_is_whole("norm")
         norms = [
             row_gradient_norm(arena.weights, mine, _NORM_RULE, table_lr=factors, first_row=arena.num_defaults)
             for arena, mine, factors in zip(self.arenas, self.held(), self.table_lr, strict=True)
@@ -149,8 +155,20 @@ class PendingGradients:
         return abs(self._factor) * math.hypot(*norms)
 
     def is_finite(self) -> bool:
-        """Return whether all gradients are finite numbers."""
+        """Return whether all gradients are finite numbers.
+
+        Raises:
+            ConfigError: The rows are on several ranks.
+        """
+        self._check_is_whole("check for NaN")
         return math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
+
+    def _check_is_whole(self, what: str) -> None:
+        if self.is_part:
+            raise ConfigError(
+                f"{what} of the gradients of embedding tables: the tables are on several ranks, each of which has "
+                "those of its own rows; expected no clipping by the joint norm and no loss scaler"
+            )
 
     def _mark(self) -> None:
         """Set ``parameter.grad``; remove the gradients from before a ``zero_grad()``."""

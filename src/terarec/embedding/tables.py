@@ -221,7 +221,12 @@ def check_keys(part: Jagged, layout: BagLayout) -> None:
 
 
 def translate(
-    jagged: Jagged, features: Sequence[FeatureSpec], tables: Mapping[str, KeyFinder], *, train: bool
+    jagged: Jagged,
+    features: Sequence[FeatureSpec],
+    tables: Mapping[str, KeyFinder],
+    *,
+    train: bool,
+    repeats: Mapping[str, Tensor] | None = None,
 ) -> Translated:
     """Return `features` of `jagged` with their arena rows.
 
@@ -232,6 +237,7 @@ def translate(
         features: Features of tables of one arena, table by table.
         tables: Tables by name.
         train: Whether tables may insert new keys.
+        repeats: Table -> int64[n], how often each of its keys occurs in the batch; None for once each.
 
     Raises:
         ConfigError: A feature that `jagged` does not have.
@@ -249,7 +255,12 @@ def translate(
     for name, readers in groupby(features, key=lambda feature: feature.table):
         first, done = done, done + len(list(readers))
         span = slice(ends[first], ends[done])
-        rows[span] = tables[name].rows(part.keys[span], train=train)
+        keys = part.keys[span]
+        times = None if repeats is None else repeats.get(name)
+        if times is None:
+            rows[span] = tables[name].rows(keys, train=train)
+        else:
+            rows[span] = tables[name].rows(keys.repeat_interleave(times), train=train)[times.cumsum(0) - times]
         numbers[span] = getattr(tables[name], "number", 0)
     return Translated(part, rows, numbers)
 

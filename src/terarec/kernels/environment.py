@@ -6,6 +6,7 @@
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
+``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def checks_overflow() -> bool:
 def java_home() -> str | None:
     """Return where Java is installed, according to ``JAVA_HOME``; None if it is not set."""
     return os.environ.get("JAVA_HOME") or None
+
+
+def is_launched() -> bool:
+    """Return whether torchrun, or what sets the same variables, started this process as one of several."""
+    return bool(os.environ.get("RANK")) and bool(os.environ.get("WORLD_SIZE"))
 
 
 def _one_of(name: str, values: Sequence[str]) -> str | None:

@@ -17,7 +17,7 @@ from terarec.kernels.registry import choose
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
-from terarec.ops.layout import BagLayout
+from terarec.ops.layout import BagLayout, Pooling
 
 __all__ = [
     "BagGradient",
@@ -25,6 +25,7 @@ __all__ = [
     "dense_gradient",
     "find_non_finite",
     "group_keys",
+    "key_gradients",
     "per_key",
     "row_gradient_norm",
     "row_rule",
@@ -32,6 +33,7 @@ __all__ = [
     "sparse_gradient",
     "state_dtype",
     "state_shapes",
+    "summed_gradients",
 ]
 
 
@@ -304,19 +306,41 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
 
 
 def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
-    """`gradient`; if it is of pooling "max", as the gradients of its keys, so that `weights` may move.
+    """`gradient`; if a feature is of pooling "max", as the gradients of its keys, so that `weights` may move.
 
     Args:
-        gradient: Of one lookup, in a layout of one feature.
+        gradient: Of one lookup.
         weights: [V, D] as they were at the lookup; read for "max" alone.
     """
     layout = gradient.layout
-    if layout.pooling != ("max",):
+    if "max" not in layout.pooling:
         return gradient
-    _, grads = spread_gradient(
-        gradient.keys, gradient.offsets, gradient.grad, layout.array, weights=weights, places=gradient.places
-    )
-    return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=("none",)))
+    pooling: tuple[Pooling, ...] = tuple("none" for _ in layout.pooling)
+    grads = key_gradients(gradient, weights)
+    return gradient._replace(grad=grads, layout=dataclasses.replace(layout, pooling=pooling), key_weights=None)
+
+
+def key_gradients(gradient: BagGradient, weights: Tensor | None) -> Tensor:
+    """Return the gradient float32[N, D] of the vector of each key.
+
+    Args:
+        gradient: Of one lookup.
+        weights: [V, D] as they were at the lookup; read for "max" alone.
+    """
+    keys, offsets, grad, layout, key_weights, places = gradient
+    return spread_gradient(keys, offsets, grad, layout.array, key_weights, weights=weights, places=places)[1]
+
+
+def summed_gradients(gradients: Sequence[BagGradient], weights: Tensor) -> Tensor:
+    """Return the gradient float32[V, D] of all rows: zeros for those without a key.
+
+    Args:
+        gradients: Of lookups in `weights`.
+        weights: [V, D] as they were at the lookups.
+    """
+    total = torch.zeros(weights.shape, device=weights.device)
+    row_update_(total, (), [per_key(gradient, weights) for gradient in gradients], _SUBTRACT, step=1)
+    return total.neg_()
 
 
 def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

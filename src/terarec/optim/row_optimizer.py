@@ -129,8 +129,10 @@ class RowOptimizer(optim.Optimizer):
         owners = owners_of(roots_of(param_group))
         check_names(owners)
         check_distinct([self._owners, owners])
-        for arena in (arena for owner in owners for arena in owner.arenas):
-            self._check_mode(arena)
+        for owner in owners:
+            for arena in owner.arenas:
+                self._check_mode(arena)
+                self._check_placement(owner, arena)
         numbers: dict[str, int] = {}
         for name in self._tables_by_rule(owners):
             first = [owner for owner in owners if owner.arenas and self._rule_name(owner.arenas[0]) == name]
@@ -206,7 +208,7 @@ class RowOptimizer(optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_is_owner()
-        _check_is_alone()
+        self._check_gradients_meet()
         scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
         taken = [owner.take_gradients() for owner in self._owners]
         gradients = [mine for lists, _ in taken for mine in lists]
@@ -398,6 +400,28 @@ class RowOptimizer(optim.Optimizer):
                 "which are in tiers; expected 'local' or 'lazy_global'"
             )
 
+    def _check_placement(self, owner: RowParameters, arena: AnyArena) -> None:
+        """Raise `ConfigError` for a rule that needs what no rank has alone, where tables are on several ranks."""
+        name = self._rule_name(arena)
+        if name not in self._rules or not getattr(owner, "is_exchanged", False):
+            return
+        _, options, rule = self._rules[name]
+        for option in ("clip_global_norm", "non_finite"):
+            if getattr(options, option) not in (None, "pass"):
+                raise ConfigError(
+                    f"row optimizer: rows.{option}",
+                    f"got {getattr(options, option)!r} for {_described(arena)}, which are on several ranks, "
+                    "expected none: it would take all of their gradients",
+                )
+        split = sorted(getattr(owner, "split_tables", frozenset()) & set(arena.table_names))
+        if split and (rule.row_states or options.clip_norm is not None):
+            what = "rows.clip_norm" if options.clip_norm is not None else repr(rule.kind)
+            raise ConfigError(
+                f"row optimizer: table {split[0]!r}",
+                f"got {what}, which takes all columns of a row, for a table whose columns are on several ranks, "
+                "expected another placement",
+            )
+
     def _table_lr(self, name: str, arena: AnyArena) -> Tensor | None:
         return table_factors(self._rules[name].options, arena.table_names, self._frozen)
 
@@ -454,6 +478,20 @@ class RowOptimizer(optim.Optimizer):
                     f"{_described(arena)} were given to a later RowOptimizer, which replaced their "
                     "state; expected one row optimizer for each collection: options for single tables are table_lr and "
                     "frozen",
+                )
+
+    def _check_gradients_meet(self) -> None:
+        """Raise `ConfigError` in a group of several processes if the gradients of tables do not reach all of them."""
+        if all(getattr(owner, "is_exchanged", False) for owner in self._owners):
+            return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            world_size = torch.distributed.get_world_size()
+            if world_size > 1:
+                raise ConfigError(
+                    "row optimizer",
+                    f"got a process group of {world_size} ranks and tables on one of them, expected tables that "
+                    "terarec.dist.shard has placed on all: DistributedDataParallel exchanges the gradients of dense "
+                    "parameters alone, so each rank would train tables of its own",
                 )
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
@@ -520,16 +558,3 @@ def _listed(kinds: Any) -> str:
         return repr(kinds)
     distinct = set(kinds.values())
     return repr(distinct.pop()) if len(distinct) == 1 else ", ".join(f"{name} {kind!r}" for name, kind in kinds.items())
-
-
-def _check_is_alone() -> None:
-    """Raise `ConfigError` in a group of several processes: nothing would bring their tables together."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        world_size = torch.distributed.get_world_size()
-        if world_size > 1:
-            raise ConfigError(
-                "row optimizer",
-                f"got a process group of {world_size} ranks, expected one: the gradients of rows are "
-                "not exchanged between ranks (DistributedDataParallel exchanges those of dense parameters alone), so "
-                "each rank would train tables of its own",
-            )

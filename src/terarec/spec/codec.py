@@ -11,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
@@ -205,3 +205,13 @@ def finite_data(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite_data(item) for item in value]
     return value
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
+    for name in {**old, **new}:  # in the order of the fields, "kind" first
+        one, other = old.get(name), new.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from differences(one, other, f"{parent}{name}.")
+        elif one != other:
+            yield f"{parent}{name}", one, other

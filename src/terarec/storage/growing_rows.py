@@ -107,6 +107,8 @@ class GrowingRows:
 
     Attributes:
         num_rows: Rows V that have memory.
+        columns: Number of a table -> width of the whole table and its first column here, where these are some columns
+            of a table; its rows start from those columns of the first weights of the whole one.
 
     Args:
         specs: The tables, all of one width and element type.
@@ -115,6 +117,7 @@ class GrowingRows:
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
         self.num_rows = 0
+        self.columns: dict[int, tuple[int, int]] = {}
         self._specs = tuple(specs)
         self._seed = seed
         self._weights = GrowingTensor((specs[0].width,), getattr(torch, specs[0].dtype), torch.device("cpu"))
@@ -195,15 +198,22 @@ class GrowingRows:
         for name, held in self._state.items():
             held.tensor[rows] = self._fills[name]
         spec = self._specs[table]
+        weights, places = self.weights, rows
+        whole_width, first_column = self.columns.get(table, (0, 0))
+        if whole_width:
+            weights = torch.empty(rows.numel(), whole_width, dtype=self.weights.dtype, device=self.device)
+            places = torch.arange(rows.numel(), device=self.device)
         initialise_keys(
-            self.weights,
-            rows,
+            weights,
+            places,
             keys,
             table=spec.name,
             seed=self._seed,
             initializer=spec.initializer,
             scale=spec.init_scale,
         )
+        if whole_width:
+            self.weights.index_copy_(0, rows, weights[:, first_column : first_column + self.weights.shape[1]])
 
     def read(self, table: int, rows: Tensor, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return copies of the weights and states of ``rows int64[n]``."""

@@ -33,6 +33,7 @@ from terarec.spec import (
     TorchOptimizerSpec,
     to_data,
 )
+from terarec.spec.codec import differences
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.checkpointing import Checkpointing, restore
 from terarec.train.devices import keep_freed_memory, resolve_device
@@ -40,7 +41,7 @@ from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
 from terarec.train.plan import plan_run
-from terarec.train.run_dir import RunDirectory, check_run, differences
+from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.trainer import Callback, FitReport, Trainer
 
 _logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from terarec.checkpoint import complete_checkpoints
 from terarec.config import load_run, save_run
@@ -19,6 +18,7 @@ from terarec.io import PARTIAL_SUFFIX, atomic_file, file_lock
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.models.trained_columns import check_columns
 from terarec.spec import DatasetSpec, RunSpec, to_data
+from terarec.spec.codec import differences
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_DIRECTORY = "tensorboard"
@@ -177,16 +177,6 @@ def check_run(path: Path) -> None:
         around = [parent for parent in path.absolute().parents[:2] if (parent / RUN_FILE).is_file()]
         expected = f"the RUN around it, {around[0]}" if around else "a RUN made by 'terarec train'"
         raise DataNotFoundError(path, f"holds no {RUN_FILE}, expected {expected}")
-
-
-def differences(old: dict[str, Any], new: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
-    for name in {**old, **new}:  # in the order of the fields, "kind" first
-        one, other = old.get(name), new.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from differences(one, other, f"{parent}{name}.")
-        elif one != other:
-            yield f"{parent}{name}", one, other
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,9 +15,8 @@ from terarec.errors import ConfigError, FormatError
 from terarec.io import write_json
 from terarec.models.artifact import RUN_FILE, load_model
 from terarec.spec import RunSpec, to_data
-from terarec.spec.codec import finite_data, parse_json
+from terarec.spec.codec import differences, finite_data, parse_json
 from terarec.train.run import Run, build
-from terarec.train.run_dir import differences
 from terarec.train.trainer import Callback
 
 RESULT_FILE = "result.json"

@@ -1,0 +1,35 @@
+"""Training on several processes: process group, placements of tables, and the exchange between ranks."""
+
+from terarec.dist.plan import (
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    RowWise,
+    ShardingPlan,
+    TablePlan,
+    TableRowWise,
+    TableWise,
+    load_plan,
+    same_for_all,
+)
+from terarec.dist.ranks import Ranks, join
+from terarec.dist.shard import ShardedCollection, shard
+
+__all__ = [
+    "ColumnWise",
+    "DataParallel",
+    "Hybrid",
+    "Placement",
+    "Ranks",
+    "RowWise",
+    "ShardedCollection",
+    "ShardingPlan",
+    "TablePlan",
+    "TableRowWise",
+    "TableWise",
+    "join",
+    "load_plan",
+    "same_for_all",
+    "shard",
+]

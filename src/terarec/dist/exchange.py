@@ -1,0 +1,445 @@
+"""The exchange of a step: keys to the ranks of their rows, vectors back, and later gradients the way of the keys.
+
+All tables of a collection share a collective: counts and keys in the forward pass, then vectors; gradients in the
+backward pass. Keys are distinct before they travel. With R ranks and T tables, what goes to rank d is in the order of
+the tables, and what came from all ranks in that of the ranks; the rows of one table are those of rank 0's keys, then of
+rank 1's, so that sums over ranks have one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Jagged
+from terarec.dist.placement import COPIES, PlacedTable
+from terarec.dist.plan import Wire
+from terarec.dist.ranks import Ranks
+from terarec.embedding import EmbeddingCollection, FoundRows
+from terarec.errors import CollectiveError
+
+_FAILED = -1  # in the place of a count: this rank has raised an error before the exchange
+
+
+class Wanted(NamedTuple):
+    """The distinct keys of one table in a rank's batch.
+
+    Attributes:
+        keys: int64[U].
+        counts: int64[U], the occurrences of each.
+    """
+
+    keys: Tensor
+    counts: Tensor
+
+
+class Routed(NamedTuple):
+    """Distinct keys of one table in the order of the ranks that they go to.
+
+    Attributes:
+        keys: int64[U]: those of rank 0's rows, ..., of rank R - 1's, and of rows with copies on all ranks. By column,
+            all keys go to all ranks of the table.
+        counts: int64[U], the occurrences of each.
+        num_rows: Keys for each rank without those of copies; by column all keys for each rank of the table.
+        num_copies: Keys of rows with copies.
+        place: int64[U], the place of each given key in `keys`.
+    """
+
+    keys: Tensor
+    counts: Tensor
+    num_rows: list[int]
+    num_copies: int
+    place: Tensor
+
+
+class Occurrences(NamedTuple):
+    """Gradients of single occurrences of keys of one feature, in the order of its samples.
+
+    Attributes:
+        table: Number of the table.
+        places: int64[n], the place of each key among the routed keys of the table.
+        grad: float32[n, D].
+    """
+
+    table: int
+    places: Tensor
+    grad: Tensor
+
+
+def route(table: PlacedTable, wanted: Wanted, num_ranks: int) -> Routed:
+    """Sort keys by the ranks that they go to."""
+    keys, counts = wanted
+    total = keys.numel()
+    if table.by_column:
+        on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
+        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+    if table.has_copies:
+        return Routed(keys, counts, [0] * num_ranks, total, torch.arange(total))
+    if len(table.ranks) == 1 and not table.has_hot_rows:
+        on_ranks = [total if rank == table.ranks[0] else 0 for rank in range(num_ranks)]
+        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+    owners = table.owners(keys)
+    parts = [(owners == rank).nonzero()[:, 0] for rank in (*range(num_ranks), COPIES)]
+    order = torch.cat(parts)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(total)
+    sizes = [part.numel() for part in parts]
+    return Routed(keys[order], counts[order], sizes[:-1], sizes[-1], place)
+
+
+class Exchange:
+    """Exchanges the keys, vectors and gradients of the tables of a collection.
+
+    Args:
+        tables: The tables.
+        local: Collection of the parts of these tables on this rank, with a feature without pooling for each.
+        ranks: The ranks.
+        wire: Type of numbers between ranks.
+        name: Name of the collection, for errors.
+    """
+
+    def __init__(
+        self, tables: Sequence[PlacedTable], local: EmbeddingCollection, ranks: Ranks, *, wire: Wire, name: str
+    ) -> None:
+        self.tables = tuple(tables)
+        self.local = local
+        self.ranks = ranks
+        self._wire = torch.bfloat16 if wire == "bfloat16" else torch.float32
+        self._name = name
+        names = [table.spec.name for table in tables]
+        self._arenas = [[names.index(name) for name in arena.table_names] for arena in local.arenas]
+        # What is counted by occurrences needs these; all other tables need the distinct keys alone.
+        self._takes_counts = [
+            getattr(table.spec, "admit", None) is not None
+            or getattr(table.spec, "track_uses", False)
+            or getattr(table.spec, "evict", None) is not None
+            for table in tables
+        ]
+
+    def refuse(self) -> None:
+        """Tell the other ranks that this one has raised an error and sends no keys."""
+        if self.ranks.size > 1:
+            self._exchange_counts(torch.full((self.ranks.size, 2 * len(self.tables)), _FAILED))
+
+    def fetch(self, wanted: Sequence[Routed], *, learns: bool) -> Fetched:
+        """Send keys to the ranks of their rows and return the vectors.
+
+        Args:
+            wanted: Distinct keys of each table.
+            learns: Whether gradients will come; dynamic tables in training mode then insert new keys.
+
+        Raises:
+            CollectiveError: Another rank has raised an error, or does not join.
+            StorageError: Memory or a dynamic table is full on this rank.
+        """
+        size, me = self.ranks.size, self.ranks.rank
+        rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
+        copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
+        if not learns:  # nobody else needs to know them
+            copies[[rank for rank in range(size) if rank != me]] = 0
+        got = self._exchange_counts(torch.cat([rows, copies], dim=1))
+        sent = Counts(rows, copies)
+        received = Counts(got[:, : len(wanted)], got[:, len(wanted) :])
+        keys, counts = self._send_keys(wanted, sent, received)
+        found = self._find(keys, counts, received, learns=learns)
+        fetched = Fetched(self, wanted, found, sent, received)
+        fetched.receive()
+        if not learns:
+            for held in found:
+                held.release()
+        return fetched
+
+    def send_numbers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
+        """Send float32[n] to each rank and return those from each rank, by way of the type on the wire.
+
+        Args:
+            what: Name of the collective.
+            numbers: Numbers for each rank.
+            received: How many come from each rank.
+        """
+        joined = torch.cat(list(numbers)) if len(numbers) > 1 else numbers[0]
+        sizes = [held.numel() for held in numbers]
+        came = self.ranks.all_to_all(f"{what} of {self._name}", joined.to(self._wire), sizes, received)
+        return list(torch.split(came.to(torch.float32), list(received)))
+
+    def send_integers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
+        """Send int64[n] to each rank and return those from each rank; see `send_numbers`."""
+        sizes = [held.numel() for held in numbers]
+        came = self.ranks.all_to_all(f"{what} of {self._name}", torch.cat(list(numbers)), sizes, received)
+        return list(torch.split(came, list(received)))
+
+    def arena_tables(self) -> list[list[int]]:
+        """Return the numbers of the tables of each arena of `local`."""
+        return self._arenas
+
+    def _exchange_counts(self, counts: Tensor) -> Tensor:
+        shape = counts.shape
+        each = [shape[1]] * shape[0]
+        what = f"exchange of counts of {self._name}"
+        got = self.ranks.all_to_all(what, counts.flatten(), each, each).view(shape)
+        failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
+        if failed and not bool((counts == _FAILED).any()):
+            step = f" in step {self.ranks.step}" if self.ranks.step else ""
+            raise CollectiveError(
+                f"{what}{step}: rank {failed[0]} ({self.ranks.hosts[failed[0]]}) has raised an error, see its output",
+                collective=what,
+                step=self.ranks.step,
+            )
+        return got
+
+    def _send_keys(
+        self, wanted: Sequence[Routed], sent: Counts, received: Counts
+    ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """Return keys and occurrences [table][source] that came."""
+        parts: list[list[Tensor]] = []
+        for rank in range(self.ranks.size):
+            mine: list[Tensor] = []
+            for number, table in enumerate(wanted):
+                for held in (table.keys, table.counts) if self._takes_counts[number] else (table.keys,):
+                    mine += _segments(table, held, rank, int(sent.copies[rank, number]))
+            parts.append(mine)
+        times = torch.tensor([1 + takes for takes in self._takes_counts])
+        sizes = (received.all * times).sum(dim=1).tolist()
+        whole = [torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64) for mine in parts]
+        came = self.send_integers("exchange of keys", whole, sizes)
+        keys: list[list[Tensor]] = [[] for _ in wanted]
+        counts: list[list[Tensor]] = [[] for _ in wanted]
+        every = received.all.tolist()
+        for source, of_source in enumerate(came):
+            first = 0
+            for number in range(len(wanted)):
+                size = every[source][number]
+                keys[number].append(of_source[first : first + size])
+                first += size
+                if self._takes_counts[number]:
+                    counts[number].append(of_source[first : first + size])
+                    first += size
+        return keys, counts
+
+    def _find(
+        self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, learns: bool
+    ) -> list[FoundRows]:
+        """Find the rows of the keys that came, of each table those of all ranks at once."""
+        joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
+        names = tuple(table.spec.name for table in self.tables)
+        jagged = Jagged(names=names, keys=torch.cat(joined), offsets=ends)
+        repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self._takes_counts[number]}
+        return self.local.find(jagged, learns=learns, repeats=repeats)
+
+
+class Counts:
+    """Numbers of keys that go to, or came from, each rank.
+
+    Attributes:
+        rows: int64[R, T], keys whose row one rank has.
+        copies: int64[R, T], keys whose row all ranks have.
+        all: int64[R, T], both.
+    """
+
+    def __init__(self, rows: Tensor, copies: Tensor) -> None:
+        self.rows = rows
+        self.copies = copies
+        self.all = rows + copies
+
+
+class Fetched:
+    """The vectors of a step's distinct keys, and the way back of their gradients.
+
+    Attributes:
+        vectors: float32[U, D] for each table, in the order of its routed keys.
+    """
+
+    def __init__(
+        self, exchange: Exchange, wanted: Sequence[Routed], found: list[FoundRows], sent: Counts, received: Counts
+    ) -> None:
+        self._exchange = exchange
+        self._wanted = tuple(wanted)
+        self._found = found
+        self._sent = sent
+        self._received = received
+        self.vectors: list[Tensor] = []
+
+    def receive(self) -> None:
+        """Send the vectors that other ranks asked for, and set `vectors`."""
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        size, me = exchange.ranks.size, exchange.ranks.rank
+        replies: list[list[Tensor]] = [[] for _ in range(size)]
+        copied: dict[int, Tensor] = {}
+        for found, tables in zip(self._found, arenas, strict=True):
+            starts, asked = self._starts(tables), self._received.rows[:, tables]
+            looked_up = found.vectors(_spans(starts.flatten(), asked.flatten()))
+            for rank, part in enumerate(torch.split(looked_up, asked.sum(dim=1).tolist())):
+                replies[rank].append(part.flatten())
+            own = self._received.copies[me, tables]
+            if int(own.sum()):
+                ours = found.vectors(_spans(starts[me] + self._received.rows[me, tables], own))
+                copied |= dict(zip(tables, torch.split(ours, own.tolist()), strict=True))
+        came = exchange.send_numbers(
+            "exchange of vectors", [_joined(parts) for parts in replies], self._numbers(self._sent.rows)
+        )
+        pieces: list[list[Tensor]] = [[] for _ in self._wanted]
+        for rank, numbers in enumerate(came):
+            first = 0
+            for tables in arenas:
+                for number in tables:
+                    count, width = int(self._sent.rows[rank, number]), exchange.tables[number].width
+                    pieces[number].append(numbers[first : first + count * width].view(count, width))
+                    first += count * width
+        self.vectors = [
+            self._assembled(number, pieces[number], copied.get(number)) for number in range(len(self._wanted))
+        ]
+
+    def return_sums(self, gradients: Sequence[Tensor]) -> None:
+        """Send gradients to the ranks of the rows, which keep them for their row optimizers.
+
+        Args:
+            gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
+        """
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        parts: list[Tensor] = []
+        for rank in range(exchange.ranks.size):
+            mine = [
+                segment[:, exchange.tables[number].columns(rank)].flatten()
+                for tables in arenas
+                for number in tables
+                for segment in _segments(
+                    self._wanted[number], gradients[number], rank, int(self._sent.copies[rank, number])
+                )
+            ]
+            parts.append(_joined(mine))
+        came = exchange.send_numbers("exchange of gradients", parts, self._numbers(self._received.all))
+        firsts = [0] * len(came)
+        for found, tables in zip(self._found, arenas, strict=True):
+            width = exchange.tables[tables[0]].width
+            counts = self._received.all[:, tables]
+            blocks = []
+            for source, count in enumerate(counts.sum(dim=1).tolist()):
+                blocks.append(came[source][firsts[source] : firsts[source] + count * width].view(count, width))
+                firsts[source] += count * width
+            # What came is in the order of the ranks, and of one rank in that of the tables; rows are by tables first.
+            starts = _exclusive(counts.flatten()).view(counts.shape)
+            order = _spans(starts.T.flatten(), counts.T.flatten())
+            ends = torch.cat([counts.new_zeros(1), counts.sum(dim=0).cumsum(0)])
+            found.keep(torch.arange(order.numel()), ends, torch.cat(blocks)[order])
+
+    def return_occurrences(self, features: Sequence[Occurrences]) -> None:
+        """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
+
+        Args:
+            features: Occurrences in the order in which one process would add them up. All ranks have the same features.
+        """
+        exchange, size = self._exchange, self._exchange.ranks.size
+        in_order = [
+            feature for tables in exchange.arena_tables() for number in tables
+            for feature in features if feature.table == number
+        ]  # fmt: skip
+        counts = torch.zeros(size, len(in_order), dtype=torch.int64)
+        positions: list[list[Tensor]] = [[] for _ in range(size)]
+        numbers: list[list[Tensor]] = [[] for _ in range(size)]
+        for index, (number, places, grad) in enumerate(in_order):
+            for rank in range(size):
+                chosen, position = self._positions(number, places, rank)
+                counts[rank, index] = chosen.numel()
+                positions[rank].append(position)
+                numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)].flatten())
+        each = [len(in_order)] * size
+        got = exchange.send_integers("exchange of counts of gradients", list(counts), each)
+        received = torch.stack(got)
+        widths = torch.tensor([exchange.tables[number].width for number, _, _ in in_order])
+        came = exchange.send_integers(
+            "exchange of places of gradients", [torch.cat(held) for held in positions], received.sum(dim=1).tolist()
+        )
+        grads = exchange.send_numbers(
+            "exchange of gradients", [_joined(held) for held in numbers], (received * widths).sum(dim=1).tolist()
+        )
+        self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
+
+    def _keep_occurrences(
+        self, of_table: list[int], received: Tensor, positions: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """Keep the gradients that came: of a row first those of the first feature, of one feature those of rank 0."""
+        arenas, sizes = self._exchange.arena_tables(), received.tolist()
+        cut = [torch.split(held, sizes[source]) for source, held in enumerate(positions)]
+        firsts, index = [0] * len(grads), 0
+        for found, tables in zip(self._found, arenas, strict=True):
+            width = self._exchange.tables[tables[0]].width
+            starts = self._starts(tables)
+            order: list[Tensor] = []
+            blocks: list[Tensor] = []
+            ends = [0]
+            for column, number in enumerate(tables):
+                total = 0
+                while index < len(of_table) and of_table[index] == number:
+                    for source in range(len(grads)):
+                        count, first = sizes[source][index], firsts[source]
+                        order.append(cut[source][index] + starts[source, column])
+                        blocks.append(grads[source][first : first + count * width].view(count, width))
+                        firsts[source] += count * width
+                        total += count
+                    index += 1
+                ends.append(ends[-1] + total)
+            if order:
+                found.keep(torch.cat(order), torch.tensor(ends), torch.cat(blocks))
+
+    def _positions(self, number: int, places: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the occurrences whose gradient goes to `rank`, and the positions of their keys among those there."""
+        wanted = self._wanted[number]
+        if self._exchange.tables[number].by_column:
+            chosen = torch.arange(places.numel() if wanted.num_rows[rank] else 0)
+            return chosen, places[chosen]
+        first, count = sum(wanted.num_rows[:rank]), wanted.num_rows[rank]
+        copies = sum(wanted.num_rows)
+        is_copy = places >= copies
+        chosen = (((places >= first) & (places < first + count)) | is_copy).nonzero()[:, 0]
+        mine = places[chosen]
+        return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
+
+    def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor | None) -> Tensor:
+        table = self._exchange.tables[number]
+        if table.by_column:
+            return torch.cat([pieces[rank] for rank in table.ranks], dim=1)
+        parts = [piece for piece in pieces if piece.shape[0]] + ([] if copied is None else [copied])
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts) if parts else torch.empty(0, table.width)
+
+    def _numbers(self, counts: Tensor) -> list[int]:
+        """Return how many numbers the vectors of ``counts int64[R, T]`` keys have for each rank."""
+        widths = torch.tensor([table.width for table in self._exchange.tables])
+        return [int(total) for total in (counts * widths).sum(dim=1)]
+
+    def _starts(self, tables: Sequence[int]) -> Tensor:
+        """Return the first position int64[R, T] of each rank's keys of each table among all keys of an arena."""
+        counts = self._received.all[:, list(tables)]
+        return _exclusive(counts.T.flatten()).view(counts.T.shape).T
+
+
+def _segments(table: Routed, held: Tensor, rank: int, num_copies: int) -> list[Tensor]:
+    """Return the parts of ``held [U, ...]``, a value for each key, that go to a rank."""
+    copies = [held[held.shape[0] - table.num_copies :]] if num_copies else []
+    if not table.num_rows[rank]:
+        return copies
+    if table.num_rows[rank] == held.shape[0] and not table.num_copies:
+        return [held]
+    first = sum(table.num_rows[:rank])
+    return [held[first : first + table.num_rows[rank]], *copies]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts)) if parts else torch.empty(0)
+
+
+def _exclusive(counts: Tensor) -> Tensor:
+    """Return the sum of the counts before each."""
+    return counts.cumsum(0) - counts
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the positions ``start, start + 1, ...`` of each span, one after the other."""
+    return (starts - _exclusive(lengths)).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))

@@ -1,0 +1,154 @@
+"""`PlacedTable`: the rank of each key's row, and the number of the row in the part of the table on that rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from terarec.dist.plan import AnyTableSpec, ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
+from terarec.errors import ConfigError
+from terarec.spec import DynamicTableSpec, TableSpec
+
+COPIES = -1
+"""Stands for the rank of a row that every rank has."""
+
+_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # SplitMix64's finalizer: 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class PlacedTable:
+    """A table whose rows, or columns, are on several ranks.
+
+    A row of a static table is on rank number ``key mod k`` of the k ranks of its placement, as in HugeCTR; keys of
+    dynamic tables, which may have any structure, are hashed first.
+
+    Attributes:
+        spec: The whole table.
+        ranks: The ranks that share the rows or columns.
+        has_copies: Whether every rank has all rows.
+        by_column: Whether each of `ranks` has some columns of all rows.
+
+    Args:
+        spec: The whole table.
+        placement: Its placement.
+        plan: The plan that it is of.
+
+    Raises:
+        ConfigError: A static table in tiers whose rows would have other numbers than keys.
+    """
+
+    def __init__(self, spec: AnyTableSpec, placement: Placement, plan: ShardingPlan) -> None:
+        self.spec = spec
+        self.ranks = plan.ranks_of(placement)
+        self.has_copies = isinstance(placement, DataParallel)
+        self.by_column = isinstance(placement, ColumnWise) and len(self.ranks) > 1
+        hot = placement.hot_keys if isinstance(placement, Hybrid) else ()
+        self._hot = torch.tensor(sorted(hot), dtype=torch.int64)
+        self._owners = torch.tensor(self.ranks)
+        is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
+        self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
+        if spec.tiers is not None and (self.by_column or not self.keeps_numbers):
+            raise ConfigError(
+                f"plan.tables: table {spec.name!r}",
+                f"got {placement.kind!r} for a table in tiers, expected 'data_parallel' or 'table_wise', or a dynamic "
+                "table by rows",
+            )
+
+    @property
+    def width(self) -> int:
+        """Columns on each of `ranks`."""
+        return self.spec.width // len(self.ranks) if self.by_column else self.spec.width
+
+    @property
+    def has_hot_rows(self) -> bool:
+        """Whether some rows, not all, have copies on every rank."""
+        return bool(self._hot.numel())
+
+    def owners(self, keys: Tensor) -> Tensor:
+        """Return the rank int64[n] of each row of ``keys int64[n]``, `COPIES` for those on all. Not by column."""
+        if self.has_copies:
+            return torch.full_like(keys, COPIES)
+        if len(self.ranks) == 1:
+            owners = torch.full_like(keys, self.ranks[0])
+        else:
+            numbers = keys if isinstance(self.spec, TableSpec) else _mixed(keys)
+            owners = self._owners[numbers.remainder(len(self.ranks))]
+        return owners.masked_fill_(self._is_hot(keys), COPIES) if self.has_hot_rows else owners
+
+    def local_keys(self, keys: Tensor) -> Tensor:
+        """Return the keys int64[n] that rows of ``keys int64[n]`` have in the part of their rank."""
+        if self.keeps_numbers:
+            return keys
+        spread = keys.div(len(self.ranks), rounding_mode="floor")
+        if not self._hot.numel():
+            return spread
+        place = torch.searchsorted(self._hot, keys)
+        return torch.where(self._is_hot(keys), place, spread + self._hot.numel())
+
+    def part(self, rank: int) -> AnyTableSpec:
+        """Return the spec of the part on `rank`; a rank without rows of a static table has one row that no key uses.
+
+        So all ranks have the same tables, and row optimizers count the same steps on them.
+        """
+        spec = self.spec
+        if isinstance(spec, DynamicTableSpec):
+            return replace(spec, width=self.width, default=self._part_of_default(spec, rank))
+        holds = self.has_copies or rank in self.ranks
+        scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+        if self.keeps_numbers and not self.by_column:
+            return replace(spec, rows=spec.rows if holds else 1, init_scale=scale)
+        rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
+        held = self._hot.numel() + (rows if holds else 0)
+        return replace(spec, rows=max(1, held), width=self.width, init_scale=scale, initializer="zeros")
+
+    def columns(self, rank: int) -> slice:
+        """Return the columns of the part on `rank`."""
+        if not self.by_column:
+            return slice(0, self.spec.width)
+        first = self.ranks.index(rank) * self.width if rank in self.ranks else 0
+        return slice(first, first + self.width)
+
+    def keys_on(self, rank: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return rows of the part of a static table on `rank`, and their keys.
+
+        Args:
+            rank: The rank.
+            first: First row.
+            stop: Row behind the last one.
+
+        Returns:
+            The rows int64[n] that a key has, and these keys int64[n].
+        """
+        assert isinstance(self.spec, TableSpec), "rows of a dynamic table have no fixed keys"
+        rows = torch.arange(first, stop)
+        if self.has_copies:
+            return rows, rows
+        if rank not in self.ranks:
+            rows = rows[rows < self._hot.numel()]
+            return rows, self._hot[rows]
+        if self.keeps_numbers:
+            return rows, rows
+        cold = rows - self._hot.numel()
+        keys = cold * len(self.ranks) + self.ranks.index(rank)
+        if self._hot.numel():
+            keys = torch.where(cold < 0, self._hot[rows.clamp(max=self._hot.numel() - 1)], keys)
+        is_used = (keys < self.spec.rows) & ((cold < 0) | ~self._is_hot(keys))
+        return rows[is_used], keys[is_used]
+
+    def _is_hot(self, keys: Tensor) -> Tensor:
+        if not self._hot.numel():
+            return torch.zeros(keys.shape, dtype=torch.bool)
+        place = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
+        return self._hot[place] == keys
+
+    def _part_of_default(self, spec: DynamicTableSpec, rank: int) -> float | tuple[float, ...]:
+        return spec.default[self.columns(rank)] if isinstance(spec.default, tuple) else spec.default
+
+
+def _mixed(keys: Tensor) -> Tensor:
+    """Return SplitMix64's finalizer of keys, as numbers >= 0."""
+    for shift, factor in ((30, _FACTORS[0]), (27, _FACTORS[1])):
+        keys = (keys ^ ((keys >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return (keys ^ ((keys >> 31) & ((1 << 33) - 1))) & (2**63 - 1)

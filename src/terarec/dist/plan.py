@@ -1,0 +1,304 @@
+"""`ShardingPlan`: on which ranks the rows of each table are; a JSON file that people read and edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+
+from terarec.errors import ConfigError, FormatError, StorageError
+from terarec.io import read_versioned_json, write_versioned_json
+from terarec.spec import DynamicTableSpec, TableSpec, checks, from_data, to_data
+from terarec.spec.quoting import did_you_mean
+
+_FORMAT, _VERSION = "terarec.sharding", 1
+
+AnyTableSpec = TableSpec | DynamicTableSpec
+Wire = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParallel:
+    """A copy of the table on every rank, for small tables: its vectors do not travel, its gradients go to all ranks."""
+
+    kind: ClassVar[str] = "data_parallel"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableWise:
+    """The whole table on one rank (HugeCTR: localized slots).
+
+    Attributes:
+        rank: The rank.
+    """
+
+    kind: ClassVar[str] = "table_wise"
+    rank: int
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "rank", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowWise:
+    """The rows of the table spread over ranks by their keys (HugeCTR: distributed slots).
+
+    Attributes:
+        ranks: The ranks; empty for all.
+    """
+
+    kind: ClassVar[str] = "row_wise"
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_ranks(self, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnWise:
+    """Every rank has some columns of all rows, each rank as many.
+
+    Attributes:
+        ranks: The ranks, in the order of the columns; empty for all.
+    """
+
+    kind: ClassVar[str] = "column_wise"
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_ranks(self, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRowWise:
+    """The table on one machine, its rows spread over the ranks there.
+
+    Attributes:
+        node: Number of the machine.
+    """
+
+    kind: ClassVar[str] = "table_row_wise"
+    node: int
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "node", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hybrid:
+    """The hot rows, which most batches use, as copies on every rank; the others spread over ranks by their keys.
+
+    Attributes:
+        hot_keys: Keys of the hot rows.
+        ranks: The ranks of the other rows; empty for all.
+    """
+
+    kind: ClassVar[str] = "hybrid"
+    hot_keys: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_ranks(self, self.ranks)
+        key = checks.list_of(checks.integer(-(2**63), 2**63 - 1))
+        checks.follow(self, "hot_keys", key)
+        if len(set(self.hot_keys)) < len(self.hot_keys):
+            checks.reject(self, "hot_keys", "got a key twice, expected distinct keys")
+
+
+Placement = DataParallel | TableWise | RowWise | ColumnWise | TableRowWise | Hybrid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TablePlan:
+    """Placement of one table.
+
+    Attributes:
+        table: Name of the table.
+        placement: Ranks of its rows.
+    """
+
+    table: str
+    placement: Placement
+
+    def __post_init__(self) -> None:
+        checks.name(self, "table")
+        checks.instance(self, "placement", Placement, "a placement, such as RowWise()")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingPlan:
+    """Placement of every table of a model on the ranks.
+
+    Attributes:
+        world_size: Number of ranks R that the plan is made for.
+        tables: The tables, each once.
+        ranks_per_node: Ranks on each machine, for placements on machines: ranks 0 to n - 1 are on machine 0, and so on.
+            None for all ranks on one.
+        wire: Type of vectors and gradients on their way between ranks.
+        deterministic: Whether the gradients of a row are summed in the order of the samples of the whole batch, which
+            gives the bits of one process but moves a gradient for each key and not for each distinct one.
+        rank_bytes: Most bytes of weights on a rank; None for no bound.
+    """
+
+    world_size: int
+    tables: tuple[TablePlan, ...]
+    ranks_per_node: int | None = None
+    wire: Wire = "float32"
+    deterministic: bool = False
+    rank_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "world_size")
+        checks.instance(self, "tables", tuple, "a tuple of TablePlan")
+        checks.distinct(self, "tables", [entry.table for entry in self.tables])
+        checks.one_of(self, "wire", ("float32", "bfloat16"))
+        checks.one_of(self, "deterministic", (False, True))
+        for name in ("ranks_per_node", "rank_bytes"):
+            if getattr(self, name) is not None:
+                checks.positive_int(self, name)
+        if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
+            checks.fail(self, "ranks_per_node", f"a divisor of the world_size {self.world_size}")
+        for entry in self.tables:
+            self._check_ranks_of(entry)
+
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """The placement of each table by its name."""
+        return {entry.table: entry.placement for entry in self.tables}
+
+    def ranks_of(self, placement: Placement) -> tuple[int, ...]:
+        """Return the ranks over which a placement spreads rows or columns; all ranks for copies."""
+        every = tuple(range(self.world_size))
+        if isinstance(placement, TableWise):
+            return (placement.rank,)
+        if isinstance(placement, TableRowWise):
+            size = self.ranks_per_node or self.world_size
+            return every[placement.node * size : (placement.node + 1) * size]
+        if isinstance(placement, DataParallel):
+            return every
+        return placement.ranks or every
+
+    def weight_bytes(self, tables: Sequence[AnyTableSpec]) -> list[int]:
+        """Return the bytes of the weights of static `tables` on each rank."""
+        total = [0] * self.world_size
+        for spec in tables:
+            if not isinstance(spec, TableSpec):
+                continue
+            placement = self.placements[spec.name]
+            ranks = self.ranks_of(placement)
+            row = spec.width * getattr(torch, spec.dtype).itemsize
+            share = spec.rows * row if isinstance(placement, DataParallel) else -(-spec.rows * row // len(ranks))
+            for rank in ranks:
+                total[rank] += share
+            if isinstance(placement, Hybrid):
+                total = [held + len(placement.hot_keys) * row for held in total]
+        return total
+
+    def check(self, tables: Sequence[AnyTableSpec], world_size: int) -> None:
+        """Check that the plan fits a model and the ranks that train it.
+
+        Args:
+            tables: All tables of the model.
+            world_size: Number of ranks.
+
+        Raises:
+            ConfigError: Another world size, an unknown table, a table that is left out, hot keys outside a table, or a
+                width that columns cannot be cut from.
+            StorageError: A rank that would hold more than `rank_bytes`.
+        """
+        if world_size != self.world_size:
+            raise ConfigError(
+                "plan.world_size", f"got {self.world_size}, expected {world_size}, the number of ranks that run"
+            )
+        specs = {spec.name: spec for spec in tables}
+        for name in self.placements:
+            if name not in specs:
+                raise ConfigError(
+                    "plan.tables",
+                    f"got table {name!r}{did_you_mean(name, specs)}, expected tables of the model: {', '.join(specs)}",
+                )
+        missing = [name for name in specs if name not in self.placements]
+        if missing:
+            raise ConfigError("plan.tables", f"got none for table {missing[0]!r}, expected all tables of the model")
+        for name, placement in self.placements.items():
+            _check_fits(specs[name], placement, len(self.ranks_of(placement)))
+        if self.rank_bytes is not None:
+            found = self.weight_bytes(tables)
+            rank = max(range(world_size), key=found.__getitem__)
+            if found[rank] > self.rank_bytes:
+                raise StorageError(
+                    f"plan.rank_bytes: the weights on rank {rank} take {found[rank]:,} bytes, at most "
+                    f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks"
+                )
+
+    def save(self, path: Path) -> None:
+        """Write the plan as a JSON file, atomically."""
+        write_versioned_json(path, _FORMAT, _VERSION, to_data(self))
+
+    def _check_ranks_of(self, entry: TablePlan) -> None:
+        placement = entry.placement
+        if isinstance(placement, TableRowWise):
+            nodes = self.world_size // (self.ranks_per_node or self.world_size)
+            if placement.node >= nodes:
+                checks.reject(
+                    self, "tables", f"table {entry.table!r}: got node {placement.node}, expected 0 <= node < {nodes}"
+                )
+            return
+        wrong = [rank for rank in self.ranks_of(placement) if rank >= self.world_size]
+        if wrong:
+            checks.reject(
+                self, "tables", f"table {entry.table!r}: got rank {wrong[0]}, expected 0 <= rank < {self.world_size}"
+            )
+
+
+def load_plan(path: Path) -> ShardingPlan:
+    """Read a plan that `ShardingPlan.save` or a person wrote.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: No plan, or one with a field that is wrong; the message has its JSON path.
+    """
+    data = read_versioned_json(path, _FORMAT, _VERSION)
+    try:
+        return from_data(ShardingPlan, data, "$")
+    except ConfigError as error:
+        raise FormatError(path, str(error)) from None
+
+
+def same_for_all(tables: Sequence[AnyTableSpec], placement: Placement, world_size: int) -> ShardingPlan:
+    """Return the plan that gives all tables the same placement."""
+    entries = tuple(TablePlan(table=spec.name, placement=placement) for spec in tables)
+    return ShardingPlan(world_size=world_size, tables=entries)
+
+
+def described(plan: ShardingPlan, tables: Sequence[AnyTableSpec]) -> list[str]:
+    """Return a line for each table, such as "table 'item': row-wise over 4 ranks", and one for the bytes of ranks."""
+    specs: Mapping[str, AnyTableSpec] = {spec.name: spec for spec in tables}
+    lines = []
+    for name, placement in plan.placements.items():
+        spec, ranks = specs[name], plan.ranks_of(placement)
+        size = f"{spec.rows:,} rows" if isinstance(spec, TableSpec) else "any keys"
+        where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        word = placement.kind.replace("_", "-")
+        lines.append(f"table {name!r} ({size} x {spec.width}): {word} on {where}")
+    shares = ", ".join(f"{held:,}" for held in plan.weight_bytes(tables))
+    return [*lines, f"bytes of static weights by rank: {shares}"]
+
+
+def _check_ranks(owner: object, ranks: tuple[int, ...]) -> None:
+    checks.follow(owner, "ranks", checks.list_of(checks.integer(0)))
+    if len(set(ranks)) < len(ranks):
+        checks.reject(owner, "ranks", f"got {list(ranks)}, expected distinct ranks")
+
+
+def _check_fits(spec: AnyTableSpec, placement: Placement, num_ranks: int) -> None:
+    where = f"plan.tables: table {spec.name!r}"
+    if isinstance(placement, ColumnWise) and spec.width % num_ranks:
+        raise ConfigError(where, f"got {num_ranks} ranks for {spec.width} columns, expected a divisor of the width")
+    if isinstance(placement, Hybrid) and isinstance(spec, TableSpec):
+        outside = [key for key in placement.hot_keys if not 0 <= key < spec.rows]
+        if outside:
+            raise ConfigError(where, f"got the hot key {outside[0]}, expected 0 <= key < {spec.rows}")

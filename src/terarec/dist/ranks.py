@@ -1,0 +1,243 @@
+"""`Ranks`: the processes that train one model together, and the collectives between them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+
+import terarec
+from terarec.dist.links import check_links
+from terarec.errors import CollectiveError, ConfigError
+from terarec.kernels.environment import is_launched
+from terarec.spec.codec import differences
+from terarec.spec.quoting import one_line, quoted
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds after which a collective that some rank does not join fails."""
+LINK_TIMEOUT = 30.0
+"""Seconds within which the ranks have to reach each other at the start."""
+_SHOWN = 5  # differences that an error names
+
+Reduction = Literal["sum", "max", "min"]
+_REDUCTIONS = {
+    "sum": distributed.ReduceOp.SUM,
+    "max": distributed.ReduceOp.MAX,
+    "min": distributed.ReduceOp.MIN,
+}
+
+
+class Ranks:
+    """The processes that train one model together; without arguments one process alone, whose collectives do nothing.
+
+    A collective that fails raises `CollectiveError` with its name and `step`.
+
+    Attributes:
+        rank: Number of this process, 0 to `size` - 1.
+        size: Number of processes R.
+        hosts: Host name of each rank.
+        step: Number of the step, for errors; whoever trains sets it.
+
+    Args:
+        group: Process group of `torch.distributed`.
+        hosts: Host name of each rank.
+        timeout: Seconds after which a collective fails, for errors.
+    """
+
+    def __init__(
+        self,
+        group: distributed.ProcessGroup | None = None,
+        *,
+        hosts: Sequence[str] = ("",),
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._group = group
+        self._timeout = timeout
+        self.rank = 0 if group is None else distributed.get_rank(group)
+        self.size = 1 if group is None else distributed.get_world_size(group)
+        self.hosts = tuple(hosts)
+        self.step = 0
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Number of each rank's machine, counted in the order of the ranks."""
+        numbers: dict[str, int] = {}
+        return tuple(numbers.setdefault(host, len(numbers)) for host in self.hosts)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and writes what one rank alone does."""
+        return self.rank == 0
+
+    def all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """Replace `values` on every rank by their sum, maximum or minimum over the ranks, and return them."""
+        if self._group is not None:
+            self._run(what, lambda: distributed.all_reduce(values, _REDUCTIONS[reduction], group=self._group))
+        return values
+
+    def all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send parts of `values` to all ranks and return those that came from them, in the order of the ranks.
+
+        Args:
+            what: Name of the collective.
+            values: [n]: ``sent[0]`` elements for rank 0, then those for rank 1, ...
+            sent: Elements for each rank.
+            received: Elements from each rank.
+        """
+        if self._group is None:
+            return values
+        out = values.new_empty(sum(received))
+        # As bytes, since a backend does not take all types.
+        width = values.element_size()
+        self._run(
+            what,
+            lambda: distributed.all_to_all_single(
+                out.view(torch.uint8),
+                values.contiguous().view(torch.uint8),
+                [width * count for count in received],
+                [width * count for count in sent],
+                group=self._group,
+            ),
+        )
+        return out
+
+    def gather(self, what: str, data: Any) -> list[Any]:
+        """Return the JSON data of every rank, in their order, on every rank."""
+        if self._group is None:
+            return [data]
+        text = torch.frombuffer(bytearray(json.dumps(data).encode() + b" "), dtype=torch.uint8)
+        sizes = [0] * self.size
+        sizes[self.rank] = text.numel()
+        counts = self.all_reduce_(what, torch.tensor(sizes)).tolist()
+        everything = self.all_to_all(what, text.repeat(self.size), [text.numel()] * self.size, counts)
+        return [json.loads(part.numpy().tobytes()) for part in torch.split(everything, counts)]
+
+    def barrier(self, what: str) -> None:
+        """Wait until all ranks are here."""
+        self.all_reduce_(what, torch.zeros(1))
+
+    def agree(self, what: str, flag: bool) -> bool:
+        """Return whether `flag` is true on all ranks."""
+        return bool(self.all_reduce_(what, torch.tensor([int(flag)]), "min").item())
+
+    def check_same(self, what: str, data: Mapping[str, Any]) -> None:
+        """Check that JSON data are the same on all ranks.
+
+        Only digests travel unless they differ.
+
+        Raises:
+            CollectiveError: The data of a rank differ from those of rank 0; the message has the fields and values.
+        """
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        if len(set(self.gather(f"check of {what}", digest))) == 1:
+            return
+        texts = self.gather(f"check of {what}", data)
+        found = [
+            f"rank {rank} has {path} = {quoted(mine)}, rank 0 has {quoted(first)}"
+            for rank, other in enumerate(texts)
+            for path, first, mine in differences(texts[0], other)
+        ]
+        more = f"; and {len(found) - _SHOWN} further differences" if len(found) > _SHOWN else ""
+        raise CollectiveError(
+            f"check of {what}: {'; '.join(found[:_SHOWN])}{more}; expected the same on all ranks",
+            collective=f"check of {what}",
+            step=self.step,
+        )
+
+    def subset(self, members: Sequence[int]) -> Ranks | None:
+        """Return a group of some of these ranks, and None on the others; all ranks have to call it.
+
+        Raises:
+            ConfigError: No ranks, or ranks that are not there.
+        """
+        if not members or len(set(members)) < len(members) or not set(members) <= set(range(self.size)):
+            raise ConfigError("members", f"got {list(members)}, expected distinct ranks from 0 to {self.size - 1}")
+        if self._group is None:
+            return self
+        group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout))
+        if self.rank not in members:
+            return None
+        return Ranks(group, hosts=[self.hosts[member] for member in members], timeout=self._timeout)
+
+    def close(self) -> None:
+        """Leave the group. Further collectives fail."""
+        if self._group is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def _run(self, what: str, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
+            raise CollectiveError(
+                f"{what}{f' in step {self.step}' if self.step else ''}: failed on rank {self.rank} of {self.size} "
+                f"({self.hosts[self.rank]}): {reason}; expected all ranks to join it within {self._timeout:g} s",
+                collective=what,
+                step=self.step,
+            ) from None
+
+
+def join(
+    settings: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT, link_timeout: float = LINK_TIMEOUT
+) -> Ranks:
+    """Join the ranks that torchrun started with this process; one process alone if it did not start any.
+
+    Args:
+        settings: JSON data that have to be the same on all ranks, such as the configuration of a run.
+        timeout: Seconds after which a collective that some rank does not join fails.
+        link_timeout: Seconds within which all ranks have to reach each other.
+
+    Raises:
+        ConfigError: A timeout that is not positive, or variables of the launcher that are no numbers.
+        CollectiveError: Ranks that cannot talk, named in pairs, or that have other settings or another version of the
+            code.
+    """
+    for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(name, f"got {value!r}, expected seconds > 0")
+    if not is_launched():
+        return Ranks()
+    try:
+        store, rank, size = next(distributed.rendezvous("env://", timeout=timedelta(seconds=link_timeout)))  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"start: the ranks did not meet within {link_timeout:g} s: {one_line(str(error))}", collective="start"
+        ) from None
+    hosts = check_links(store, rank, size, timeout=link_timeout)
+    store.set_timeout(timedelta(seconds=timeout))
+    distributed.init_process_group(
+        "gloo",
+        store=distributed.PrefixStore("terarec/group", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    ranks = Ranks(distributed.group.WORLD, hosts=hosts, timeout=timeout)
+    try:
+        ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
+        ranks.check_same("settings", settings or {})
+    except CollectiveError:
+        with suppress(RuntimeError):
+            ranks.close()
+        raise
+    return ranks
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the sources of the package."""
+    digest = hashlib.sha256()
+    root = Path(terarec.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,421 @@
+"""`shard`: puts the tables of a single-device model on several ranks; `ShardedCollection` is what the model calls then.
+
+No line of a model changes. A forward pass finds the distinct keys of this rank's samples, fetches their vectors from the
+ranks of their rows (`terarec.dist.exchange`), and pools them here by the kernels of one device. The backward pass sends
+gradients to the ranks of the rows, where the row optimizer of the part on that rank finds them as those of any lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Jagged, check_offsets
+from terarec.dist.exchange import Exchange, Fetched, Occurrences, Routed, Wanted, route
+from terarec.dist.placement import PlacedTable
+from terarec.dist.plan import ShardingPlan
+from terarec.dist.ranks import Ranks
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput
+from terarec.embedding.output import assemble, bags_of, cast
+from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
+from terarec.errors import ConfigError
+from terarec.kernels.hash_index import new_hash_index
+from terarec.kernels.rows import initialise_keys
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
+from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
+from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
+from terarec.storage import DynamicArena, Rows
+from terarec.storage.arena import first_scale
+from terarec.storage.growing_rows import GrowingRows
+
+_ROWS_AT_ONCE = 1 << 18  # of first values or copies, which bounds their memory
+
+
+def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
+    """Put the tables of a model on ranks.
+
+    Tables of a model that was built under `terarec.embedding.recording.record_tables` start from their first weights,
+    so that no rank ever has memory for all; others keep the rows that they have, which all ranks must have alike.
+
+    Args:
+        model: Any module with embedding collections; the same on all ranks. It is changed in place.
+        plan: Placements of all tables.
+        ranks: The ranks, all of which call this.
+
+    Returns:
+        `model`, or the sharded collection if `model` is a collection itself.
+
+    Raises:
+        ConfigError: A plan for another number of ranks or other tables, a placement that a table cannot have, or tables
+            that have a row optimizer.
+        CollectiveError: Ranks with other plans or tables.
+        StorageError: Too little memory, or more bytes on a rank than the plan allows.
+    """
+    found = {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
+    plan.check([spec for collection in found.values() for spec in collection.specs], ranks.size)
+    ranks.check_same("plan", {"plan": repr(plan), "tables": {path: repr(held.specs) for path, held in found.items()}})
+    sharded = {path: ShardedCollection(held, plan, ranks, name=path or "tables") for path, held in found.items()}
+    if "" in sharded:
+        return sharded[""]
+    for path, collection in sharded.items():
+        parent, _, name = path.rpartition(".")
+        model.get_submodule(parent)._modules[name] = collection
+    return model
+
+
+class _Group(NamedTuple):
+    """Features that one call of `terarec.ops.bag_lookup` pools.
+
+    Attributes:
+        lookup: The group, with the layout of the whole tables.
+        tables: Number of each feature's table in the collection.
+        vectors: Number of the matrix of vectors that it reads.
+    """
+
+    lookup: LookupGroup
+    tables: tuple[int, ...]
+    vectors: int
+
+
+class _Lookup(NamedTuple):
+    """A group's bags in a batch: `keys` are rows of the matrix of fetched vectors, `layout` is that of this matrix."""
+
+    group: _Group
+    part: Jagged
+    keys: Tensor
+    layout: BagLayout
+    key_weights: Tensor | None
+
+
+class ShardedCollection(nn.Module):
+    """Embedding tables on several ranks, in the place of a `terarec.embedding.EmbeddingCollection`.
+
+    Attributes:
+        features: Features, in the order of the output's columns.
+        local: Collection of the parts of the tables on this rank.
+        placed: The tables.
+        output_width: Columns of the pooled output.
+
+    Args:
+        collection: The collection on one device.
+        plan: Placements of its tables.
+        ranks: The ranks.
+        name: Name of the collection, for errors.
+
+    Raises:
+        ConfigError: A placement that a table cannot have, or a collection that has a row optimizer.
+        StorageError: Too little memory.
+    """
+
+    def __init__(self, collection: EmbeddingCollection, plan: ShardingPlan, ranks: Ranks, *, name: str) -> None:
+        super().__init__()
+        if any(arena.attached is not None for arena in collection.arenas):
+            raise ConfigError(
+                "shard",
+                "got tables that have a row optimizer, expected the optimizer to be made after the tables moved",
+            )
+        placements, rank = plan.placements, ranks.rank
+        self.features, self.output_width = collection.features, collection.output_width
+        self.placed = [PlacedTable(spec, placements[spec.name], plan) for spec in collection.specs]
+        self.local = EmbeddingCollection(
+            [table.part(rank) for table in self.placed],
+            [FeatureSpec(name=table.spec.name, table=table.spec.name, pooling="none") for table in self.placed],
+            seed=collection.seed,
+        )
+        self.local.is_exchanged = True
+        self.local.split_tables = frozenset(table.spec.name for table in self.placed if table.by_column)
+        self.local.pending.is_part = ranks.size > 1
+        self._is_exact = plan.deterministic
+        self._exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name)
+        self._groups, self._matrices = _grouped(collection)
+        for table in self.placed:
+            _fill(self.local, table, collection, rank)
+        self.train(collection.training)
+        self.local.rows.requires_grad_(collection.is_trained)
+
+    def forward(self, jagged: Jagged) -> EmbeddingOutput:
+        """Look every feature up; all ranks call it at the same time, also those without a sample.
+
+        Args:
+            jagged: Keys of this rank's samples.
+
+        Raises:
+            ConfigError: A feature that `jagged` does not have, or offsets that decrease or do not cover the keys.
+            KeyOutOfRangeError: A key outside its static table, with feature and table named.
+            CollectiveError: Another rank has raised an error, or does not join.
+            StorageError: Memory or a dynamic table is full on this rank.
+        """
+        if torch.compiler.is_compiling():
+            from terarec.embedding.traced import run_eager  # loads the compiler
+
+            apart: EmbeddingOutput = run_eager(self._look_up, jagged)
+            return apart
+        return self._look_up(jagged)
+
+    def extra_repr(self) -> str:
+        """One line per table with its placement."""
+        return "\n".join(
+            f"{table.spec.name}: {'copies' if table.has_copies else 'columns' if table.by_column else 'rows'} on ranks "
+            f"{', '.join(map(str, table.ranks))}"
+            for table in self.placed
+        )
+
+    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
+        learns = torch.is_grad_enabled() and self.local.is_trained
+        try:
+            check_offsets(jagged)
+            parts = [bags_of(jagged, group.lookup) for group in self._groups]
+            for group, part in zip(self._groups, parts, strict=True):
+                if isinstance(self.placed[group.tables[0]].spec, TableSpec):
+                    check_keys(part, group.lookup.layout)
+            wanted, places = self._distinct(parts)
+        except Exception:
+            self._exchange.refuse()
+            raise
+        fetched = self._exchange.fetch(wanted, learns=learns)
+        matrices = [_stacked([fetched.vectors[table] for table in tables]) for tables in self._matrices]
+        lookups = [
+            _Lookup(
+                group,
+                part,
+                keys,
+                placed(group.lookup.layout, matrices[group.vectors].shape[0]),
+                part.weights if group.lookup.layout.takes_key_weights else None,
+            )
+            for group, part, keys in zip(self._groups, parts, places, strict=True)
+        ]
+        step = _Step(self, lookups, matrices, fetched, wanted)
+        pooled: Sequence[Tensor]
+        if learns:
+            with torch._C.DisableTorchFunctionSubclass():
+                factors = [lookup.key_weights for lookup in lookups]
+                pooled = _Pool.apply(self.local.rows, step, *factors)  # type: ignore[no-untyped-call]
+        else:
+            pooled = step.pooled()
+        results = [(lookup.group.lookup, lookup.part, held) for lookup, held in zip(lookups, pooled, strict=True)]
+        out = assemble(self.features, results, jagged)
+        dtype = self.local.rows.dtype
+        return out if dtype == torch.float32 else cast(out, dtype)
+
+    def _distinct(self, parts: Sequence[Jagged]) -> tuple[list[Routed], list[Tensor]]:
+        """Return the distinct keys of each table, and for each group the row of each key's vector in its matrix."""
+        spans: list[list[tuple[int, slice]]] = [[] for _ in self.placed]
+        for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
+            size = part.batch_size
+            ends = part.offsets[::size].tolist() if size else [0] * (len(group.tables) + 1)
+            for feature, of_table in enumerate(group.tables):
+                spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
+        places = [torch.empty_like(part.keys) for part in parts]
+        wanted: list[Routed] = []
+        of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
+        filled = [0] * len(self._matrices)
+        for number, table in enumerate(self.placed):
+            pieces = [parts[group].keys[span] for group, span in spans[number]]
+            keys = pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+            index = new_hash_index(keys.device)
+            inverse, distinct = index.insert(keys, keys[:0], 0)
+            counts = torch.bincount(inverse, minlength=distinct.numel())
+            routed = route(table, Wanted(distinct, counts), self._exchange.ranks.size)
+            wanted.append(routed)
+            found, first = routed.place[inverse] + filled[of_matrix[number]], 0
+            filled[of_matrix[number]] += distinct.numel()
+            for index_of_group, span in spans[number]:
+                count = span.stop - span.start
+                places[index_of_group][span] = found[first : first + count]
+                first += count
+        return wanted, places
+
+    def keep(self, step: _Step, gradients: Sequence[Tensor | None]) -> None:
+        """Send the gradients of a step's pooled vectors to the ranks of the rows.
+
+        Args:
+            step: The step.
+            gradients: Of the result of each lookup; None for results that nothing was computed from.
+        """
+        held = [
+            BagGradient(
+                lookup.keys,
+                lookup.part.offsets,
+                (_no_gradient(step, lookup) if grad is None else grad).float().contiguous(),
+                lookup.layout,
+                None if lookup.key_weights is None else lookup.key_weights.detach(),
+            )
+            for lookup, grad in zip(step.lookups, gradients, strict=True)
+        ]
+        if self._is_exact:
+            step.fetched.return_occurrences(self._occurrences(step, held))
+            return
+        sums: list[Tensor] = [torch.empty(0)] * len(self.placed)
+        for number, tables in enumerate(self._matrices):
+            mine = [
+                gradient for lookup, gradient in zip(step.lookups, held, strict=True) if lookup.group.vectors == number
+            ]
+            matrix = step.matrices[number]
+            summed = summed_gradients(mine, matrix) if matrix.shape[0] else matrix
+            sizes = [step.wanted[table].keys.numel() for table in tables]
+            for table, part in zip(tables, torch.split(summed, sizes), strict=True):
+                sums[table] = part
+        step.fetched.return_sums(sums)
+
+    def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:
+        """Return the occurrences by feature, in the order in which autograd's backward of one process keeps them."""
+        found = []
+        # The lookup that was made last is the first whose gradient comes.
+        for lookup, gradient in reversed(list(zip(step.lookups, gradients, strict=True))):
+            grads = key_gradients(gradient, step.matrices[lookup.group.vectors])
+            size = lookup.part.batch_size
+            ends = lookup.part.offsets[::size].tolist() if size else [0] * (len(lookup.group.tables) + 1)
+            for feature, table in enumerate(lookup.group.tables):
+                span = slice(ends[feature], ends[feature + 1])
+                base = sum(
+                    step.wanted[other].keys.numel()
+                    for other in self._matrices[lookup.group.vectors][
+                        : self._matrices[lookup.group.vectors].index(table)
+                    ]
+                )
+                found.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
+        return found
+
+
+class _Step:
+    """One forward pass of a sharded collection, until its backward pass."""
+
+    def __init__(
+        self,
+        collection: ShardedCollection,
+        lookups: Sequence[_Lookup],
+        matrices: Sequence[Tensor],
+        fetched: Fetched,
+        wanted: Sequence[Routed],
+    ) -> None:
+        self.collection = collection
+        self.lookups = lookups
+        self.matrices = matrices
+        self.fetched = fetched
+        self.wanted = wanted
+
+    def pooled(self) -> list[Tensor]:
+        """Return the vectors of each lookup."""
+        return [
+            bag_lookup(
+                self.matrices[lookup.group.vectors],
+                lookup.keys,
+                lookup.part.offsets,
+                lookup.layout,
+                key_weights=None if lookup.key_weights is None else lookup.key_weights.detach(),
+            )
+            for lookup in self.lookups
+        ]
+
+
+class _Pool(torch.autograd.Function):
+    """All lookups of a step: one backward pass with the gradients of all, so that they travel together."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, step: _Step, *key_weights: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.step = step
+        return tuple(step.pooled())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        step: _Step = ctx.step
+        ctx.step = None
+        of_weights: list[Tensor | None] = [None] * len(grads)
+        for index, (lookup, grad) in enumerate(zip(step.lookups, grads, strict=True)):
+            if ctx.needs_input_grad[2 + index] and grad is not None and lookup.key_weights is not None:
+                of_weights[index] = key_weight_gradient(
+                    step.matrices[lookup.group.vectors],
+                    lookup.keys,
+                    lookup.part.offsets,
+                    grad.float().contiguous(),
+                    lookup.layout,
+                    key_weights=lookup.key_weights.detach(),
+                )
+        step.collection.keep(step, grads)
+        return None, None, *of_weights
+
+
+def _no_gradient(step: _Step, lookup: _Lookup) -> Tensor:
+    width, layout = lookup.layout.width, lookup.layout
+    if layout.is_pooled:
+        return torch.zeros(lookup.part.batch_size, width * len(layout.feature_names))
+    return torch.zeros(lookup.keys.numel(), width)
+
+
+def _grouped(collection: EmbeddingCollection) -> tuple[list[_Group], list[list[int]]]:
+    """Return the groups of features that are looked up together, and the tables of each matrix of vectors.
+
+    They are those of the collection on one device: static groups before those whose rows an index finds.
+    """
+    specs = {spec.name: spec for spec in collection.specs}
+    numbers = {name: number for number, name in enumerate(specs)}
+    matrices = [[numbers[name] for name in arena.table_names] for arena in collection.arenas]
+    found = []
+    for group in lookup_groups(collection.arenas, collection.features):
+        layout = group.layout
+        names = [layout.table_names[table] for table in layout.feature_table]
+        whole = [specs[name] for name in layout.table_names]
+        rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
+        lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
+        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena))
+
+    # In one process static tables of one memory are looked up before all others.
+    def comes_later(group: _Group) -> bool:
+        spec = collection.specs[group.tables[0]]
+        return isinstance(spec, DynamicTableSpec) or spec.tiers is not None
+
+    return sorted(found, key=comes_later), matrices
+
+
+def _stacked(vectors: Sequence[Tensor]) -> Tensor:
+    held = [part for part in vectors if part.shape[0]]
+    if len(held) == 1:
+        return held[0].contiguous()
+    return torch.cat(held) if held else vectors[0].contiguous()
+
+
+def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingCollection, rank: int) -> None:
+    """Give the part of a table on this rank its rows: first weights, or what the collection has."""
+    whole, part = collection.tables[table.spec.name], local.tables[table.spec.name]
+    columns = table.columns(rank)
+    if isinstance(table.spec, DynamicTableSpec):
+        if table.by_column and isinstance(part.arena, DynamicArena) and isinstance(part.arena.data, GrowingRows):
+            number = part.arena.table_names.index(table.spec.name)
+            part.arena.data.columns[number] = (table.spec.width, columns.start)
+        for piece in whole.export_chunks(_ROWS_AT_ONCE):
+            owners = None if table.by_column or table.has_copies else table.owners(piece.keys)
+            mine = torch.ones_like(piece.keys, dtype=torch.bool) if owners is None else (owners == rank) | (owners < 0)
+            if bool(mine.any()) and (not table.by_column or rank in table.ranks):
+                part.import_(Rows(keys=piece.keys[mine], weights=piece.weights[mine][:, columns]))
+        return
+    is_recorded = len(whole) != table.spec.rows
+    if is_recorded and table.keeps_numbers and not table.by_column:
+        return  # a table of this name draws the same rows
+    for first in range(0, len(part), _ROWS_AT_ONCE):
+        rows, keys = table.keys_on(rank, first, min(first + _ROWS_AT_ONCE, len(part)))
+        if not keys.numel() or (table.by_column and rank not in table.ranks):
+            continue
+        weights = _first_weights(table.spec, keys, collection.seed) if is_recorded else whole.export(keys).weights
+        part.import_(Rows(keys=rows, weights=weights[:, columns].contiguous()))
+
+
+def _first_weights(spec: TableSpec, keys: Tensor, seed: int) -> Tensor:
+    """Return the first weights [n, D] of ``keys int64[n]``."""
+    weights = torch.empty(keys.numel(), spec.width, dtype=getattr(torch, spec.dtype))
+    initialise_keys(
+        weights,
+        torch.arange(keys.numel()),
+        keys,
+        table=spec.name,
+        seed=seed,
+        initializer=spec.initializer,
+        scale=first_scale(spec),
+    )
+    return weights

@@ -1,0 +1,376 @@
+"""The equivalence matrix: tables on 1, 2 and 4 ranks, placed in every way, against one process.
+
+A run trains eight tables at once, static and dynamic ones read by sums, means, sequences and weighted sums, and a layer. It is compared with the same batches in one process, table by table.
+``python -m tests.dist.matrix`` runs everything and writes docs/equivalence.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Jagged
+from terarec.dist import (
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    Ranks,
+    RowWise,
+    ShardedCollection,
+    ShardingPlan,
+    TablePlan,
+    TableRowWise,
+    TableWise,
+    shard,
+)
+from terarec.dist.dense import sum_gradients
+from terarec.embedding import EmbeddingCollection
+from terarec.errors import ConfigError
+from terarec.optim import RowOptimizer
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DynamicTableSpec,
+    FeatureSpec,
+    FTRLSpec,
+    RowWiseAdaGradSpec,
+    SGDSpec,
+    SparseOptimizerSpec,
+    TableSpec,
+)
+from tests.dist.launch import Raised, run_ranks
+
+STEPS = 20
+BATCH = 32
+WIDTH = 8
+KEYS = 60
+POOLINGS = ("sum", "mean", "sequence", "weighted")
+KINDS = ("static", "dynamic")
+MODES = ("deterministic", "fp32", "bf16 wire")
+TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2}
+"""Largest difference of a weight from one process, relative to the table's largest weight."""
+SIZES = (1, 2, 4)
+PLACEMENTS: dict[str, Placement] = {
+    "data-parallel": DataParallel(),
+    "table-wise": TableWise(rank=0),
+    "row-wise": RowWise(),
+    "column-wise": ColumnWise(),
+    "table-row-wise": TableRowWise(node=0),
+    "hybrid": Hybrid(hot_keys=(0, 3, 5, 59)),
+}
+OPTIMIZERS: dict[str, SparseOptimizerSpec] = {
+    "SGD": SGDSpec(lr=0.1),
+    "AdaGrad": AdaGradSpec(lr=0.05, initial_accumulator=0.1),
+    "row-wise AdaGrad": RowWiseAdaGradSpec(lr=0.05, initial_accumulator=0.1),
+    "Adam": AdamSpec(lr=0.01, eps=1e-3),
+    "FTRL": FTRLSpec(lr=0.05, l1=0.0, l2=0.0),
+}
+NAMES = tuple(f"{pooling}.{kind}" for pooling, kind in product(POOLINGS, KINDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run: eight cells of the matrix, one for each table.
+
+    Attributes:
+        size: Number of ranks.
+        placement: Name of the placement of all tables.
+        optimizer: Name of the rule of all tables.
+        mode: One of `MODES`.
+    """
+
+    size: int
+    placement: str
+    optimizer: str
+    mode: str
+
+
+def cases() -> Iterator[Case]:
+    """Yield all runs."""
+    for size, placement, optimizer, mode in product(SIZES, PLACEMENTS, OPTIMIZERS, MODES):
+        yield Case(size=size, placement=placement, optimizer=optimizer, mode=mode)
+
+
+def chosen_cases() -> list[Case]:
+    """Return the runs of every suite: each placement in each mode, and each optimizer, on 1, 2 and 4 ranks."""
+    found = [Case(size=1, placement="row-wise", optimizer="Adam", mode="deterministic")]
+    rules = list(OPTIMIZERS)
+    for (p, placement), (m, mode) in product(enumerate(PLACEMENTS), enumerate(MODES)):
+        rule = rules[(2 * p + m) % len(rules)]
+        found.append(Case(size=(2, 4)[(p + m) % 2], placement=placement, optimizer=rule, mode=mode))
+    return found
+
+
+class Model(nn.Module):
+    """Tables whose vectors are scaled column by column and compared with a sample's label.
+
+    Its arithmetic is by element, so that a sample's gradients have the same bits in a batch of any size: matrix products
+    and functions such as exp do not give that.
+
+    Args:
+        trains_layer: Whether the scales are trained.
+    """
+
+    def __init__(self, *, trains_layer: bool) -> None:
+        super().__init__()
+        tables = [
+            TableSpec(name=name, rows=KEYS, width=WIDTH)
+            if name.endswith("static")
+            else DynamicTableSpec(name=name, width=WIDTH)
+            for name in NAMES
+        ]
+        features = [FeatureSpec(name=name, table=name, pooling=pooling_of(name)) for name in NAMES]
+        self.tables: nn.Module = EmbeddingCollection(tables, features, seed=5)
+        generator = torch.Generator().manual_seed(1)
+        scales = torch.randn(len(NAMES) * WIDTH, generator=generator)
+        self.scales = nn.Parameter(scales, requires_grad=trains_layer)
+
+    def forward(self, jagged: Jagged, labels: Tensor) -> Tensor:
+        """Return the sum of the squared differences."""
+        out = self.tables(jagged)
+        columns = out.pooled.shape[1]
+        loss: Tensor = (out.pooled * self.scales[:columns] - labels[:, None]).square().sum()
+        for number, held in enumerate(out.sequences.values()):
+            first = columns + number * WIDTH
+            of_keys = labels.repeat_interleave(held.offsets.diff())[:, None]
+            loss = loss + (held.values * self.scales[first : first + WIDTH] - of_keys).square().sum()
+        return loss
+
+
+def pooling_of(name: str) -> Any:
+    return {"weighted": "sum", "sequence": "none"}.get(name.split(".")[0], name.split(".")[0])
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A batch of all ranks: lengths [S, B] of bags, the keys and weights of each feature, and labels [B]."""
+
+    lengths: Tensor
+    keys: list[Tensor]
+    weights: list[Tensor]
+    labels: Tensor
+
+    def part(self, first: int, stop: int) -> tuple[Jagged, Tensor]:
+        """Return the samples ``first <= b < stop``."""
+        keys, weights = [], []
+        for lengths, held, factors in zip(self.lengths, self.keys, self.weights, strict=True):
+            ends = [0, *lengths.cumsum(0).tolist()]
+            keys.append(held[ends[first] : ends[stop]])
+            weights.append(factors[ends[first] : ends[stop]])
+        lengths = self.lengths[:, first:stop].flatten()
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        jagged = Jagged(names=NAMES, keys=torch.cat(keys), offsets=offsets, weights=torch.cat(weights))
+        return jagged, self.labels[first:stop]
+
+
+def samples(step: int) -> Samples:
+    """Return the batch of a step: skewed keys that repeat, empty bags, weights of the weighted features."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 4, (len(NAMES), BATCH), generator=generator)
+    keys, weights = [], []
+    for name, mine in zip(NAMES, lengths, strict=True):
+        count = int(mine.sum())
+        share = torch.rand(count, generator=generator)
+        keys.append((KEYS * share * share).long())
+        factors = torch.rand(count, generator=generator) + 0.5
+        weights.append(factors if name.startswith("weighted") else torch.ones(count))
+    return Samples(lengths, keys, weights, (torch.rand(BATCH, generator=generator) < 0.4).float())
+
+
+def cuts(step: int, size: int) -> list[int]:
+    """Return where the batch is cut into the samples of the ranks: uneven ones, and now and then none for a rank."""
+    if size == 1:
+        return [0, BATCH]
+    generator = torch.Generator().manual_seed(1000 + step)
+    inner = torch.randint(0, BATCH + 1, (size - 1,), generator=generator).sort().values.tolist()
+    if step % 5 == size % 5:
+        inner[-1] = BATCH  # nothing is left for the last rank
+    return [0, *inner, BATCH]
+
+
+def train(ranks: Ranks, plan: ShardingPlan | None, optimizer: SparseOptimizerSpec, *, trains_layer: bool) -> Model:
+    """Train `STEPS` steps and return the model."""
+    model = Model(trains_layer=trains_layer)
+    if plan is not None:
+        shard(model, plan, ranks)
+    rows = RowOptimizer(model, optimizer)
+    dense = torch.optim.SGD([model.scales], lr=0.05)
+    for step in range(STEPS):
+        ranks.step = step + 1
+        at = cuts(step, ranks.size)
+        jagged, labels = samples(step).part(at[ranks.rank], at[ranks.rank + 1])
+        loss = model(jagged, labels) / BATCH
+        dense.zero_grad()
+        loss.backward()
+        sum_gradients(ranks, [model.scales])
+        rows.step()
+        dense.step()
+    return model
+
+
+def rows_of(model: Model) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return keys and weights of each table of a model of one process, and the layer's."""
+    assert isinstance(model.tables, EmbeddingCollection)
+    found = {"layer": (torch.arange(len(NAMES) * WIDTH), model.scales.detach().clone())}
+    for name, table in model.tables.tables.items():
+        keys = table.keys()
+        found[name] = keys, table.export(keys).weights
+    return found
+
+
+def held_rows(model: Model, rank: int) -> dict[str, tuple[Tensor, slice, Tensor]]:
+    """Return keys, columns and weights of the part of each table on a rank, and the layer's."""
+    assert isinstance(model.tables, ShardedCollection)
+    found = {"layer": (torch.arange(len(NAMES) * WIDTH), slice(None), model.scales.detach().clone())}
+    for table in model.tables.placed:
+        name = table.spec.name
+        part = model.tables.local.tables[name]
+        if isinstance(table.spec, DynamicTableSpec):
+            rows = keys = part.keys()
+        else:
+            rows, keys = table.keys_on(rank, 0, len(part))
+        if table.by_column and rank not in table.ranks:
+            rows = keys = keys[:0]
+        found[name] = keys, table.columns(rank), part.export(rows).weights
+    return found
+
+
+def expected_rows() -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
+    """Train in one process: optimizer and whether the layer is trained -> `rows_of`."""
+    return {
+        (name, trains_layer): rows_of(train(Ranks(), None, spec, trains_layer=trains_layer))
+        for name, spec in OPTIMIZERS.items()
+        for trains_layer in (False, True)
+    }
+
+
+def plan_of(case: Case) -> ShardingPlan:
+    """Return the plan of a run; the tables of "table-wise" are on several ranks."""
+    entries = []
+    for number, name in enumerate(NAMES):
+        placement = PLACEMENTS[case.placement]
+        if isinstance(placement, TableWise):
+            placement = TableWise(rank=number % case.size)
+        if isinstance(placement, TableRowWise):
+            placement = TableRowWise(node=number % max(1, case.size // 2))
+        entries.append(TablePlan(table=name, placement=placement))
+    return ShardingPlan(
+        world_size=case.size,
+        tables=tuple(entries),
+        ranks_per_node=min(case.size, 2),
+        wire="bfloat16" if case.mode == "bf16 wire" else "float32",
+        deterministic=case.mode == "deterministic",
+    )
+
+
+def refusal(case: Case) -> str:
+    """Return why a cell does not exist; empty if it does."""
+    if case.placement != "column-wise" or case.size == 1:
+        return ""
+    if case.optimizer == "row-wise AdaGrad":
+        return "refused: the rule takes all columns of a row"
+    return ""
+
+
+def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any]) -> dict[str, float | str]:
+    """Run a case; return the relative difference of each table's part on this rank and the layer's, or a refusal."""
+    trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
+    try:
+        model = train(ranks, plan_of(case), OPTIMIZERS[case.optimizer], trains_layer=trains_layer)
+    except ConfigError as error:
+        return dict.fromkeys((*NAMES, "layer"), f"refused: {error}")
+    wanted = expected[case.optimizer, trains_layer]
+    found: dict[str, float | str] = {}
+    for name, (keys, columns, weights) in held_rows(model, ranks.rank).items():
+        every, whole = wanted[name]
+        place = torch.searchsorted(every, keys)
+        assert torch.equal(every[place], keys), f"{name}: other keys than one process has"
+        difference = (weights - whole[place][..., columns]).abs().max().item() if keys.numel() else 0.0
+        found[name] = difference / whole.abs().max().item()
+    counts = torch.tensor([float(held_rows(model, ranks.rank)[name][0].numel()) for name in NAMES])
+    total = ranks.all_reduce_("count of rows", counts).tolist()
+    for name, count in zip(NAMES, total, strict=True):
+        assert count >= wanted[name][0].numel(), f"{name}: {count} rows, expected {wanted[name][0].numel()}"
+    return found
+
+
+def run_cases(ranks: Ranks, todo: list[Case], expected: dict[tuple[str, bool], Any]) -> list[dict[str, float | str]]:
+    """Run cases on as many of these ranks as each takes; the results of ranks that a case leaves out are empty."""
+    groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
+    results: list[dict[str, float | str]] = []
+    for case in todo:
+        group = groups[case.size]
+        results.append({} if group is None else run_case(group, case, expected))
+    ranks.barrier("end")
+    return results
+
+
+def merged(parts: list[dict[str, float | str]]) -> dict[str, float | str]:
+    """Return for each table the largest difference over the ranks, or the refusal."""
+    found: dict[str, float | str] = {}
+    for part in parts:
+        for name, value in part.items():
+            before = found.get(name, 0.0)
+            found[name] = value if isinstance(value, str) or isinstance(before, str) else max(before, value)
+    return found
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "equivalence.md"
+_HEAD = f"""# Equivalence of ranks
+
+Tables on 1, 2 and 4 ranks against one process, after {STEPS} steps with repeated keys, empty bags, uneven shares of the batch and ranks
+without samples. A cell is the largest difference of a weight from one process, relative to the table's largest weight; `=` says that all
+bits are equal, `refused` that the combination raises an error ([placements](scale-out.md#placements)), `missing` that it was not run.
+A run also trains a layer whose gradients are summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers.
+
+`python -m tests.dist.matrix` makes this page; the test suite runs a part of it, and `make test-all` everything.
+"""
+_COLUMNS = list(product(SIZES, OPTIMIZERS))
+
+
+def page(found: dict[Case, dict[str, float | str]]) -> str:
+    """Return the page of results."""
+    parts = [_HEAD]
+    for mode in MODES:
+        bound = TOLERANCES[mode]
+        parts.append(f"## {mode[0].upper()}{mode[1:]}: {f'at most {bound:g}' if bound else 'equal bits'}\n")
+        parts.append(f"| placement | pooling | table | {' | '.join(f'{o}, {r}' for r, o in _COLUMNS)} |")
+        parts.append(f"|{'---|' * (3 + len(_COLUMNS))}")
+        for placement, pooling, kind in product(PLACEMENTS, POOLINGS, KINDS):
+            cells = [
+                _cell(found.get(Case(size=size, placement=placement, optimizer=rule, mode=mode)), f"{pooling}.{kind}")
+                for size, rule in _COLUMNS
+            ]
+            parts.append(f"| {placement} | {pooling} | {kind} | {' | '.join(cells)} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _cell(result: dict[str, float | str] | None, name: str) -> str:
+    if result is None:
+        return "missing"
+    value = result[name]
+    return "refused" if isinstance(value, str) else f"{value:.0e}" if value else "="
+
+
+def run(todo: list[Case]) -> dict[Case, dict[str, float | str]]:
+    """Run cases on as many processes as the largest takes."""
+    results = run_ranks(max(case.size for case in todo), run_cases, todo, expected_rows())
+    failed = [result for result in results if isinstance(result, Raised | str)]
+    assert not failed, failed
+    return {case: merged([result[number] for result in results]) for number, case in enumerate(todo)}
+
+
+if __name__ == "__main__":
+    everything = run(chosen_cases() if "--chosen" in sys.argv else list(cases()))
+    PAGE.write_text(page(everything))
+    worst = {mode: max((v for c, r in everything.items() if c.mode == mode for v in r.values() if isinstance(v, float)), default=0.0) for mode in MODES}
+    print(len(everything), "runs,", len(everything) * len(NAMES), "cells; largest differences:", worst)

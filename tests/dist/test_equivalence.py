@@ -1,0 +1,46 @@
+"""Tables on several ranks equal those of one process, whatever the placement: the cells of `tests.dist.matrix`."""
+
+import pytest
+
+from tests.dist.matrix import (
+    MODES,
+    NAMES,
+    OPTIMIZERS,
+    PLACEMENTS,
+    SIZES,
+    TOLERANCES,
+    Case,
+    cases,
+    chosen_cases,
+    refusal,
+    run,
+)
+
+
+def check(todo: list[Case]) -> None:
+    wrong = []
+    for case, found in run(todo).items():
+        assert set(found) == {*NAMES, "layer"}
+        for name, value in found.items():
+            is_right = isinstance(value, str) if refusal(case) else not isinstance(value, str)
+            if isinstance(value, float):
+                is_right &= value <= TOLERANCES[case.mode]
+            if not is_right:
+                wrong.append(f"{case}, {name}: {value}")
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def test_the_chosen_cells_hold_every_placement_optimizer_size_and_mode() -> None:
+    chosen = chosen_cases()
+    assert {case.optimizer for case in chosen} == set(OPTIMIZERS)
+    assert {(case.placement, case.mode) for case in chosen} == {(p, mode) for p in PLACEMENTS for mode in MODES}
+    assert {case.size for case in chosen} == set(SIZES)
+
+
+def test_tables_on_several_ranks_equal_those_of_one_process() -> None:
+    check(chosen_cases())
+
+
+@pytest.mark.slow
+def test_the_whole_matrix() -> None:
+    check(list(cases()))

@@ -1,0 +1,122 @@
+"""Joining, collectives and what they say when they fail."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from terarec.dist import Ranks, join, links
+from terarec.errors import CollectiveError, ConfigError
+from tests.dist.launch import Raised, raised, run_ranks
+
+
+def caught(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        return raised(error)
+
+
+def collectives(ranks: Ranks) -> dict[str, Any]:
+    rank, size = ranks.rank, ranks.size
+    found: dict[str, Any] = {
+        "sum": ranks.all_reduce_("sum", torch.tensor([1.0, rank])).tolist(),
+        "max": ranks.all_reduce_("max", torch.tensor([rank]), "max").tolist(),
+        "gathered": ranks.gather("gather", {"rank": rank, "text": "x" * rank}),
+        "agreed": [ranks.agree("agree", flag) for flag in (True, rank != 1)],
+        "nodes": ranks.nodes,
+    }
+    # Rank r sends r + 1 numbers to rank 0, and none to the others but itself.
+    sent = [0] * size
+    sent[0] = rank + 1
+    received = [other + 1 for other in range(size)] if rank == 0 else [0] * size
+    values = torch.full((sum(sent),), float(rank))
+    found["came"] = ranks.all_to_all("all to all", values, sent, received).tolist()
+    pair = ranks.subset([0, 2])
+    found["pair"] = None if pair is None else pair.all_reduce_("sum", torch.tensor([rank])).tolist()
+    ranks.check_same("settings", {"lr": 0.1})
+    found["different"] = caught(lambda: ranks.check_same("settings", {"a": {"lr": 0.1 * rank}, "b": 1}))
+    ranks.step = 7
+    if rank == 2:
+        return found  # and leaves
+    found["left"] = caught(lambda: [ranks.all_reduce_("sum of nothing", torch.zeros(1)) for _ in range(2)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    results = run_ranks(3, collectives)
+    assert not any(isinstance(result, Raised) for result in results), results
+    return results
+
+
+def test_collectives_give_what_their_names_say(found: list[dict[str, Any]]) -> None:
+    for result in found:
+        assert result["sum"] == [3.0, 3.0]
+        assert result["max"] == [2]
+        assert result["gathered"] == [{"rank": rank, "text": "x" * rank} for rank in range(3)]
+        assert result["agreed"] == [True, False]
+        assert result["nodes"] == (0, 0, 0)
+    assert [result["came"] for result in found] == [[0.0, 1.0, 1.0, 2.0, 2.0, 2.0], [], []]
+    assert [result["pair"] for result in found] == [[2], None, [2]]
+
+
+def test_different_settings_are_shown_with_rank_and_path(found: list[dict[str, Any]]) -> None:
+    for result in found:
+        assert result["different"].kind == "CollectiveError"
+        assert result["different"].fields["collective"] == "check of settings"
+        assert re.search(r"rank 1 has a\.lr = 0\.1, rank 0 has 0\.0; rank 2 has a\.lr", result["different"].message)
+
+
+def test_a_collective_that_a_rank_has_left_names_itself_and_its_step(found: list[dict[str, Any]]) -> None:
+    for result in found[:2]:
+        assert result["left"].kind == "CollectiveError"
+        assert result["left"].fields["collective"] == "sum of nothing"
+        assert result["left"].fields["step"] == 7
+
+
+def join_with(rank: int, problem: str) -> Any:
+    if problem == "link" and rank == 2:
+        links._own_address = lambda store: "192.0.2.1"  # an address of documentation, which nobody has
+    if problem == "absent" and rank == 1:
+        return None
+    settings = {"batch_size": 64 + (rank == 1)} if problem == "settings" else {}
+    return caught(lambda: join(settings, link_timeout=3.0, timeout=20.0))
+
+
+def test_a_pair_of_ranks_that_cannot_talk_is_named_on_every_rank() -> None:
+    results = run_ranks(4, join_with, "link", joins=False)
+    for result in results:
+        assert result.kind == "CollectiveError"
+        assert result.fields["pairs"] == ((3, 2),)  # a rank calls those of lower numbers
+        assert "rank 3" in result.message and "192.0.2.1" in result.message
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    results = run_ranks(3, join_with, "absent", joins=False)
+    for result in (results[0], results[2]):
+        assert result.kind == "CollectiveError", result
+
+
+def test_ranks_with_other_settings_do_not_begin() -> None:
+    for result in run_ranks(2, join_with, "settings", joins=False):
+        assert result.fields["collective"] == "check of settings"
+        assert "rank 1 has batch_size = 65, rank 0 has 64" in result.message
+
+
+def test_a_process_alone_is_a_group_of_one() -> None:
+    ranks = join({"any": "settings"})
+    assert (ranks.rank, ranks.size, ranks.is_first) == (0, 1, True)
+    values = torch.tensor([1.0])
+    assert ranks.all_reduce_("sum", values) is values
+    assert ranks.gather("gather", 3) == [3]
+    assert ranks.agree("agree", False) is False
+    assert ranks.subset([0]) is ranks
+    ranks.barrier("barrier")
+    with pytest.raises(ConfigError, match="members"):
+        ranks.subset([1])
+    with pytest.raises(ConfigError, match="link_timeout"):
+        join(link_timeout=0.0)
+    assert issubclass(CollectiveError, RuntimeError)
