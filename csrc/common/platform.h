@@ -44,6 +44,7 @@ OpenMpRuntime find_openmp();
 
 bool cpu_has_avx2();    // AVX2, FMA and F16C
 bool cpu_has_avx512();  // AVX-512 F, BW, DQ and VL
+bool cpu_has_avx512_bf16();
 bool cpu_has_crc32c();  // SSE 4.2, or the CRC extension of aarch64
 
 // Opens a file past the page cache, creating it with mode 0666 if `flags` say so; -1 and errno as open(2).

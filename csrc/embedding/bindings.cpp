@@ -104,6 +104,7 @@ NB_MODULE(_embedding, m) {
   nb::set_leak_warnings(false);
   m.doc() = "Embedding kernels for CPUs, to be called by terarec.kernels.cpu alone.";
   m.def("use_exchange_api", &use_exchange_api);
+  bind_dense(m);
   bind_lookup(m);
   bind_row_update(m);
   m.def("allocate_rows", &allocate_rows);

@@ -18,6 +18,9 @@ inline Report report(const BagFault& fault) {
   return {fault.kind, fault.gradient, fault.feature, fault.position, fault.value};
 }
 
+// Adds mask_gradient, dot_pairs and pair_gradients to `module`.
+void bind_dense(nanobind::module_& module);
+
 // Adds the class HashIndex to `module`.
 void bind_hash_index(nanobind::module_& module);
 

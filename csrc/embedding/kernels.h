@@ -151,6 +151,18 @@ struct UpdateRows {
   float* buffer;  // update_floats(width) floats
 };
 
+// Copies a gradient, bfloat16[rows, columns], where the positive part of the same shape is positive, and zeros where it
+// is not; adds its columns to `sums`.
+struct MaskGradient {
+  const uint16_t* grad;
+  int64_t grad_stride;
+  const uint16_t* part;  // one row after the other
+  int64_t rows, columns;
+  uint16_t* masked;  // one row after the other
+  float* sums;
+  bool stream;  // store past the caches; needs columns % 32 == 0 and `masked` aligned to 64 bytes
+};
+
 // Looks for key j, by its hash, in *buckets[j], j < count <= 64: rows[j] becomes the row it has there, or -1.
 struct SearchBuckets {
   const uint64_t* hashes;
@@ -176,6 +188,7 @@ struct Kernels {
   void (*update_rows)(const UpdateRows&);
   SearchOutcome (*search_buckets)(const SearchBuckets&);
   double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the gradients; rows before it do not count
+  void (*mask_gradient)(const MaskGradient&);
 };
 
 // The set in use: the best that the CPU runs, or the one selected.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "embedding/bag_lookup.h"
+#include "embedding/dense.h"
 #include "embedding/hash_index.h"
 #include "embedding/kernels.h"
 #include "embedding/row_init.h"
@@ -191,6 +192,22 @@ void check_fills() {
   }
 }
 
+void check_masks() {
+  Digest digest;
+  for (const int64_t width : kWidths) {
+    Random random(width);
+    const int64_t rows = 300;
+    std::vector<uint16_t> grad(rows * width), part(rows * width), masked(rows * width);
+    for (uint16_t& number : grad) number = random.bits() & 0xBF7F;  // finite
+    for (uint16_t& number : part) number = random.bits();
+    std::vector<float> sums(width);
+    mask_gradient({grad.data(), width, part.data(), rows, width, masked.data(), sums.data(), false}, 2);
+    digest.add(masked);
+    digest.add(sums);
+  }
+  digest.print("mask_gradient");
+}
+
 void check_index() {
   HashIndex index(99);
   Random random(3);
@@ -223,6 +240,7 @@ int main() {
     for (int type = 0; type < 4; type++) check_lookups(type);
     check_all_updates();
     check_fills();
+    check_masks();
     check_index();
   }
 }

@@ -1,7 +1,7 @@
 """Products of fully connected layers by oneDNN against float64."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as by_torch
 
 from terarec.errors import KernelError
+from terarec.kernels.cpu import dense as cpu
+from terarec.kernels.cpu import host
+from terarec.kernels.ref import dense as ref
 from terarec.nn import MLP
 from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice, linear_relu
@@ -248,3 +251,42 @@ def test_positive_part_is_fused_under_bfloat16_autocast_and_has_second_gradients
     (first,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), weight)
     assert second.abs().max() > 0
+
+
+@pytest.mark.parametrize("instructions", host.instruction_sets())
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (1, 1), (300, 33), (257, 8), (513, 13), (4097, 1024), (8192, 300)])
+def test_gradient_of_a_positive_part_and_its_sums_equal_torchs(rows: int, width: int, instructions: str) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    grad, part = (torch.randn(rows, width, generator=generator).bfloat16() for _ in range(2))
+    part.relu_()
+    before = host.features()
+    host.select(instructions)
+    try:
+        masked, sums = cpu.mask_gradient(grad, part)
+        host.select("generic")
+        assert all(torch.equal(*pair) for pair in zip(cpu.mask_gradient(grad, part), (masked, sums), strict=True))
+        host.select(instructions)
+        wide = torch.cat([grad, grad], dim=1)[:, :width]
+        assert all(torch.equal(*pair) for pair in zip(cpu.mask_gradient(wide, part), (masked, sums), strict=True))
+        if grad.numel() > 1:
+            part[0, 0] = grad[-1, -1] = float("nan")
+            part[-1, -1] = 1.0
+            unknown, unknown_sums = cpu.mask_gradient(grad, part)
+            assert unknown[0, 0] == grad[0, 0]
+            assert unknown[-1, -1].isnan()
+            assert unknown_sums[-1].isnan()
+    finally:
+        host.select(before)
+    part, grad = part.nan_to_num(), grad.nan_to_num()
+    masked, sums = cpu.mask_gradient(grad, part)
+    expected, expected_sums = ref.mask_gradient(grad, part)
+    assert torch.equal(masked, expected)
+    torch.testing.assert_close(sums, expected_sums, rtol=2**-7, atol=1e-3)
+
+
+def test_sums_of_a_gradient_do_not_depend_on_the_threads(set_threads: Callable[[int], None]) -> None:
+    grad, part = torch.randn(2000, 40).bfloat16(), torch.randn(2000, 40).relu().bfloat16()
+    expected = cpu.mask_gradient(grad, part)
+    for threads in (1, 3):
+        set_threads(threads)
+        assert all(torch.equal(*pair) for pair in zip(cpu.mask_gradient(grad, part), expected, strict=True))

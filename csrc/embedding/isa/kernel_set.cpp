@@ -35,6 +35,7 @@ constexpr int kLanes = TERAREC_LANES;
 #include "embedding/isa/lookup.inc"
 #include "embedding/isa/rules.inc"
 #include "embedding/isa/update.inc"
+#include "embedding/isa/dense.inc"
 
 // The loop that compares keys with buckets.
 
@@ -81,6 +82,7 @@ static SearchOutcome search_buckets(const SearchBuckets& shared) {
 extern const Kernels TERAREC_TABLE = {TERAREC_TEXT(TERAREC_SET), TERAREC_SET::has_outside, TERAREC_SET::copy_rows,
                                       TERAREC_SET::pool_bags, TERAREC_SET::spread_max, TERAREC_SET::dot_rows,
                                       TERAREC_SET::add_bags, TERAREC_SET::add_terms, TERAREC_SET::update_rows,
-                                      TERAREC_SET::search_buckets, TERAREC_SET::sum_squares};
+                                      TERAREC_SET::search_buckets, TERAREC_SET::sum_squares,
+                                      TERAREC_SET::mask_gradient};
 
 }  // namespace terarec

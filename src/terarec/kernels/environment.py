@@ -18,7 +18,7 @@ from terarec.errors import KernelError
 
 CPU_SETS = ("generic", "avx2", "avx512", "neon")
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
-"""Packages of ``terarec.kernels``, the fastest first. Each has every op of the registry, but those on host memory."""
+"""Packages of ``terarec.kernels``, the fastest first. Triton has no ops of processors alone."""
 LINEAR_LIBRARIES = ("onednn", "torch")
 
 

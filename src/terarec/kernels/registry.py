@@ -35,6 +35,10 @@ OPS = {
     "fill_keyed_rows": "rows",
     "HashIndex": "hash_index",
     "rows_at_most": "rows",
+    "mask_gradient": "dense",
+    "has_pair_dots": "dense",
+    "pair_dots": "dense",
+    "pair_gradients": "dense",
 }
 """Op, which is the name of a function or a class -> its module."""
 _DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any
@@ -169,5 +173,7 @@ def _loading_fault(name: str) -> str:
     return ""
 
 
-def _module(implementation: str, module: str) -> ModuleType:
-    return importlib.import_module(f"terarec.kernels.{implementation}.{module}")
+def _module(implementation: str, module: str) -> ModuleType | None:
+    """Return a module; None if the implementation has none of its ops."""
+    path = f"terarec.kernels.{implementation}.{module}"
+    return importlib.import_module(path) if importlib.util.find_spec(path) else None
