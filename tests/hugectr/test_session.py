@@ -121,13 +121,14 @@ def test_passes_with_a_keyset_each_equal_training_without(planted, training, tmp
     write_keyset(tmp_path / "few.keyset", np.arange(3), 8)
     losses = []
     for is_passes in (False, True):
-        sess = Session(config(repeat_dataset=False), training, is_passes, "./temp_embedding")
+        sess = Session(config(repeat_dataset=False), training, is_passes, str(tmp_path / "temp"))
         sess.get_data_reader_train().set_source(source)
         if is_passes:
             sess.get_model_oversubscriber().update(str(tmp_path / "0.keyset"))
         assert all(sess.train() for _ in range(5))
         losses.append(sess.get_current_loss())
     assert losses[0] == losses[1]
+    assert [path.name.split("-")[0] for path in (tmp_path / "temp").iterdir()] == ["cache"]
     sess.download_params_to_files(str(tmp_path / "made"), 5)
     assert (tmp_path / "made0_sparse_5.model").stat().st_size == (8 + 4 * 8) * 4 * ROWS  # of 3.0: keys and vectors
     resumed = config(
@@ -207,3 +208,24 @@ def test_the_preview_of_3_0(planted, training, capsys):
     found = [float(line.split("AUC: ")[1]) for line in lines if "Evaluation, AUC: " in line]
     assert len(found) == 2
     assert found[-1] > 0.95 * planted[2]
+
+
+def test_the_preview_of_3_0_trains_pass_by_pass(planted, training, tmp_path):
+    write_keyset(tmp_path / "0.keyset", np.arange(4 * ROWS), 8)
+    found = []
+    for is_passes in (False, True):
+        settings = {"use_model_oversubscriber": True, "temp_embedding_dir": str(tmp_path / "temp")} if is_passes else {}
+        optimizer = hugectr.optimizer.CreateOptimizer(
+            optimizer_type=hugectr.Optimizer_t.AdaGrad, learning_rate=0.01, use_mixed_precision=False
+        )
+        model = hugectr.Model(config(repeat_dataset=False, **settings), optimizer)
+        model.add(hugectr.Input(source=planted[0], eval_source=planted[1], **PREVIEW))
+        for part in read_parts(read_json(training).children("layers"))[1:]:
+            model.add(part)
+        model.compile()
+        model.get_data_reader_train().set_source(planted[0])
+        if is_passes:
+            model.get_model_oversubscriber().update(str(tmp_path / "0.keyset"))
+            assert list((tmp_path / "temp").glob("cache-*/*.rows"))
+        found.append([model.get_current_loss() for _ in range(3) if model.train()])
+    assert found[0] == found[1]

@@ -1,9 +1,11 @@
 """Estimates before a run against what the run then takes."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
+import torch
 
 from terarec.errors import ConfigError, StorageError
 from terarec.formats import ColumnBlock, read_dataset, write_dataset, write_parts
@@ -157,15 +159,28 @@ def test_nothing_is_allocated_for_a_plan(keyed):
     assert fitting.suggestion is None
 
 
-def test_a_suggestion_fits(keyed):
+@pytest.mark.parametrize("device", [None, torch.device("cuda")], ids=str)
+def test_a_suggestion_fits_in_both_memories(keyed, device):
     spec = run_spec(keyed, AdamSpec(), StaticTablesSpec())
-    whole = plan_run(spec)
-    tables_bytes = sum(table.host_bytes for table in whole.tables)
-    bound = whole.host_bytes - tables_bytes // 2
-    found = plan_run(spec, host_bytes=bound)
+    rows = 3 * 10_000 * (3 * 4 * 64 + 60)
+    plan = functools.partial(plan_run, device=device)
+    whole = plan(spec)
+    assert (whole.is_over, whole.placement, whole.available_device_bytes) == (False, (), None)
+    if device is None:
+        bounds = {"host_bytes": whole.host_bytes - rows // 2}
+    else:
+        bounds = {"host_bytes": whole.host_bytes + rows // 2, "device_bytes": whole.device_bytes - rows // 2}
+    found = plan(spec, **bounds)
     assert found.is_over
-    tiers = Tiers.parse(found.suggestion)
-    assert not plan_run(with_tiers(spec, tiers), host_bytes=bound).is_over
+    with pytest.raises(StorageError, match="host memory" if device is None else "device memory"):
+        found.check()
+    fitting = plan(with_tiers(spec, Tiers.parse(found.suggestion)), **bounds)
+    assert not fitting.is_over
+    fitting.check()
+    assert fitting.tables == found.placement
+    assert 0.3 < fitting.tables[0].resident_share < 0.7
+    least = dict.fromkeys(bounds, whole.program_bytes)
+    assert plan(spec, **least).suggestion is None
 
 
 def test_expected_rows_are_those_of_a_table(keyed):

@@ -28,6 +28,9 @@ class PlanOptions:
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Host memory to stay within; what is available if unset.")
     ] = None
+    device_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU to stay within; what is free if unset.")
+    ] = None
     rows: Annotated[
         list[str] | None, typer.Option("--rows", metavar="TABLE=N", help="Expected rows of a table; repeatable.")
     ] = None
@@ -53,10 +56,12 @@ def plan(options: PlanOptions, show: Show) -> None:
         rows=_rows(options.rows or ()),
         host_bytes=None if options.memory is None else parse_size(options.memory),
         device=resolve_device(spec.training.device),
+        device_bytes=None if options.device_memory is None else parse_size(options.device_memory),
         allow_import=options.allow_import or (),
     )
     figures = dataclasses.asdict(found)
     show.table("Tables", figures["tables"])
+    show.table(f"Tables with --tiers {found.suggestion}", figures["placement"])
     show.result(f"Plan of {file}", figures)
     found.check()
 

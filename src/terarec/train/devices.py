@@ -43,6 +43,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes of memory that are free on a GPU; None where that is not known."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
 def describe_device(device: torch.device) -> str:
     """Return the name of `device` for people, such as "cuda:0 (NVIDIA H200)"."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

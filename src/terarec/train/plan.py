@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -16,12 +18,14 @@ from terarec.formats import default_group_rows
 from terarec.kernels import memory
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, RunSpec
-from terarec.train.table_memory import FILE_INDEX_BYTES, KeyCounts, TableMemory, planned_tables
+from terarec.spec import DatasetSpec, RunSpec, Tiers
+from terarec.train.devices import free_bytes
+from terarec.train.table_memory import KeyCounts, TableMemory, planned_tables
 
 _DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
 _TIER_SHARE = 0.9  # of the memory that is left, since writes and reads of files have buffers
 _PREFETCHED = 2
+_NO_ROOM = Tiers(host="1", file="DIR")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +42,10 @@ class MemoryPlan:
         host_bytes: Bytes in host memory.
         file_bytes: Most bytes on the disk.
         available_bytes: Host memory that is available.
-        suggestion: Tiers with which the run fits into the available host memory, in the form that ``--tiers`` takes;
-            None where it fits as it is, or where no tiers would help.
+        available_device_bytes: Memory of the device that is available; None where it is not known, and on a CPU.
+        suggestion: Tiers with which the run fits into the available memory, in the form that ``--tiers`` takes; None
+            where it fits as it is, or where no tiers would help.
+        placement: The tables with the tiers of `suggestion`; none without it.
     """
 
     tables: tuple[TableMemory, ...]
@@ -51,29 +57,46 @@ class MemoryPlan:
     host_bytes: int
     file_bytes: int
     available_bytes: int
+    available_device_bytes: int | None
     suggestion: str | None
+    placement: tuple[TableMemory, ...]
 
     @property
     def is_over(self) -> bool:
-        """Whether the run needs more host memory than there is."""
-        return self.host_bytes > self.available_bytes
+        """Whether the run needs more memory of the host, or of the device, than there is."""
+        return _is_over(self.host_bytes, self.available_bytes) or _is_over(
+            self.device_bytes, self.available_device_bytes
+        )
 
     def check(self, *, only_known: bool = False) -> None:
-        """Raise `StorageError` if the host memory does not suffice; the message says what would fit.
+        """Raise `StorageError` if the memory does not suffice; the message says what would fit.
 
         Args:
             only_known: Whether tables whose rows depend on the data are left out.
         """
         counted = [table for table in self.tables if not only_known or table.rows_from == "table"]
-        total = self.host_bytes - sum(table.host_bytes for table in self.tables if table not in counted)
-        if total <= self.available_bytes:
-            return
-        largest = max(counted, key=lambda table: table.host_bytes, default=None)
-        of_which = f", of which table {largest.name!r} takes {largest.host_bytes:,}" if largest else ""
-        would_do = f"more memory, or tiers such as {self.suggestion!r}" if self.suggestion else "more memory"
-        raise StorageError(
-            f"training needs {total:,} bytes of host memory{of_which}; {self.available_bytes:,} are available; "
-            f"expected {would_do}"
+        left_out = [table for table in self.tables if table not in counted]
+        for where, field, total, available in (
+            ("host", "host_bytes", self.host_bytes, self.available_bytes),
+            ("device", "device_bytes", self.device_bytes, self.available_device_bytes),
+        ):
+            total -= sum(getattr(table, field) for table in left_out)
+            if not _is_over(total, available):
+                continue
+            largest = max(counted, key=attrgetter(field), default=None)
+            of_which = f", of which table {largest.name!r} takes {getattr(largest, field):,}" if largest else ""
+            raise StorageError(
+                f"training needs {total:,} bytes of {where} memory{of_which}; {available:,} are available; "
+                f"expected {self._what_would_do()}"
+            )
+
+    def _what_would_do(self) -> str:
+        if self.suggestion is None:
+            return "more memory"
+        whole = sum(table.resident_share == 1 for table in self.placement)
+        return (
+            f"more memory, or tiers such as {self.suggestion!r}, the fastest of which holds {whole} of "
+            f"{len(self.placement)} tables completely"
         )
 
 
@@ -83,6 +106,7 @@ def plan_run(
     rows: Mapping[str, int] | None = None,
     host_bytes: int | None = None,
     device: torch.device | None = None,
+    device_bytes: int | None = None,
     reads_keysets: bool = True,
     allow_import: Sequence[str] = (),
 ) -> MemoryPlan:
@@ -95,6 +119,7 @@ def plan_run(
         rows: Table -> expected rows, for dynamic tables and tables in tiers whose keys the data set does not count.
         host_bytes: Host memory to stay within; None for what is available.
         device: Device of the training; None for a CPU.
+        device_bytes: Memory of the device to stay within; None for what is available.
         reads_keysets: Whether to count the keys of a data set with keysets, which takes time where these are large.
         allow_import: Packages from which the model may come by name.
 
@@ -109,25 +134,42 @@ def plan_run(
         model = build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=reads_keysets)
     on_gpu = device is not None and device.type != "cpu"
-    tables = planned_tables(spec, records, counts, rows or {}, is_gpu=on_gpu)
+    place = partial(planned_tables, spec, counts=counts, given=rows or {}, is_gpu=on_gpu)
+    tables = place(records)
     dense_bytes, batch_bytes = _dense_bytes(spec, model), _batch_bytes(spec, dataset, records, model)
-    device_bytes = sum(table.device_bytes for table in tables) + (dense_bytes if on_gpu else 0)
-    in_host = program_bytes + batch_bytes + (0 if on_gpu else dense_bytes)
-    total = in_host + sum(table.host_bytes for table in tables)
+    in_device = dense_bytes if on_gpu else 0
+    in_host = program_bytes + batch_bytes + dense_bytes - in_device
     if host_bytes is None:
         host_bytes = (memory.available_bytes() or memory.total_bytes()) + program_bytes
-    return MemoryPlan(
+    if device_bytes is None and device is not None and on_gpu:
+        device_bytes = free_bytes(device)
+    found = MemoryPlan(
         tables=tuple(tables),
         dense_bytes=dense_bytes,
         batch_bytes=batch_bytes,
         program_bytes=program_bytes,
         device="cuda" if on_gpu else "cpu",
-        device_bytes=device_bytes,
-        host_bytes=total,
+        device_bytes=in_device + sum(table.device_bytes for table in tables),
+        host_bytes=in_host + sum(table.host_bytes for table in tables),
         file_bytes=sum(table.file_bytes for table in tables),
         available_bytes=host_bytes,
-        suggestion=_suggestion(tables, host_bytes - in_host) if total > host_bytes else None,
+        available_device_bytes=device_bytes if on_gpu else None,
+        suggestion=None,
+        placement=(),
     )
+    if not found.is_over:
+        return found
+    device_room = None if found.available_device_bytes is None else found.available_device_bytes - in_device
+    tiers = _fitting_tiers(place(_with_tiers(records, _NO_ROOM)), host_bytes - in_host, device_room)
+    if tiers is None:
+        return found
+    placement = tuple(place(_with_tiers(records, tiers)))
+    budgets = (f"{name}={getattr(tiers, name)}" for name in ("device", "host") if getattr(tiers, name) is not None)
+    return replace(found, suggestion=f"{','.join(budgets)},file={tiers.file}", placement=placement)
+
+
+def _is_over(needed: int, available: int | None) -> bool:
+    return available is not None and needed > available
 
 
 def _dense_bytes(spec: RunSpec, model: nn.Module) -> int:
@@ -155,9 +197,20 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
     return window * (training.reader_threads + 1) + batch
 
 
-def _suggestion(tables: Sequence[TableMemory], host_bytes: int) -> str | None:
-    """Return tiers with which the tables take at most `host_bytes` of host memory, their indexes included."""
-    rows = sum(table.rows for table in tables)
-    indexes = sum(table.index_bytes for table in tables) + FILE_INDEX_BYTES * rows
-    budget = int(_TIER_SHARE * (host_bytes - indexes)) >> 20
-    return f"host={budget}MiB,file=DIR" if budget > 0 else None
+def _with_tiers(records: Sequence[RecordedTables], tiers: Tiers) -> list[RecordedTables]:
+    return [replace(record, tables=tuple(replace(table, tiers=tiers) for table in record.tables)) for record in records]
+
+
+def _fitting_tiers(tables: Sequence[TableMemory], host_bytes: int, device_bytes: int | None) -> Tiers | None:
+    """Return tiers with a file with which the tables take at most so much memory; None for none.
+
+    Args:
+        tables: The tables in tiers that have no room in memory: their indexes have to be there.
+        host_bytes: Host memory for them.
+        device_bytes: Memory of the device for them; None on a CPU.
+    """
+    host = int(_TIER_SHARE * (host_bytes - sum(table.index_bytes for table in tables))) >> 20
+    device = None if device_bytes is None else int(_TIER_SHARE * device_bytes) >> 20
+    if host <= 0 or (device is not None and device <= 0):
+        return None
+    return Tiers(device=None if device is None else f"{device}MiB", host=f"{host}MiB", file="DIR")

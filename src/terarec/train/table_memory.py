@@ -176,7 +176,7 @@ class _ArenaInTiers:
 
 
 def planned_tables(
-    spec: RunSpec, records: Sequence[RecordedTables], counts: KeyCounts, given: Mapping[str, int], *, is_gpu: bool
+    spec: RunSpec, records: Sequence[RecordedTables], *, counts: KeyCounts, given: Mapping[str, int], is_gpu: bool
 ) -> list[TableMemory]:
     """Return what each table of a run takes.
 

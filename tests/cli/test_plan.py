@@ -1,0 +1,61 @@
+"""``terarec plan`` shows where tables are, and what would fit where they do not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from terarec.formats import ColumnBlock
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from tests.cli.conftest import figures, refused, terarec
+from tests.formats.samples import write_split
+
+ROWS = {"user": 4_000_000, "item": 600_000, "country": 100}
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    """The description of a run over three columns."""
+    directory = tmp_path_factory.mktemp("plan")
+    dataset = DatasetSpec(
+        name="planned",
+        storage="parquet",
+        labels=(LabelColumn(name="label"),),
+        dense=(DenseColumn(name="I1"),),
+        categorical=tuple(CategoricalColumn(name=name, rows=rows) for name, rows in ROWS.items()),
+    )
+    block = ColumnBlock(
+        label=np.zeros((8, 1), np.float32),
+        dense=np.zeros((8, 1), np.float32),
+        keys=tuple(np.arange(8) for _ in ROWS),
+    )
+    write_split(directory / "data", dataset, block, cuts=(), rows_per_group=8)
+    path = directory / "run.json"
+    model = {"kind": "dlrm", "width": 16, "bottom": [16], "top": [8]}
+    path.write_text(json.dumps({"data": str(directory / "data"), "model": model, "training": {"device": "cpu"}}))
+    return path
+
+
+def test_tables_and_their_bytes(described):
+    found = figures("plan", described)
+    assert {table["name"]: table["rows"] for table in found["tables"]} == ROWS
+    assert found["host_bytes"] > sum(ROWS.values()) * 16 * 4
+    assert (found["suggestion"], found["placement"], found["device_bytes"]) == (None, [], 0)
+
+
+def test_over_budget_the_placement_that_would_fit_is_shown(described):
+    needed = figures("plan", described)["host_bytes"]
+    tables_bytes = sum(ROWS.values()) * 2 * 16 * 4
+    # All rows; a plan would count 8 of a table in tiers, those of the samples.
+    rows = [word for name, count in ROWS.items() for word in ("--rows", f"{name}={count}")]
+    ended = terarec("plan", described, "--memory", f"{needed - tables_bytes // 2}", *rows, "--json")
+    assert ended.code != 0
+    found, error = map(json.loads, ended.out.splitlines())
+    assert found["suggestion"] in error["error"]
+    assert found["suggestion"].startswith("host=")
+    shares = {table["name"]: table["resident_share"] for table in found["placement"]}
+    assert shares["country"] == 1
+    assert 0 < shares["user"] < 1
+    fitting = figures("plan", described, "--memory", f"{needed}", "--tiers", found["suggestion"], *rows)
+    assert [table["resident_share"] for table in fitting["tables"]] == [*shares.values()]
+    assert "a size such as" in refused("plan", described, "--memory", "much", code=2)
