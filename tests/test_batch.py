@@ -94,22 +94,26 @@ def test_first_keys_without_a_longer_bag_copies_nothing():
     assert first_keys(sparse, [2]) is sparse
     with pytest.raises(ConfigError, check=at("limits")):
         first_keys(sparse, [2, None])
-    for offsets, got in (([0, 2, 1], "s: got 0 to 1"), ([1, 2, 3], "s: got 1 to 3"), ([0, 4, 3], r"s\[2\]: got 3")):
-        with pytest.raises(ConfigError, match=rf"offset{got}, expected .*ris.* from 0 to the 3 keys"):
+    for offsets, place in (
+        ([0, 2, 1], ("offsets", "got 0 to 1")),
+        ([1, 2, 3], ("offsets", "got 1 to 3")),
+        ([0, 4, 3], ("offsets[2]", "got 3")),
+    ):
+        with pytest.raises(ConfigError, check=at(*place)):
             first_keys(replace(sparse, offsets=torch.tensor(offsets)), [1])
 
 
 def test_offsets_that_leave_keys_out_and_tensors_on_two_devices_are_rejected():
     sparse = batch_of(2, [[[1, 2], [3]], [[4], [5]]]).sparse
     for offsets, got in (([0, 2, 3, 4, 4], "0 to 4"), ([1, 2, 3, 4, 5], "1 to 5")):
-        with pytest.raises(ConfigError, match=f"offsets: got {got}, expected to rise from 0 to the 5 keys"):
+        with pytest.raises(ConfigError, check=at("offsets", f"got {got}")):
             select(replace(sparse, offsets=torch.tensor(offsets)), ["f1"])
-    with pytest.raises(ConfigError, match="keys on meta, offsets on cpu, expected all of them on one device"):
+    with pytest.raises(ConfigError, check=at("Jagged", "keys on meta, offsets on cpu")):
         replace(sparse, keys=sparse.keys.to("meta"), weights=None)
 
 
 def test_a_feature_that_is_not_there():
-    with pytest.raises(ConfigError, match="feature 'x' is not in the batch, which holds f0, f1"):
+    with pytest.raises(ConfigError, check=at("feature 'x'")):
         select(batch_of(1, [[[1]], [[2]]]).sparse, ["f1", "x"])
 
 
@@ -120,7 +124,7 @@ def test_one_key_per_feature_and_sample():
     elsewhere = one_hot(["a"], torch.zeros(1, 3, dtype=torch.int64, device="meta"))
     assert elsewhere.offsets.device == elsewhere.keys.device
     for keys in (torch.zeros(3, 4), torch.zeros(6)):
-        with pytest.raises(ConfigError, match=r"one_hot: got keys \[.*\] for 2 features, expected \[2, B\]"):
+        with pytest.raises(ConfigError, check=at("one_hot")):
             one_hot(["a", "b"], keys)
 
 
@@ -141,11 +145,11 @@ def test_the_same_device_keeps_the_samples():
 def test_what_a_batch_rejects():
     batch = batch_of(2, [[[1], [2]]])
     for wrong in (torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64)):
-        with pytest.raises(ConfigError, match=r"Batch: got weight .*, expected float32\[2\]"):
+        with pytest.raises(ConfigError, check=at("Batch", ", expected float32[2]")):
             replace(batch, weight=wrong)
-    with pytest.raises(ConfigError, match="got weight on meta, label on cpu, expected them on one device"):
+    with pytest.raises(ConfigError, check=at("Batch", "got weight on meta, label on cpu")):
         replace(batch, weight=torch.ones(2, device="meta"))
-    with pytest.raises(ConfigError, match="got 3 values of metadata 'user', expected 2"):
+    with pytest.raises(ConfigError, check=at("Batch", "got 3 values of metadata 'user'")):
         replace(batch, metadata={"user": pa.array(["a", "b", "c"])})
 
 
@@ -168,24 +172,24 @@ def test_a_batch_is_a_tree_of_its_tensors():
 
 
 @pytest.mark.parametrize(
-    ("names", "keys", "offsets", "message"),
+    ("names", "keys", "offsets", "problem"),
     [
         (("a",), torch.zeros(2, dtype=torch.int32), torch.tensor([0, 2]), "got keys torch.int32"),
-        (("a",), torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 2.0]), "offsets torch.float32, expected int64"),
-        (("a", "b"), torch.tensor([1]), torch.tensor([0, 1]), r"got 2 offsets for 2 features, expected S \* B \+ 1"),
+        (("a",), torch.zeros(2, dtype=torch.int64), torch.tensor([0.0, 2.0]), "offsets torch.float32"),
+        (("a", "b"), torch.tensor([1]), torch.tensor([0, 1]), "got 2 offsets for 2 features"),
         (("a",), torch.tensor([1]), torch.zeros(0, dtype=torch.int64), "got 0 offsets for 1 features"),
         ((), torch.tensor([1]), torch.tensor([0, 1]), "got 2 offsets for 0 features"),
-        (("a",), torch.tensor([[1]]), torch.tensor([0, 1]), r"got keys \[1, 1\], offsets \[2\], expected \[N\]"),
+        (("a",), torch.tensor([[1]]), torch.tensor([0, 1]), "got keys [1, 1], offsets [2]"),
     ],
 )
-def test_what_a_jagged_rejects(names, keys, offsets, message):
-    with pytest.raises(ConfigError, match=message):
+def test_what_a_jagged_rejects(names, keys, offsets, problem):
+    with pytest.raises(ConfigError, check=at("Jagged", problem)):
         Jagged(names=names, keys=keys, offsets=offsets)
 
 
 def test_weights_that_are_not_one_a_key_are_rejected():
     for wrong in (torch.ones(1), torch.ones(2, dtype=torch.float64), torch.ones(2, 1)):
-        with pytest.raises(ConfigError, match=r"Jagged: got weights .*, expected float32\[2\]"):
+        with pytest.raises(ConfigError, check=at("Jagged", ", expected float32[2]")):
             Jagged(names=("a",), keys=torch.tensor([1, 2]), offsets=torch.tensor([0, 2]), weights=wrong)
 
 

@@ -185,7 +185,7 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
     lengths: list[Tensor] = []
     for name in names:
         if name not in position:
-            raise ConfigError(f"feature {name!r} is not in the batch, which holds {', '.join(jagged.names)}")
+            raise ConfigError(f"feature {name!r}", f"not in the batch, which holds {', '.join(jagged.names)}")
         first = position[name] * batch_size
         offsets = jagged.offsets[first : first + batch_size + 1]
         parts.append(slice(int(offsets[0]), int(offsets[-1])))
@@ -287,7 +287,7 @@ def column(batch: Batch, name: str) -> Tensor | pa.Array:
     if name not in sparse.names:
         known = (*batch.metadata, *sparse.names)
         raise ConfigError(
-            f"column {name!r} is not in the batch{did_you_mean(name, known)}, expected one of {', '.join(known)}"
+            f"column {name!r}", f"not in the batch{did_you_mean(name, known)}, expected one of {', '.join(known)}"
         )
     batch_size, first = batch.batch_size, sparse.names.index(name) * batch.batch_size
     offsets = sparse.offsets[first : first + batch_size + 1]

@@ -18,12 +18,13 @@ class TerarecError(Exception):
         problem: Received value and accepted ones.
 
     Args:
-        parts: The message, or `where` and `problem`, which "WHERE: PROBLEM" joins; an empty `where` is left out.
+        parts: The message alone; or the place, from the outermost part to the innermost, and `problem` last. Empty
+            parts of the place are left out.
     """
 
     def __init__(self, *parts: object) -> None:
         *where, self.problem = map(str, parts or ("",))
-        self.where = where[0] if where else ""
+        self.where = ": ".join(filter(None, where))
         super().__init__(f"{self.where}: {self.problem}" if self.where else self.problem)
 
 
@@ -52,8 +53,8 @@ class KeysetError(FormatError):
         row: Number of its sample in the split, from 0.
     """
 
-    def __init__(self, message: str, *, part: int, column: str, key: int, row: int) -> None:
-        super().__init__(message)
+    def __init__(self, *parts: object, part: int, column: str, key: int, row: int) -> None:
+        super().__init__(*parts)
         self.part = part
         self.column = column
         self.key = key
@@ -73,8 +74,8 @@ class DamagedFileError(StorageError):
         table: Name of the table.
     """
 
-    def __init__(self, message: str, *, file: Path, page: int | None, table: str) -> None:
-        super().__init__(message)
+    def __init__(self, *parts: object, file: Path, page: int | None, table: str) -> None:
+        super().__init__(*parts)
         self.file = file
         self.page = page
         self.table = table

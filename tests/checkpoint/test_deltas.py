@@ -19,6 +19,7 @@ from terarec.errors import FormatError
 from terarec.optim import RowOptimizer
 from terarec.spec import AdamSpec, DynamicTableSpec, FeatureSpec, RowOptions, TableSpec, Tiers, freq, lru
 from tests.checkpoint.test_tiered_tables import assert_same, state_of
+from tests.errors import at
 
 NUM_KEYS = 600
 STATIC = [TableSpec(name="t", rows=NUM_KEYS, width=8), TableSpec(name="u", rows=NUM_KEYS, width=8)]
@@ -182,7 +183,7 @@ def chain(directory: Path, count: int = 3) -> tuple[Training, list[Path]]:
 def test_a_gap_is_refused(tmp_path: Path) -> None:
     _, paths = chain(tmp_path)
     shutil.rmtree(paths[1])
-    with pytest.raises(FormatError, match=r"needs step-00000001, which is not there"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/step-00000002")):
         load(paths[2])
 
 
@@ -192,7 +193,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(paths[0])
     shutil.copytree(others[0], paths[0])
     (paths[0] / MANIFEST).write_text((paths[0] / MANIFEST).read_text() + " ")
-    with pytest.raises(FormatError, match="expected number"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/a/step-00000002")):
         load(paths[2])
 
 

@@ -49,7 +49,7 @@ def test_options_keep_value_and_type(options):
 
 
 def test_what_cannot_be_carried_is_named():
-    with pytest.raises(ConfigError, match="optimizer state: Object of type set"):
+    with pytest.raises(ConfigError, check=at("optimizer state")):
         flatten({"state": {}, "param_groups": [{"params": {1, 2}}]})
     with pytest.raises(ConfigError, check=at("optimizer option 'lr'")):
         flatten({"state": {}, "param_groups": [{"lr": torch.zeros(2, dtype=torch.float64)}]})
@@ -57,5 +57,5 @@ def test_what_cannot_be_carried_is_named():
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"groups": 3, "plain": {}}', '{"groups": [], "plain": {"x": {}}}'])
 def test_damaged_text_is_one_error(text):
-    with pytest.raises(FormatError, match="optimizer state: damaged"):
+    with pytest.raises(FormatError, check=at("optimizer state")):
         unflatten({}, text)

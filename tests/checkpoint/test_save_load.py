@@ -8,6 +8,7 @@ from terarec.checkpoint import MANIFEST, complete_checkpoints, latest, load, sav
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats import read_tensors
 from tests.checkpoint.small_state import ROWS, assert_holds, make_state, make_tables
+from tests.errors import at
 
 
 def test_what_is_saved_comes_back_to_the_bit(tmp_path):
@@ -57,12 +58,16 @@ def test_weights_come_without_the_optimizers_state(tmp_path):
 
 def test_tables_of_another_shape_or_optimizer_are_rejected(tmp_path):
     checkpoint = load(save(tmp_path, make_state(2)))
-    with pytest.raises(ConfigError, match=r"optimizer state \['exp_avg', 'row_sum'\], expected \['row_sum'\]"):
+    with pytest.raises(ConfigError, check=at(f"{tmp_path}/step-00000002", "optimizer state ['exp_avg', 'row_sum']")):
         checkpoint.load_tables(make_tables(state_names=("row_sum",)), with_state=True)
-    with pytest.raises(ConfigError, match=r"holds the tables \['movie', 'user id-00001'\], expected \['movie'\]"):
+    with pytest.raises(
+        ConfigError, check=at(f"{tmp_path}/step-00000002", "holds the tables ['movie', 'user id-00001']")
+    ):
         checkpoint.load_tables({"movie": make_tables()["movie"]}, with_state=True)
     for wrong in (36, 38):
-        with pytest.raises(ConfigError, match=f"table 'movie' has 37 rows, expected {wrong}"):
+        with pytest.raises(
+            ConfigError, check=at(f"{tmp_path}/step-00000002", f"table 'movie' has 37 rows, expected {wrong}")
+        ):
             checkpoint.load_tables(make_tables(rows={**ROWS, "movie": wrong}), with_state=True)
 
 
@@ -80,7 +85,7 @@ def test_what_is_no_whole_checkpoint_is_passed_over(tmp_path):
     (tmp_path / "step-00000011.partial").mkdir()
     (tmp_path / "notes").write_text("mine")
     assert latest(tmp_path).name == "step-00000005"
-    with pytest.raises(DataNotFoundError, match=r"step-00000009: holds no manifest\.json"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/step-00000009")):
         load(tmp_path / "step-00000009")
     state = make_state(9)
     assert_holds(load(save(tmp_path, state)), state)
@@ -89,14 +94,14 @@ def test_what_is_no_whole_checkpoint_is_passed_over(tmp_path):
 
 @pytest.mark.parametrize("missing", ["", "nowhere"])
 def test_no_checkpoint_at_all(tmp_path, missing):
-    with pytest.raises(DataNotFoundError, match="holds no complete checkpoint"):
+    with pytest.raises(DataNotFoundError, check=at(tmp_path / missing)):
         latest(tmp_path / missing)
 
 
 def test_a_step_is_saved_once(tmp_path):
     state = make_state(5)
     save(tmp_path, state)
-    with pytest.raises(StorageError, match="step-00000005: a checkpoint of this step exists already"):
+    with pytest.raises(StorageError, check=at(f"{tmp_path}/step-00000005")):
         save(tmp_path, make_state(5))
     assert_holds(load(latest(tmp_path)), state)
 
@@ -104,7 +109,7 @@ def test_a_step_is_saved_once(tmp_path):
 def test_a_type_that_numpy_lacks_is_named(tmp_path):
     state = make_state(1)
     state.dense["0.weight"] = state.dense["0.weight"].to(torch.float8_e4m3fn)
-    with pytest.raises(ConfigError, match=r"tensor '0\.weight' is torch\.float8_e4m3fn"):
+    with pytest.raises(ConfigError, check=at("checkpoint")):
         save(tmp_path, state)
     assert list(tmp_path.iterdir()) == []
 
@@ -113,12 +118,12 @@ def test_a_newer_version_is_rejected(tmp_path):
     path = save(tmp_path, make_state(1))
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps({**manifest, "version": 4}))
-    with pytest.raises(FormatError, match=r"terarec\.checkpoint version 4 is newer"):
+    with pytest.raises(FormatError, check=at(f"{path}/manifest.json")):
         load(path)
 
 
 def test_a1_progress_that_is_no_json_is_rejected(tmp_path):
     state = dataclasses.replace(make_state(1), progress={"rows": {"state": torch.zeros(2)}})
-    with pytest.raises(ConfigError, match="expected JSON data"):
+    with pytest.raises(ConfigError, check=at("progress")):
         save(tmp_path, state)
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
 from tests.cli.conftest import figures, refused
+from tests.errors import at
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_a_shell_command_in_a_workflow_is_not_run(shop: Path, tmp_path: Path, na
     log.write_text("\n".join(lines) + "\n")
     before = sorted(tmp_path.rglob("*"))
     message = refused(*readers(place, log)[name], code=2)
-    assert f"LambdaOp: {field} 'subprocess:getoutput' is not run" in message
+    assert f"LambdaOp: {field} 'subprocess:getoutput': not run" in message
     assert "--allow-import subprocess" in message
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -76,7 +77,10 @@ def test_a_served_record_does_not_reach_the_function(
     place = changed(shop, tmp_path / "changed", record_function="os:system")
     ran: list[object] = []
     monkeypatch.setattr("os.system", ran.append)
-    with pytest.raises(ConfigError, match="record_function 'os:system'"):
+    with pytest.raises(
+        ConfigError,
+        check=at(f"{place}/run/dataset/workflow/workflow.json: steps[0] LambdaOp: record_function 'os:system'"),
+    ):
         InferenceSession.open(place / "run")
     assert ran == []
 

@@ -47,7 +47,7 @@ HEADER = b"userId,movieId,rating,timestamp\n"
     [
         (b"", "the file is empty, expected at least one row"),
         (HEADER, "the file is empty, expected at least one row"),
-        (b"\n" + HEADER, "line 1 is empty, expected the names of columns"),
+        (b"\n" + HEADER, "line 1: empty, expected the names of columns"),
         (HEADER + b"1,2\x00,3,4\n", "line 2, column 'movieId': got '2\\x00', expected an integer"),
         ((HEADER + b"1,2,3,4\n").replace(b"\n", b"\r"), "its lines end in carriage returns alone"),
         ((HEADER + b"1,2,3,4\n").decode().encode("utf-16"), "line 1: byte 0 is not UTF-8"),

@@ -23,6 +23,7 @@ from terarec.serve import InferenceSession
 from terarec.serve.protocol import decode_infer_request
 from terarec.train.report_log import read_log
 from tests.cli.conftest import Workshop, refused
+from tests.errors import at
 from tests.formats.damage import check_damage
 
 NESTED = {
@@ -218,7 +219,7 @@ def test_s3_a_checkpoint_cannot_link_to_a_file_elsewhere(workshop: Workshop, tmp
     checkpoint = complete_checkpoints(run / "checkpoints")[-1]
     (checkpoint / "dense.safetensors").rename(tmp_path / "elsewhere")
     (checkpoint / "dense.safetensors").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FormatError, match=r"dense.safetensors: a link to .*elsewhere, expected a file inside"):
+    with pytest.raises(FormatError, check=at(f"{checkpoint}/dense.safetensors")):
         load(checkpoint)
     linked = tmp_path / "linked"
     linked.symlink_to(workshop.run)  # a run may lie behind a link as a whole
@@ -245,7 +246,7 @@ def test_s3_a_data_set_cannot_name_a_split_elsewhere(workshop: Workshop, tmp_pat
     content = json.loads((data / "dataset.json").read_text())
     content["dataset"]["splits"] = {name: []}
     (data / "dataset.json").write_text(json.dumps(content))
-    with pytest.raises(FormatError, match=r"dataset.json: .*splits: got .*, expected a non-empty name without slashes"):
+    with pytest.raises(FormatError, check=at(f"{data}/dataset.json: $.dataset.splits")):
         read_dataset(data)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Workshop, figures, refused
+from tests.errors import at
 from tests.params import in_every_run
 
 PRECIOUS = b"what somebody needs"
@@ -71,7 +72,7 @@ def test_a_file_that_appears_meanwhile_stays(tmp_path: Path) -> None:
     file = AtomicFile(tmp_path / "a.csv", replace=False)
     file.partial.write_bytes(b"new")
     file.path.write_bytes(PRECIOUS)
-    with pytest.raises(ConfigError, match="exists"):
+    with pytest.raises(ConfigError, check=at("out")):
         file.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
     assert file.path.read_bytes() == PRECIOUS

@@ -11,6 +11,7 @@ from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession
 from tests.cli.conftest import figures, refused
 from tests.cli.test_train import prepare
+from tests.errors import at
 
 CODE = """
 from torch import nn
@@ -57,9 +58,9 @@ def test_every_command_asks_for_leave(tmp_path: Path) -> None:
         assert "ranker" not in sys.modules
         figures(*reader, "--allow-import", "ranker")
         scores.unlink(missing_ok=True)
-    with pytest.raises(ConfigError, match="allow_import"):
+    with pytest.raises(ConfigError, check=at("model: factory 'ranker.code:make'")):
         load_model(run)
-    with pytest.raises(ConfigError, match="allow_import"):
+    with pytest.raises(ConfigError, check=at("model: factory 'ranker.code:make'")):
         InferenceSession.open(run)
     session = InferenceSession.open(run, allow_import=("ranker",))
     assert session.predict({"x": [0.5], "c": ["c1"]}).shape == (1, 1)

@@ -180,8 +180,8 @@ def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "got neither of RAW and --data"),
-        (["NEW", "--data", "DATA"], "got both of RAW and --data"),
+        ([], "RAW, --data: got neither"),
+        (["NEW", "--data", "DATA"], "RAW, --data: got both"),
         (["NEW", "--split", "test"], "--split: has no meaning for raw files"),
         (["--data", "DATA", "--keep", "id"], "--keep: data set 'data' has no column 'id' to keep"),
         (["NEW", "--keep", "row"], "--keep: got 'row', expected other columns"),

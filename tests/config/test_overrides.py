@@ -1,5 +1,4 @@
 import dataclasses
-import re
 
 import pytest
 from hypothesis import given, settings
@@ -141,7 +140,7 @@ def test_a_path_is_assigned_once() -> None:
 
 @pytest.mark.parametrize("text", ["", "=1", " =1", "training.epochs", "--set"])
 def test_a_wrong_assignment_is_reported(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected path=value"):
+    with pytest.raises(ConfigError, check=at("assignment")):
         parse_assignments([text])
 
 
@@ -165,8 +164,8 @@ def test_parts_that_are_left_out_start_from_their_kind() -> None:
     assert narrow.table("t", rows=5, width=4) == TableSpec(name="t", rows=5, width=4, dtype="bfloat16")
     with pytest.raises(ConfigError, check=at("model.tables.dtype")):
         override(RUN, {"model.tables.dtype": "float64"})
-    message = r"model\.tables\.admit is none, expected model\.tables\.admit\.kind=\.\.\. too, one of freq"
-    with pytest.raises(ConfigError, match=message):
+    where = "model.tables.admit.count"
+    with pytest.raises(ConfigError, check=at(where)):
         override(RUN, {"model.tables.kind": "dynamic", "model.tables.admit.count": "3"})
     with pytest.raises(ConfigError, check=at("model.tables.kind")):
         override(RUN, {"model.tables.kind": "dynamc"})  # A13
@@ -187,21 +186,21 @@ def test_lists_of_specs_and_objects_of_any_values_are_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "where"),
     [
         (
             {"model.kind": "din", "model.sequences": "item:hist"},
-            "model.sequences: got 'item:hist', expected it in JSON",
+            "model.sequences",
         ),
         (
             {"model.kind": "din", "model.sequences": '[{"target": "a"}]'},
-            "model.sequences[0]: field 'history' is missing",
+            "model.sequences[0]",
         ),
-        ({"model.kind": "din"}, "model: field 'sequences' is missing"),
+        ({"model.kind": "din"}, "model"),
     ],
 )
-def test_wrong_json_names_its_path(changes: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)):
+def test_wrong_json_names_its_path(changes: dict[str, str], where: str) -> None:
+    with pytest.raises(ConfigError, check=at(where)):
         override(RunSpec(data="d"), changes)
 
 

@@ -12,6 +12,7 @@ from terarec.formats.hugectr import read_records, write_records
 from tests.data.records.samples import break_checksum
 from tests.data.records.test_convert import ROWS, make_dataset
 from tests.data.sources import assert_replays, assert_same_batches, row_numbers
+from tests.errors import at
 
 KINDS = [
     ("norm", "parquet", (1, 3)),
@@ -121,19 +122,19 @@ def test_a_key_outside_its_slot(tmp_path, kind):
     records = write_as_records(make_dataset(tmp_path / "data"), tmp_path / "out", RecordOptions(kind=kind))
     layout = dataclasses.replace(records.layout, slot_sizes=(3, 98))
     write_records(dataclasses.replace(records, layout=layout), tmp_path / "out" / "records.json")
-    with pytest.raises(FormatError, match=r"column 'C0': key \d+ .*expected 0 <= key < 3 \(slot_sizes in records.json"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/out/train/_file_list.txt, column 'C0'")):
         list(open_reader(tmp_path / "out", batch_size=4))
 
 
 def test_what_is_not_there(tmp_path, both):
-    with pytest.raises(DataNotFoundError, match="absent: no such directory"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent")):
         open_reader(tmp_path / "absent", batch_size=4)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataNotFoundError, match=r"holds no dataset.json"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/empty")):
         read_spec(tmp_path / "empty")
     for path in both:
-        with pytest.raises(ConfigError, match=r"no split 'test', expected one of 'train', 'valid'"):
+        with pytest.raises(ConfigError, match=r"'test', expected one of 'train', 'valid'"):
             open_reader(path, "test", batch_size=4)
-        with pytest.raises(ConfigError, match="batch_size: got 0"):
+        with pytest.raises(ConfigError, check=at("batch_size")):
             open_reader(path, batch_size=0)
     assert read_records(both[1] / "records.json").splits["valid"].rows == 30

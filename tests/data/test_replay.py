@@ -9,6 +9,7 @@ import torch
 from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from tests.data.sources import TinyGroups, assert_replays, assert_same_batches
+from tests.errors import at
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 GROUPS = (7, 3, 0, 5, 8, 1, 6, 4)
@@ -116,29 +117,29 @@ def test_states_of_earlier_versions_count_batches():
     assert_same_batches(list(reader), whole[2:])
     reader.load_state_dict({**old, "batches": 7})
     assert list(reader) == []
-    with pytest.raises(ConfigError, match="batches is 8, expected at most 7"):
+    with pytest.raises(ConfigError, check=at("reader state", "batches is 8")):
         reader.load_state_dict({**old, "batches": 8})
 
 
 WRONG = {
-    "rows": ({"rows": 35}, "rows is 35, expected 34 as in this reader"),
-    "batch_size": ({"batch_size": 6}, "batch_size is 6, expected 5"),
-    "shuffle": ({"shuffle": True}, "shuffle is True, expected False"),
-    "drop_last": ({"drop_last": None}, "drop_last is None, expected False"),
-    "too far": ({"rows_read": 35}, "rows_read is 35, expected at most 34"),
-    "repeat": ({"repeat": True}, "repeat is True, expected False"),
-    "negative": ({"epoch": -1}, r"state\['epoch'\]: got -1, expected an integer >= 0"),
-    "mistyped": ({"seed": "0"}, r"state\['seed'\]: got '0', expected an integer >= 0"),
+    "rows": ({"rows": 35}, ("reader state", "rows is 35")),
+    "batch_size": ({"batch_size": 6}, ("reader state", "batch_size is 6")),
+    "shuffle": ({"shuffle": True}, ("reader state", "shuffle is True")),
+    "drop_last": ({"drop_last": None}, ("reader state", "drop_last is None")),
+    "too far": ({"rows_read": 35}, ("reader state", "rows_read is 35")),
+    "repeat": ({"repeat": True}, ("reader state", "repeat is True")),
+    "negative": ({"epoch": -1}, ("state['epoch']",)),
+    "mistyped": ({"seed": "0"}, ("state['seed']",)),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_states_that_do_not_fit(case):
-    change, message = WRONG[case]
+    change, place = WRONG[case]
     reader = Reader(TinyGroups(GROUPS), batch_size=5)
     before = reader.state_dict()
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(*place)):
         reader.load_state_dict({**before, **change})
     assert reader.state_dict() == before
-    with pytest.raises(ConfigError, match="reader state: shuffle is None"):
+    with pytest.raises(ConfigError, check=at("reader state", "shuffle is None")):
         reader.load_state_dict({})

@@ -22,6 +22,7 @@ from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.plan import described
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
+from tests.errors import at
 
 TABLES = [TableSpec(name="item", rows=101, width=8), DynamicTableSpec(name="user", width=4)]
 PLACEMENTS: list[Placement] = [
@@ -84,17 +85,17 @@ def test_dynamic_keys_of_any_structure_are_spread_evenly() -> None:
 
 def test_plans_that_do_not_fit_are_refused() -> None:
     row_wise = TablePlan(table="item", placement=RowWise())
-    with pytest.raises(ConfigError, match="occurs twice"):
+    with pytest.raises(ConfigError, check=at("ShardingPlan.tables", "occurs twice")):
         ShardingPlan(world_size=2, tables=(row_wise, row_wise))
-    with pytest.raises(ConfigError, match="rank 4"):
+    with pytest.raises(ConfigError, check=at("ShardingPlan.tables", "rank 4")):
         plan(TableWise(rank=4))
-    with pytest.raises(ConfigError, match="node 2"):
+    with pytest.raises(ConfigError, check=at("ShardingPlan.tables", "node 2")):
         plan(TableRowWise(node=2))
-    with pytest.raises(ConfigError, match="ranks_per_node"):
+    with pytest.raises(ConfigError, check=at("ShardingPlan.ranks_per_node")):
         ShardingPlan(world_size=3, tables=(), ranks_per_node=2)
-    with pytest.raises(ConfigError, match="distinct ranks"):
+    with pytest.raises(ConfigError, check=at("RowWise.ranks")):
         RowWise(ranks=(1, 1))
-    with pytest.raises(ConfigError, match="key twice"):
+    with pytest.raises(ConfigError, check=at("Hybrid.hot_keys")):
         Hybrid(hot_keys=(1, 1))
     made = plan(RowWise())
     for error, tables, size, where in (
@@ -105,11 +106,11 @@ def test_plans_that_do_not_fit_are_refused() -> None:
         with pytest.raises(error) as caught:
             made.check(tables, size)
         assert caught.value.where == where
-    with pytest.raises(ConfigError, match="hot key 101"):
+    with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "hot key 101")):
         plan(Hybrid(hot_keys=(101,))).check(TABLES, 4)
-    with pytest.raises(ConfigError, match="divisor of the width"):
+    with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "divisor of the width")):
         plan(ColumnWise(ranks=(0, 1, 2))).check(TABLES, 4)
-    with pytest.raises(StorageError, match="rank 1 take 3,232 bytes"):
+    with pytest.raises(StorageError, check=at("plan.rank_bytes")):
         plan(TableWise(rank=1), rank_bytes=3000).check(TABLES, 4)
     assert plan(TableWise(rank=1)).weight_bytes(TABLES) == [0, 3232, 0, 0]
 
@@ -126,5 +127,5 @@ def test_a_file_with_a_wrong_field_is_refused_with_its_path(tmp_path: Path) -> N
 def test_a_static_table_in_tiers_stays_whole(tmp_path: Path) -> None:
     spec = TableSpec(name="item", rows=101, width=8, tiers=Tiers(host="1MiB", file=str(tmp_path)))
     PlacedTable(spec, TableWise(rank=0), plan(TableWise(rank=0)))
-    with pytest.raises(ConfigError, match="tiers"):
+    with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "tiers")):
         PlacedTable(spec, RowWise(), plan(RowWise()))

@@ -10,6 +10,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.spec import FeatureSpec, TableSpec
 from tests.embedding.plain import PlainCollection, random_jagged
+from tests.errors import at
 
 NAMES, ROWS = ("f0", "f1", "f2", "f3", "f4"), (7, 11, 7, 5, 11)
 TABLES = [
@@ -68,7 +69,7 @@ def test_features_are_found_by_name_whatever_the_batch_holds() -> None:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
     shuffled = Jagged(names=names, keys=torch.cat(parts), offsets=offsets)
     assert torch.equal(mine(shuffled).pooled, mine(jagged).pooled)
-    with pytest.raises(ConfigError, match="feature 'f3' is not in the batch, which holds f0"):
+    with pytest.raises(ConfigError, check=at("feature 'f3'")):
         mine(one_hot(["f0"], torch.zeros(1, 3, dtype=torch.int64)))
 
 
@@ -120,7 +121,7 @@ def test_a_forward_without_backward_leaks_nothing() -> None:
 
 def test_a_key_outside_names_the_feature() -> None:
     mine = EmbeddingCollection([TABLES[0]], [FeatureSpec(name="city", table="a"), FeatureSpec(name="town", table="a")])
-    with pytest.raises(KeyOutOfRangeError, match=r"'town'.*7.*'a'"):
+    with pytest.raises(KeyOutOfRangeError, check=at("feature 'town'")):
         mine(one_hot(["city", "town"], torch.tensor([[0, 6], [6, 7]])))
 
 
@@ -153,7 +154,7 @@ def test_one_empty_parameter_stands_for_the_weights_which_stay_float32() -> None
     assert [(name, p.numel()) for name, p in mine.named_parameters()] == [("rows", 0)]
     assert mine.half().table("a").dtype == torch.float32
     assert mine.bfloat16().to(torch.float64).arenas[0].weights.dtype == torch.float32
-    with pytest.raises(ConfigError, match="meta"):
+    with pytest.raises(ConfigError, check=at("arena")):
         mine.to("meta")
 
 
@@ -176,19 +177,19 @@ def test_memory_and_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "features", "message"),
+    ("tables", "features", "place"),
     [
-        ([TABLES[0], TABLES[0]], FEATURES[:1], "tables: the name 'a'"),
-        (TABLES, [FEATURES[0], FEATURES[0]], "features: the name 'f0'"),
-        (TABLES[:1], FEATURES[:2], r"feature 'f1': got table 'b', expected one of a"),
-        ([], [], "tables: got none"),
+        ([TABLES[0], TABLES[0]], FEATURES[:1], ("tables", "the name 'a'")),
+        (TABLES, [FEATURES[0], FEATURES[0]], ("features",)),
+        (TABLES[:1], FEATURES[:2], ("feature 'f1'",)),
+        ([], [], ("tables", "got none")),
     ],
 )
-def test_wrong_names_are_rejected(tables: list[TableSpec], features: list[FeatureSpec], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_names_are_rejected(tables: list[TableSpec], features: list[FeatureSpec], place: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
         EmbeddingCollection(tables, features)
 
 
 def test_an_unknown_table_is_named() -> None:
-    with pytest.raises(ConfigError, match="'d', expected one of a, b, c"):
+    with pytest.raises(ConfigError, check=at("table")):
         collection().table("d")

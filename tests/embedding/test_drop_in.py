@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import terarec
 from terarec.errors import ConfigError, KeyOutOfRangeError
+from tests.errors import at
 
 ROWS, WIDTH = 23, 5
 KEYS = torch.tensor([3, 7, 3, 0, 22, 7, 7, 5, 0, 3, 11, 1])
@@ -227,27 +228,27 @@ def test_gradients_flow_to_what_made_the_weight():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "place"),
     [
-        ((KEYS,), r"^input: got shape \[12\] with offsets of none, expected \[N\] with offsets \[B\]"),
-        ((KEYS.reshape(3, 4), OFFSETS), r"^offsets: got a tensor with an input \[B, L\]"),
-        ((KEYS.float(), OFFSETS), "^input: got float32, expected int32 or int64"),
-        ((KEYS, OFFSETS.float()), "^offsets: got float32"),
-        ((KEYS, OFFSETS + 1), r"^offsets\[0\]: got 1, expected offsets rising from 0"),
-        ((KEYS.reshape(3, 2, 2), OFFSETS), r"^input: got shape \[3, 2, 2\]"),
-        ((KEYS, OFFSETS, torch.ones(11)), r"^per_sample_weights: got shape \[11\], expected \[12\]"),
+        ((KEYS,), ("input", "got shape [12] with offsets of none")),
+        ((KEYS.reshape(3, 4), OFFSETS), ("offsets", "got a tensor with an input [B, L]")),
+        ((KEYS.float(), OFFSETS), ("input", "got float32")),
+        ((KEYS, OFFSETS.float()), ("offsets", "got float32")),
+        ((KEYS, OFFSETS + 1), ("offsets[0]",)),
+        ((KEYS.reshape(3, 2, 2), OFFSETS), ("input", "got shape [3, 2, 2]")),
+        ((KEYS, OFFSETS, torch.ones(11)), ("per_sample_weights",)),
     ],
 )
-def test_inputs_that_do_not_fit_are_rejected(inputs, message):
-    with pytest.raises(ConfigError, match=message):
+def test_inputs_that_do_not_fit_are_rejected(inputs, place):
+    with pytest.raises(ConfigError, check=at(*place)):
         terarec.EmbeddingBag(ROWS, WIDTH, mode="sum")(*inputs)
 
 
 def test_what_torch_rejects_is_rejected():
     for mode in ("mean", "max"):
-        with pytest.raises(ConfigError, match=f"^per_sample_weights: got some in mode '{mode}', expected mode 'sum'"):
+        with pytest.raises(ConfigError, check=at("per_sample_weights")):
             terarec.EmbeddingBag(ROWS, WIDTH, mode=mode)(KEYS, OFFSETS, torch.ones(12))
-    with pytest.raises(ConfigError, match=r"^scale_grad_by_freq: got True in mode 'max'"):
+    with pytest.raises(ConfigError, check=at("scale_grad_by_freq")):
         terarec.EmbeddingBag(ROWS, WIDTH, mode="max", scale_grad_by_freq=True)(KEYS, OFFSETS)
 
 
@@ -260,11 +261,11 @@ def test_a_jagged_nested_input():
 def test_a_key_outside_and_a_wrong_type_are_rejected():
     mine = terarec.Embedding(ROWS, WIDTH)
     for key in (-1, ROWS):
-        with pytest.raises(KeyOutOfRangeError, match=rf"got key {key} at position 1, expected 0 <= key < {ROWS}"):
+        with pytest.raises(KeyOutOfRangeError, check=at("feature 'input'")):
             mine(torch.tensor([0, key]))
-    with pytest.raises(ConfigError, match=r"^weights: got float64\[23, 5\]"):
+    with pytest.raises(ConfigError, check=at("weights")):
         mine.double()(KEYS)
-    with pytest.raises(ConfigError, match="pooling"):
+    with pytest.raises(ConfigError, check=at("BagLayout.pooling")):
         terarec.EmbeddingBag(ROWS, WIDTH, mode="median")(KEYS, OFFSETS)
 
 

@@ -16,6 +16,7 @@ from terarec.formats.hugectr import read_file_list, read_keyset, read_records
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from tests.errors import at
 
 SPEC = DatasetSpec(
     name="rows",
@@ -175,5 +176,5 @@ def test_damaged_files_of_a_shuffle_are_rejected(tmp_path: Path) -> None:
     begin = SinkState(spilled_rows=3, spilled_bytes=[8])
     (tmp_path / "work" / "shuffle").mkdir(parents=True)
     (tmp_path / "work" / "shuffle" / "00000.arrows").write_bytes(b"1234567")
-    with pytest.raises(FormatError, match=r"00000\.arrows: got 7 bytes, expected 8"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/work/shuffle/00000.arrows")):
         create_sink(SPEC, tmp_path, tmp_path, tmp_path / "work", options(seed=1, begin=begin))

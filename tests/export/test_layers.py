@@ -181,7 +181,7 @@ def test_a_kind_without_a_form_is_rejected(tmp_path):
     model = dense_graph(
         1, [layer("cast", "dense", "x", dtype="float32"), layer("binary_cross_entropy", "x label", "loss")]
     )
-    with pytest.raises(ConfigError, match="layer cast: has no form in ONNX files, expected one of add, "):
+    with pytest.raises(ConfigError, check=at("layer cast")):
         exported(model, tmp_path, {})
     assert list(tmp_path.iterdir()) == []
 
@@ -197,6 +197,6 @@ def test_the_missing_library_is_named(tmp_path, monkeypatch):
         1, [layer("inner_product", "dense", "x", num_output=1), layer("binary_cross_entropy", "x label", "loss")]
     )
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingDependencyError, match=r"onnx: not installed, expected pip install 'terarec\[onnx\]'"):
+    with pytest.raises(MissingDependencyError, check=at("onnx")):
         exported(model, tmp_path, {})
     assert list(tmp_path.iterdir()) == []

@@ -288,19 +288,25 @@ class Draws(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("inner", "message"),
+    ("inner", "place"),
     [
-        (Branching(), r"cannot be exported in its layer '0' \(Branching\): "),
-        (ReadsOffsets(), r"cannot be exported in its layer '0' \(ReadsOffsets\): .* no attribute 'offsets'"),
-        (Eigenvalues(), "cannot be written as ONNX: operation aten.linalg_eig"),
-        (Draws(), "off the model's, expected at most"),
+        (Branching(), ("Sequential", "cannot be exported in its layer '0' (Branching): ")),
+        (
+            ReadsOffsets(),
+            (
+                "Sequential",
+                "cannot be exported in its layer '0' (ReadsOffsets): 'PaddedKeys' object has no attribute 'offsets'",
+            ),
+        ),
+        (Eigenvalues(), ("Sequential", "cannot be written as ONNX: operation aten.linalg_eig")),
+        (Draws(), ("export",)),
     ],
     ids=["branching", "offsets", "operation", "random"],
 )
 def test_what_cannot_be_exported_is_reported_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], inner: nn.Module, message: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], inner: nn.Module, place: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as raised:
+    with pytest.raises(ConfigError, check=at(*place)) as raised:
         export_model(nn.Sequential(inner), tmp_path / "out", dataset=dataset())
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
@@ -312,17 +318,15 @@ def test_arguments_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     model = trained("wide_deep", columns)
     with pytest.raises(ConfigError, check=at("format")):
         export_model(model, tmp_path / "out", dataset=columns, format="onx")
-    with pytest.raises(ConfigError, match="got a WideDeep without dataset, expected"):
+    with pytest.raises(ConfigError, check=at("export")):
         export_model(model, tmp_path / "out")
-    with pytest.raises(ConfigError, match="key inputs: got column 'b' 0 times"):
+    with pytest.raises(ConfigError, check=at("key inputs")):
         export_model(model, tmp_path / "out", dataset=columns, key_inputs=[KeyInput(name="k", columns=("a", "tags"))])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, check=at("out")):
         export_model(model, tmp_path / "full", dataset=columns)
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
-    with pytest.raises(
-        MissingDependencyError, match=r"onnxscript: not installed, expected pip install 'terarec\[onnx\]'"
-    ):
+    with pytest.raises(MissingDependencyError, check=at("onnxscript")):
         export_model(model, tmp_path / "out", dataset=columns)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
+from tests.errors import at
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 tensors_of = st.dictionaries(
@@ -94,7 +95,7 @@ def test_tensors_larger_than_a_piece(tmp_path):
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([1j]), np.array([None])])
 def test_types_that_cannot_be_stored(tmp_path, array):
-    with pytest.raises(FormatError, match=r"tensor 'x' of type .*, expected one of BF16, F16, F32"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.safetensors")):
         write_tensors(tmp_path / "x.safetensors", {"x": array})
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +108,7 @@ def test_every_flipped_byte_is_found(tmp_path):
         damaged = bytearray(content)
         damaged[position] ^= 0x40
         path.write_bytes(damaged)
-        with pytest.raises(FormatError, match=r"x.safetensors: "):
+        with pytest.raises(FormatError, check=at(path)):
             read_tensors(path, sha256=digest)
 
 
@@ -117,7 +118,7 @@ def test_every_truncation_is_found_without_a_checksum(tmp_path):
     content = path.read_bytes()
     for length in [*range(len(content)), len(content) + 1]:
         path.write_bytes((content + b"x")[:length])
-        with pytest.raises(FormatError, match=r"x.safetensors: "):
+        with pytest.raises(FormatError, check=at(path)):
             read_tensors(path)
 
 
@@ -133,26 +134,26 @@ MALFORMED = {
     "negative shape": ({"w": {**W, "shape": [-1, -2]}}, "tensor 'w' is described by"),
     "boolean shape": ({"w": {**W, "shape": [True, 2]}}, "tensor 'w' is described by"),
     "one offset": ({"w": {**W, "data_offsets": [0]}}, "tensor 'w' is described by"),
-    "other size": ({"w": {**W, "shape": [3]}}, r"tensor 'w' has bytes 0 to 8, expected \[3\] of float32"),
+    "other size": ({"w": {**W, "shape": [3]}}, "tensor 'w' has bytes 0 to 8"),
     "vast shape": ({"w": {**W, "shape": [2**60, 2**60]}}, "tensor 'w' has bytes 0 to 8"),
     "vast shape of nothing": (
         {"w": {**W, "shape": [2**62, 0], "data_offsets": [0, 0]}},
         "tensor 'w' is described by",
     ),
     "too many dimensions": ({"w": {**W, "shape": [1] * 99 + [2]}}, "tensor 'w' is described by"),
-    "a hole": ({"w": {**W, "data_offsets": [4, 12]}}, "tensor 'w' starts at byte 4, expected 0: hole or overlap"),
-    "an overlap": ({"v": W, "w": W}, "tensor 'w' starts at byte 0, expected 8: hole or overlap"),
-    "beyond the end": ({"v": W, "w": {**W, "data_offsets": [8, 16]}}, "expected .* by its header"),
+    "a hole": ({"w": {**W, "data_offsets": [4, 12]}}, "tensor 'w' starts at byte 4"),
+    "an overlap": ({"v": W, "w": W}, "tensor 'w' starts at byte 0"),
+    "beyond the end": ({"v": W, "w": {**W, "data_offsets": [8, 16]}}, "holds 139 bytes"),
 }
 
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_headers(tmp_path, case):
-    header, message = MALFORMED[case]
+    header, problem = MALFORMED[case]
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
-    with pytest.raises(FormatError, match=message) as caught:
+    with pytest.raises(FormatError, check=at(path, problem)) as caught:
         read_tensors(path)
     assert str(caught.value).startswith(str(path))
 
@@ -160,10 +161,10 @@ def test_malformed_headers(tmp_path, case):
 def test_a_vast_header_length_allocates_nothing(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes((2**62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(FormatError, match=f"header of {2**62} bytes in a file of 10"):
+    with pytest.raises(FormatError, check=at(path, "header of 4611686018427387904 bytes in a file of 10")):
         read_tensors(path)
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(DataNotFoundError, match=r"absent: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent")):
         read_tensors(tmp_path / "absent")

@@ -17,6 +17,7 @@ from terarec.spec import (
     MetadataColumn,
     ShardSpec,
 )
+from tests.errors import at
 
 SPEC = DatasetSpec(
     name="golden",
@@ -155,57 +156,54 @@ def test_any_description_comes_back(tmp_path_factory, data):
 
 
 def test_no_directory_and_no_description(tmp_path):
-    with pytest.raises(
-        DataNotFoundError, match=r"absent: no such directory, expected a data set made by 'terarec prepare'"
-    ):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent")):
         read_dataset(tmp_path / "absent")
-    with pytest.raises(DataNotFoundError, match=r"holds no dataset.json"):
+    with pytest.raises(DataNotFoundError, check=at(tmp_path)):
         read_dataset(tmp_path)
 
 
 BROKEN = {
-    "not JSON": (lambda _: "{", "not JSON"),
-    "nested deeply": (lambda _: "[" * 10**5, "not JSON"),
-    "not text": (lambda _: b"\xff\xfe\x00", "not JSON"),
-    "a list": (lambda _: "[]", r"\$.format is None, expected 'terarec.dataset'"),
-    "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, r"\$.format is 'terarec.checkpoint', expected"),
-    "newer": (lambda d: {**d, "version": 4}, r"terarec.dataset version 4 is newer than this terarec reads \(up to 3\)"),
+    "not JSON": (lambda _: "{", ("", "not JSON")),
+    "nested deeply": (lambda _: "[" * 10**5, ("", "not JSON")),
+    "not text": (lambda _: b"\xff\xfe\x00", ("", "not JSON")),
+    "a list": (lambda _: "[]", (": $.format", "got None")),
+    "another format": (lambda d: {**d, "format": "terarec.checkpoint"}, (": $.format", "got 'terarec.checkpoint'")),
+    "newer": (lambda d: {**d, "version": 4}, ("", "version 4 is newer than this terarec reads")),
     "older": (
         lambda d: {**d, "version": 1},
-        "terarec.dataset version 1 was made by an earlier development state, expected version 2; make it again",
+        ("", "version 1 was made by an earlier development state"),
     ),
-    "version": (lambda d: {**d, "version": "1"}, r"\$.version is '1', expected an integer >= 1"),
-    "version 0": (lambda d: {**d, "version": 0}, r"\$.version is 0, expected an integer >= 1"),
-    "no content": (lambda d: {"format": d["format"], "version": 2}, r"\$.dataset: got null, expected an object"),
-    "another field": (lambda d: {**d, "more": 1}, r"\$.more: unknown field, expected only 'dataset'"),
+    "version": (lambda d: {**d, "version": "1"}, (": $.version", "got '1'")),
+    "version 0": (lambda d: {**d, "version": 0}, (": $.version", "got 0")),
+    "no content": (lambda d: {"format": d["format"], "version": 2}, (": $.dataset", "got null")),
+    "another field": (lambda d: {**d, "more": 1}, (": $.more", "unknown field")),
     "unknown field": (
         lambda d: {**d, "dataset": {**d["dataset"], "label": []}},
-        r"\$.dataset.label: unknown .*'labels'",
+        (": $.dataset.label", "'labels'"),
     ),
     "mistyped": (
         lambda d: {**d, "dataset": {**d["dataset"], "labels": 3}},
-        r"\$.dataset.labels: got 3, expected a list",
+        (": $.dataset.labels", "got 3"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_descriptions(tmp_path, case):
-    change, message = BROKEN[case]
+    change, place = BROKEN[case]
     content = change(json.loads(GOLDEN))
     content = json.dumps(content) if isinstance(content, dict) else content
     path = tmp_path / "dataset.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(FormatError, match=message) as caught:
+    with pytest.raises(FormatError, check=at(f"{path}{place[0]}", place[1])) as caught:
         read_dataset(tmp_path)
-    assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("file", ["part.parquet", "valid/part.parquet", "train/deep/part.parquet"])
 def test_shards_lie_in_the_directory_of_their_split(tmp_path, file):
     spec = dataclasses.replace(SPEC, splits={"train": (ShardSpec(file=file, rows=1),)})
-    with pytest.raises(FormatError, match=r"shard '.*' of split 'train', expected train/<file>"):
+    with pytest.raises(FormatError, check=at(tmp_path)):
         write_dataset(spec, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -215,7 +213,7 @@ def test_a_data_set_knows_the_files_of_its_workflow(tmp_path):
     spec = dataclasses.replace(SPEC, workflow="workflow", splits={})
     write_dataset(spec, tmp_path)
     assert read_dataset(tmp_path) == spec
-    with pytest.raises(DataNotFoundError, match="no such workflow"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/workflow")):
         workflow_files(spec, tmp_path)
     (tmp_path / "workflow" / "states").mkdir(parents=True)
     (tmp_path / "workflow" / "workflow.json").write_text("{}")

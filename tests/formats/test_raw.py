@@ -9,6 +9,7 @@ import pytest
 from terarec.errors import FormatError
 from terarec.formats import RawShard, RawShardWriter
 from terarec.ragged import Ragged
+from tests.errors import at
 from tests.formats.samples import make_block, make_spec
 
 
@@ -40,16 +41,16 @@ def test_a_size_that_is_no_whole_number_of_records(tmp_path, size):
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(size))
     spec = make_spec("raw", hotness=(1, 2))
-    with pytest.raises(FormatError, match=rf"x.bin: holds {size} bytes, expected a multiple of 24 bytes each"):
+    with pytest.raises(FormatError, check=at(path, f"holds {size} bytes, expected a multiple of 24 bytes")):
         RawShard(path, spec)
-    with pytest.raises(FormatError, match=rf"holds {size} bytes, expected 2 rows \(dataset.json\) of 24 bytes"):
+    with pytest.raises(FormatError, check=at(path, f"holds {size} bytes, expected 2 rows")):
         RawShard(path, spec, 2)
 
 
 def test_another_number_of_rows_than_promised(tmp_path):
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(24))
-    with pytest.raises(FormatError, match=r"holds 24 bytes, expected 2 rows"):
+    with pytest.raises(FormatError, check=at(path, "holds 24 bytes")):
         RawShard(path, make_spec("raw", hotness=(1, 2)), 2)
 
 
@@ -58,7 +59,7 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
     path.write_bytes(bytes(48))
     shard = RawShard(path, make_spec("raw", hotness=(1, 2)), 2)
     path.write_bytes(bytes(30))
-    with pytest.raises(FormatError, match=r"x.bin: row group 0: holds 30 bytes, expected 48"):
+    with pytest.raises(FormatError, check=at(f"{path}: row group 0")):
         shard.read_group(0)
 
 
@@ -66,9 +67,7 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
 def test_a_key_outside_its_table(tmp_path, key):
     path = tmp_path / "x.bin"
     path.write_bytes(struct.pack("<3fi", 0, 0, 0, 49) + struct.pack("<3fi", 0, 0, 0, key))
-    with pytest.raises(
-        FormatError, match=rf"row group 0, column 'C0': key {key} at position 1, expected 0 <= key < 50"
-    ):
+    with pytest.raises(FormatError, check=at(f"{path}: row group 0, column 'C0'")):
         RawShard(path, make_spec("raw", hotness=(1,))).read_group(0)
 
 
@@ -76,7 +75,7 @@ def test_lists_must_be_full(tmp_path):
     spec = make_spec("raw", hotness=(2,))
     with (
         RawShardWriter(tmp_path / "train" / "x.bin", spec) as writer,
-        pytest.raises(FormatError, match="column 'C0': row 1 holds 1 keys, raw shards hold exactly 2"),
+        pytest.raises(FormatError, check=at(f"{tmp_path}/train/x.bin, column 'C0'")),
     ):
         writer.write(np.zeros((2, 1)), np.zeros((2, 2)), [Ragged(np.array([1, 2, 3]), np.array([0, 2, 3]))])
 
@@ -84,6 +83,6 @@ def test_lists_must_be_full(tmp_path):
 def test_a_table_beyond_int32(tmp_path):
     spec = make_spec("raw", hotness=(1,))
     spec = dataclasses.replace(spec, categorical=(dataclasses.replace(spec.categorical[0], rows=2**31 + 1),))
-    with pytest.raises(FormatError, match="column 'C0': 2147483649 rows, raw int32 keys reach 2147483648"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/train/x.bin, column 'C0'")):
         RawShardWriter(tmp_path / "train" / "x.bin", spec)
     assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard, shard_path, slice_rows
 from terarec.ragged import Ragged
+from tests.errors import at
 from tests.formats.samples import METADATA, assert_same_rows, make_block, make_spec, specs
 
 STORAGES = ("parquet", "raw")
@@ -111,43 +112,47 @@ def test_an_interrupted_rewrite_keeps_the_old_shard(tmp_path, storage):
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_missing_shard(tmp_path, storage):
-    with pytest.raises(DataNotFoundError, match=r"absent.*no such shard"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent")):
         open_shard(make_spec(storage), tmp_path / "absent", 3)
 
 
 def bad_arguments(block):
-    """(what is wrong, arguments, message)."""
+    """(what is wrong, arguments, place and problem)."""
     label, dense, (scalar, (values, offsets)) = block.label, block.dense, block.keys
     listed = Ragged(values, offsets)
-    yield "label columns", (label[:, :0], dense, (scalar, listed)), r"label \[9, 0\], expected \[9, 1\]"
-    yield "label is flat", (label[:, 0], dense, (scalar, listed)), r"label \[9\]"
-    yield "dense rows", (label, dense[:5], (scalar, listed)), r"dense \[5, 2\], expected \[9, 2\]"
-    yield "a column too few", (label, dense, (scalar,)), "keys of 1 columns, expected 2"
-    yield "too few keys", (label, dense, (scalar[:4], listed)), "column 'C0': got 4 keys for 9 rows"
-    yield "float keys", (label, dense, (scalar * 1.5, listed)), "column 'C0': got float64"
-    yield "list for scalar", (label, dense, (listed, listed)), "column 'C0': got Ragged where hotness is 1"
+    yield "label columns", (label[:, :0], dense, (scalar, listed)), ("", "label [9, 0]")
+    yield "label is flat", (label[:, 0], dense, (scalar, listed)), ("", "label [9]")
+    yield "dense rows", (label, dense[:5], (scalar, listed)), ("", "dense [5, 2]")
+    yield "a column too few", (label, dense, (scalar,)), ("", "keys of 1 columns")
+    yield "too few keys", (label, dense, (scalar[:4], listed)), (", column 'C0'", "got 4 keys for 9 rows")
+    yield "float keys", (label, dense, (scalar * 1.5, listed)), (", column 'C0'", "got float64")
+    yield "list for scalar", (label, dense, (listed, listed)), (", column 'C0'", "got Ragged where hotness is 1")
     yield (
         "scalar for list",
         (label, dense, (scalar, scalar)),
-        r"column 'C1': got ndarray where hotness is 3, expected Ragged\(values, offsets\)",
+        (", column 'C1'", "got ndarray where hotness is 3"),
     )
-    yield "a plain tuple", (label, dense, (scalar, (values, offsets))), "column 'C1': got tuple where hotness is 3"
+    yield (
+        "a plain tuple",
+        (label, dense, (scalar, (values, offsets))),
+        (", column 'C1'", "got tuple where hotness is 3"),
+    )
     yield (
         "offsets",
         (label, dense, (scalar, Ragged(values, offsets[:-1]))),
-        r"column 'C1': got offsets \[9\], expected \[10\]",
+        (", column 'C1'", "got offsets [9]"),
     )
-    yield "negative key", (label, dense, (scalar - 60, listed)), "column 'C0': key -.*expected 0 <= key < 50"
+    yield "negative key", (label, dense, (scalar - 60, listed)), (", column 'C0'", "expected 0 <= key < 50")
     yield (
         "large key",
         (label, dense, (scalar, Ragged(values + 51, offsets))),
-        "column 'C1': key .*expected 0 <= key < 51",
+        (", column 'C1'", "expected 0 <= key < 51"),
     )
     crowded = np.array([0, *range(1, 9), len(values)])
     yield (
         "too many keys",
         (label, dense, (scalar, Ragged(values, crowded))),
-        r"column 'C1': row 8 holds \d+ keys, expected 0 to 3",
+        (", column 'C1'", "row 8 holds "),
     )
 
 
@@ -158,11 +163,11 @@ def test_weights_are_finite_and_not_negative(tmp_path, storage, weight):
     block = make_block(spec, 9)
     path = shard_path(tmp_path, spec, "train", 0)
     bad = dataclasses.replace(block, weight=np.where(np.arange(9) == 4, np.float32(weight), block.weight))
-    message = r"column 'w': row 4 has the weight .*, expected a finite float32 number >= 0"
+    where = ", column 'w'"
     with create_shard(spec, path) as writer:
-        with pytest.raises(FormatError, match=message):
+        with pytest.raises(FormatError, check=at(f"{path}{where}")):
             writer.write_block(bad)
-        with pytest.raises(FormatError, match="column 'w': row 0 has the weight 1e"):
+        with pytest.raises(FormatError, check=at(f"{path}, column 'w'")):
             writer.write(block.label, block.dense, block.keys, np.full(9, 1e39))
         writer.write_block(block)
         writer.close()
@@ -175,49 +180,49 @@ def test_weights_are_finite_and_not_negative(tmp_path, storage, weight):
         record = len(content) // 9
         content[record * 5 - 4 : record * 5] = np.float32(weight).tobytes()
         path.write_bytes(content)
-    with pytest.raises(FormatError, match=f"row group 0, {message}"):
+    with pytest.raises(FormatError, check=at(f"{path}: row group 0, column 'w'")):
         open_shard(spec, path).read_group(0)
 
 
 def wrong_sample_columns(block):
-    """(what is given as weight and metadata, message)."""
+    """(what is given as weight and metadata, place and problem)."""
     weight, metadata = block.weight, block.metadata
-    yield (None, metadata), "column 'w': got no weights, expected 9"
-    yield (weight[:4], metadata), r"column 'w': got weights float32\[4\], expected numbers\[9\]"
-    yield (weight.astype(object), metadata), r"column 'w': got weights object\[9\]"
-    yield (weight, metadata[:2]), "got 2 metadata columns, expected 3"
-    yield (weight, (metadata[0][:3], *metadata[1:])), "column 'row': got 3 values of int64, expected 9 values of int64"
-    yield (weight, (metadata[1], *metadata[1:])), "column 'row': got 9 values of double, expected 9 values of int64"
+    yield (None, metadata), (", column 'w'", "got no weights")
+    yield (weight[:4], metadata), (", column 'w'", "got weights float32[4]")
+    yield (weight.astype(object), metadata), (", column 'w'", "got weights object[9]")
+    yield (weight, metadata[:2]), ("", "got 2 metadata columns")
+    yield (weight, (metadata[0][:3], *metadata[1:])), (", column 'row'", "got 3 values of int64")
+    yield (weight, (metadata[1], *metadata[1:])), (", column 'row'", "got 9 values of double")
 
 
 @pytest.mark.parametrize("case", range(6))
 def test_weights_and_metadata_that_are_not_those_of_the_data_set(tmp_path, case):
     spec = make_spec(weight="w", metadata=METADATA)
     block = make_block(spec, 9)
-    (weight, metadata), message = list(wrong_sample_columns(block))[case]
+    (weight, metadata), (place, problem) = list(wrong_sample_columns(block))[case]
+    path = shard_path(tmp_path, spec, "train", 0)
     with (
-        create_shard(spec, shard_path(tmp_path, spec, "train", 0)) as writer,
-        pytest.raises(FormatError, match=message),
+        create_shard(spec, path) as writer,
+        pytest.raises(FormatError, check=at(f"{path}{place}", problem)),
     ):
         writer.write(block.label, block.dense, block.keys, weight, metadata)
     with (
         create_shard(make_spec(), shard_path(tmp_path, spec, "train", 0)) as writer,
-        pytest.raises(FormatError, match="got weights, expected none for a data set without a weight column"),
+        pytest.raises(FormatError, check=at(path, "got weights, expected none")),
     ):
         writer.write(block.label, block.dense, block.keys, block.weight)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(13))
 def test_what_a_writer_rejects(tmp_path, storage, case):
     spec = make_spec(storage)
     block = make_block(spec, 9, seed=1)
-    _, arguments, message = list(bad_arguments(block))[case]
+    _, arguments, (place, problem) = list(bad_arguments(block))[case]
     path = shard_path(tmp_path, spec, "train", 0)
     with create_shard(spec, path) as writer:
-        with pytest.raises(FormatError, match=message) as caught:
+        with pytest.raises(FormatError, check=at(f"{path}{place}", problem)):
             writer.write(*arguments)
-        assert str(path) in str(caught.value)
         writer.write(block.label, block.dense, block.keys)
         assert writer.close().rows == 9
     assert_same_rows(read_all(open_shard(spec, path)), block)

@@ -54,9 +54,9 @@ class TestFileLists:
     @pytest.mark.parametrize(
         ("content", "error", "match"),
         [
-            ("", BrokenFileError, "line 1 is '', expected the number of files"),
+            ("", BrokenFileError, "line 1: got '', expected the number of files"),
             ("0\n", BrokenFileError, "holds no records, expected some to repeat"),
-            ("2\n0.data\n", BrokenFileError, "line 1 says 2 files, 1 paths follow"),
+            ("2\n0.data\n", BrokenFileError, "line 1: got 2 files, 1 paths follow"),
             ("1\nnone.data\n", FileCannotOpenError, "none.data: no such file"),
             (b"\xff\xfe\x00", BrokenFileError, "byte 0 is not UTF-8 text"),
         ],

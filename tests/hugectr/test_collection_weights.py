@@ -10,6 +10,7 @@ from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, wr
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
 from terarec.hugectr.weights import dump_collection, dump_folder, load_collection
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
+from tests.errors import at
 
 SPECS = [
     TableSpec(name="user", rows=4, width=2),
@@ -79,17 +80,17 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         described = DumpedTable(table_id, *rows.vectors.shape)
         write_collection(tmp_path / "x", [described], lambda _: iter([rows]), key_bytes=8)
 
-    with pytest.raises(WrongInputError, match="table_names: got 'shops', expected some of user, item, shop"):
+    with pytest.raises(WrongInputError, check=at("table_names")):
         load_collection(collection.tables, tmp_path / "x", names=["shops"])
     dump(2, SparseRows(np.array([0, 2]), np.ones((2, 2), np.float32)))
-    with pytest.raises(OutOfBoundError, match=r"table 2 \('shop'\): holds key 2, expected 0 <= key < 2"):
+    with pytest.raises(OutOfBoundError, check=at(f"{tmp_path}/x, table 2 ('shop')")):
         load_collection(collection.tables, tmp_path / "x")
-    with pytest.raises(BrokenFileError, match=r"holds no table 1 \('item'\)"):
+    with pytest.raises(BrokenFileError, check=at(f"{tmp_path}/x")):
         load_collection(collection.tables, tmp_path / "x", names=["item"])
     dump(2, SparseRows(np.array([0]), np.ones((1, 3), np.float32)))
-    with pytest.raises(FormatError, match=r"table 2 \('shop'\): has width 3, expected 2"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x, table 2 ('shop')")):
         load_collection(collection.tables, tmp_path / "x")
     dump(1, SparseRows(np.array([5, 5]), np.ones((2, 3), np.float32)))
-    with pytest.raises(FormatError, match=r"table 1 \('item'\): holds key 5 twice"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x, table 1 ('item')")):
         load_collection(collection.tables, tmp_path / "x")
     assert contents(collection) == before

@@ -14,6 +14,7 @@ from terarec.hugectr.weights import (
 from terarec.models import GraphModel
 from terarec.optim import build_dense_optimizer, dense_states
 from terarec.spec import AdaGradSpec, AdamSpec, DenseOptimizerSpec, FTRLSpec, MomentumSpec, NesterovSpec, SGDSpec
+from tests.errors import at
 from tests.hugectr.graphs import batch, layer, model
 
 LAYERS = [
@@ -75,13 +76,11 @@ def test_a_file_of_another_model_changes_nothing(tmp_path):
     net, small = make(), model()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     save_dense(small, tmp_path / "small")
-    with pytest.raises(
-        FormatError, match=r"holds 12 bytes, expected \d+: batch_norm 'normal', weight 1 \[2\] is bytes"
-    ):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/small")):
         load_dense(net, tmp_path / "small")
     save_dense(net, tmp_path / "m")
     (tmp_path / "m.ntp.json").write_text('{"layers": [{"type": "BatchNorm", "mean": [1], "var": [1]}]}')
-    with pytest.raises(FormatError, match=r"holds BatchNorm layers of widths \[1\], expected \[2\]"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/m.ntp.json")):
         load_dense(net, tmp_path / "m")
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
@@ -120,8 +119,8 @@ def test_states_of_another_optimizer_change_nothing(tmp_path):
     adagrad = build_dense_optimizer(OPTIMIZERS["adagrad"], net.parameters())
     train(net, adam, 1)
     save_dense_optimizer_states(net, adam, tmp_path / "s")
-    with pytest.raises(FormatError, match=r"expected \d+: the last array ends at byte"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/s")):
         load_dense_optimizer_states(net, adagrad, tmp_path / "s")
     torch_momentum = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(ConfigError, match="got momentum_buffer of SGD, expected those of an optimizer that HugeCTR"):
+    with pytest.raises(ConfigError, check=at("optimizer states")):
         save_dense_optimizer_states(net, torch_momentum, tmp_path / "t")

@@ -7,6 +7,7 @@ import pytest
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import WrongInputError
+from tests.errors import at
 from tests.hugectr import families
 from tests.hugectr.planted import ROWS, Planted, histories, ratings, write_norm, write_raw_async
 from tests.hugectr.scripts import auc_of
@@ -135,7 +136,7 @@ def test_a_joined_collection_of_several_optimizers_widths_and_combiners(raw):
 def test_collections_are_dumped_and_loaded(raw, tmp_path):
     made = families.collection_dlrm(raw[0], lr=0.05)
     made.fit(max_iter=5, display=0, eval_interval=0)
-    with pytest.raises(WrongInputError, match="table_names: got 't', expected some of 0, 1, 2, 3"):
+    with pytest.raises(WrongInputError, check=at("embedding_dump: table_names")):
         made.embedding_dump(str(tmp_path), ["t"])
     made.embedding_dump(str(tmp_path))
     other = families.collection_dlrm(raw[0], lr=0.05, seed=9)

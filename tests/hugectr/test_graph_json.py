@@ -13,6 +13,7 @@ from terarec.hugectr.graph_json import Graph, graph_to_json, read_graph
 from terarec.hugectr.json_files import JsonObject, read_json, write_json
 from terarec.hugectr.layers import LOSSES, layer_formats
 from terarec.hugectr.schema.table import forms
+from tests.errors import at
 
 ADAM = hugectr.CreateOptimizer()
 DEFAULTS = forms()["DenseLayer"][0].defaults()
@@ -275,30 +276,33 @@ def test_older_spellings_are_read():
 
 
 @pytest.mark.parametrize(
-    ("clause", "problem"),
+    ("clause", "place"),
     [
-        ({"type": "Reshapo"}, r"g.json.layers\[1\].type: got 'Reshapo', expected one of 'BatchNorm'|BatchNorm"),
-        ({"type": "ReLU", "rate": 3}, r"g.json.layers\[1\]: got an unknown key 'rate'"),
-        ({"type": "Dropout", "rate": 3}, r"g.json.layers\[1\].rate: got 3, expected a finite number >= 0 and < 1"),
-        ({"type": "ReLU", "top": 3}, r"g.json.layers\[1\].top: got 3"),
-        ({"type": "InnerProduct", "fc_param": {"num_output": "x"}}, r"layers\[1\].fc_param.num_output: got 'x'"),
-        ({"type": "InnerProduct", "fc_param": 3}, r"layers\[1\].fc_param: got 3, expected an object"),
-        ({"type": "InnerProduct", "fc_param": {"outputs": 3}}, r"fc_param: got an unknown key 'outputs'"),
-        ({"type": "DistributedSlotSparseEmbeddingHash"}, "sparse_embedding_hparam: no embedding_vec_size"),
+        ({"type": "Reshapo"}, ("g.json.layers[1].type",)),
+        ({"type": "ReLU", "rate": 3}, ("g.json.layers[1]",)),
+        ({"type": "Dropout", "rate": 3}, ("g.json.layers[1].rate",)),
+        ({"type": "ReLU", "top": 3}, ("g.json.layers[1].top",)),
+        ({"type": "InnerProduct", "fc_param": {"num_output": "x"}}, ("g.json.layers[1].fc_param.num_output",)),
+        ({"type": "InnerProduct", "fc_param": 3}, ("g.json.layers[1].fc_param", "got 3")),
+        (
+            {"type": "InnerProduct", "fc_param": {"outputs": 3}},
+            ("g.json.layers[1].fc_param", "got an unknown key 'outputs'"),
+        ),
+        ({"type": "DistributedSlotSparseEmbeddingHash"}, ("g.json.layers[1].sparse_embedding_hparam",)),
     ],
 )
-def test_files_that_cannot_be(clause, problem):
-    with pytest.raises(WrongInputError, match=problem):
+def test_files_that_cannot_be(clause, place):
+    with pytest.raises(WrongInputError, check=at(*place)):
         read_graph(layer_of(**{"bottom": "a", "top": "b"} | clause))
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(FileCannotOpenError, match="does not exist"):
+    with pytest.raises(FileCannotOpenError, check=at(f"{tmp_path}/none.json")):
         read_json(str(tmp_path / "none.json"))
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(BrokenFileError, match="not JSON"):
+    with pytest.raises(BrokenFileError, check=at(f"{tmp_path}/broken.json")):
         read_json(str(tmp_path / "broken.json"))
     write_json(str(tmp_path / "good.json"), {"layers": []})
-    with pytest.raises(WrongInputError, match="first layer to be of type Data"):
+    with pytest.raises(WrongInputError, check=at("layers")):
         read_graph(read_json(str(tmp_path / "good.json")))
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []

@@ -6,6 +6,7 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.formats.hugectr import SparseFileLayout, SparseRows, read_sparse_file, write_sparse_folder
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
+from tests.errors import at
 from tests.hugectr.scripts import Layer, dense_stack, embed, layer, model, to_loss
 
 LOCALIZED = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash
@@ -112,9 +113,9 @@ def test_files_of_other_models_are_rejected_in_the_facades_errors(tmp_path, plan
     made = two_embeddings(planted[:2])
     prefix = str(tmp_path / "m")
     made.save_params_to_files(prefix, 6)
-    with pytest.raises(FileCannotOpenError, match="absent: no such folder"):
+    with pytest.raises(FileCannotOpenError, check=at(f"load_sparse_weights: {tmp_path}/absent")):
         made.load_sparse_weights([f"{prefix}0_sparse_6.model", str(tmp_path / "absent")])
-    with pytest.raises(BrokenFileError, match=r"_opt_dense_6.model: holds \d+ bytes, expected \d+: "):
+    with pytest.raises(BrokenFileError, check=at(f"load_dense_weights: {prefix}_opt_dense_6.model")):
         made.load_dense_weights(f"{prefix}_opt_dense_6.model")
-    with pytest.raises(WrongInputError, match="got 1 files, expected one for each of the 2 embeddings"):
+    with pytest.raises(WrongInputError, check=at("load_sparse_weights")):
         made.load_sparse_weights([f"{prefix}0_sparse_6.model"])

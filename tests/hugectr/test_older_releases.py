@@ -12,6 +12,7 @@ from terarec.formats.hugectr import FixedRecordWriter, raw_types, write_file_lis
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, OutOfBoundError, WrongInputError
 from terarec.hugectr.optimizer import CreateOptimizer
+from tests.errors import at
 from tests.hugectr import families
 from tests.hugectr.planted import ROWS, Planted, layout
 from tests.hugectr.scripts import ADAM, auc_of, dcn, embed, model
@@ -104,7 +105,7 @@ def test_dlrm_over_one_hot_embeddings_and_raw_files(tmp_path):
     assert auc_of(learned) > 0.95 * valid.best_auc
     small = made(5)
     small.start_data_reading()
-    with pytest.raises(OutOfBoundError, match=r"train: feature .data.0.: got key \d+ .*expected 0 <= key < 5") as error:
+    with pytest.raises(OutOfBoundError, check=at("train: feature 'data.0'")) as error:
         small.train()
     assert error.value.error is Error_t.OutOfBound
 
@@ -127,13 +128,13 @@ def test_parquet_files_get_the_offsets_of_their_slots(tmp_path):
 
 
 def test_data_that_cannot_be_read_is_reported_in_the_facades_errors(planted, tmp_path):
-    with pytest.raises(FileCannotOpenError, match=r"set_source: .*none.txt"):
+    with pytest.raises(FileCannotOpenError, check=at(f"set_source: {tmp_path}/none.txt")):
         dcn(str(tmp_path / "none.txt"), planted[1]).start_data_reading()
     (tmp_path / "bad.txt").write_text("two\nfiles\n")
-    with pytest.raises(BrokenFileError, match=r"set_source: .*bad.txt"):
+    with pytest.raises(BrokenFileError, check=at(f"set_source: {tmp_path}/bad.txt: line 1")):
         dcn(str(tmp_path / "bad.txt"), planted[1]).start_data_reading()
     made = dcn(*planted[:2])
-    with pytest.raises(FileCannotOpenError, match="load_dense_weights: "):
+    with pytest.raises(FileCannotOpenError, check=at(f"load_dense_weights: {tmp_path}/none.model")):
         made.load_dense_weights(str(tmp_path / "none.model"))
 
 
@@ -146,7 +147,7 @@ def test_sizes_of_too_few_slots_are_rejected(planted):
     )
     made = model("", "", reader=reader)
     embed(made, "embedding", 8)
-    with pytest.raises(WrongInputError, match="slot_size_array: got 3 sizes for 4 slots, expected one"):
+    with pytest.raises(WrongInputError, check=at("slot_size_array")):
         families.dlrm(made)
 
 

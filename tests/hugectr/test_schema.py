@@ -18,6 +18,7 @@ from terarec.hugectr.schema.table import REQUIRED, Status, forms, names
 from terarec.hugectr.schema.types import RELEASES
 from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
+from tests.errors import at
 
 SLOTS = hugectr.DataReaderSparseParam("keys", 1, True, 2)
 OLD_SLOTS = hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 30, 1, 2)
@@ -227,10 +228,10 @@ def check_ignored(form, least, one):
 
 
 def check_unknown_arguments(form, least):
-    with pytest.raises(WrongInputError, match="unknown parameter 'no_such'") as caught:
+    with pytest.raises(WrongInputError, check=at(form.name, "unknown parameter 'no_such'")) as caught:
         form.read((), {**least, "no_such": 1})
     assert caught.value.field == "no_such"
-    with pytest.raises(WrongInputError, match="positional values"):
+    with pytest.raises(WrongInputError, check=at(form.name, "positional values")):
         form.read((None,) * (len(form.parameters) + 1), {})
 
 
@@ -286,12 +287,12 @@ def test_the_stubs_are_current():
 
 
 def test_a_misspelt_parameter_is_guessed():
-    with pytest.raises(WrongInputError, match="did you mean 'batchsize'"):
+    with pytest.raises(WrongInputError, check=at("CreateSolver", "did you mean 'batchsize'")):
         hugectr.CreateSolver(batchsiz=3)
 
 
 def test_a_parameter_by_position_and_by_name_is_rejected():
-    with pytest.raises(WrongInputError, match="model_name twice"):
+    with pytest.raises(WrongInputError, check=at("CreateSolver", "model_name twice")):
         hugectr.CreateSolver("name", model_name="name")
 
 
@@ -304,22 +305,22 @@ def test_errors_have_the_meaning_of_error_t_and_of_the_builtin():
 
 
 @pytest.mark.parametrize(
-    ("values", "problem"),
+    ("values", "place"),
     [
-        ({"use_mixed_precision": True, "enable_tf32_compute": True}, "expected one of them at most"),
-        ({"batchsize": 10, "vvgpu": [[0, 1, 2]]}, "multiple of the 3 devices"),
-        ({"batchsize": 9, "vvgpu": [[0, 1, 2]]}, "batchsize_eval: got 2048"),
-        ({"vvgpu": [[]]}, "at least one device"),
-        ({"decay_start": 5, "decay_steps": 0}, "decay_steps: got 0"),
-        ({"decay_power": 0.5}, "decay_power: got 0.5, expected a finite number >= 1"),
-        ({"train_intra_iteration_overlap": True, "repeat_dataset": False}, "no overlap in epochs"),
-        ({"metrics_spec": {"AUC": 1.0}}, "metrics_spec"),
-        ({"batchsize": True}, "expected an integer >= 1"),
-        ({"kafka_brockers": "host:9092"}, "get_incremental_model returns them"),
+        ({"use_mixed_precision": True, "enable_tf32_compute": True}, ("CreateSolver", "expected one of them at most")),
+        ({"batchsize": 10, "vvgpu": [[0, 1, 2]]}, ("CreateSolver: batchsize", "multiple of the 3 devices")),
+        ({"batchsize": 9, "vvgpu": [[0, 1, 2]]}, ("CreateSolver: batchsize_eval",)),
+        ({"vvgpu": [[]]}, ("CreateSolver: vvgpu",)),
+        ({"decay_start": 5, "decay_steps": 0}, ("CreateSolver: decay_steps",)),
+        ({"decay_power": 0.5}, ("CreateSolver: decay_power",)),
+        ({"train_intra_iteration_overlap": True, "repeat_dataset": False}, ("CreateSolver", "no overlap in epochs")),
+        ({"metrics_spec": {"AUC": 1.0}}, ("CreateSolver: metrics_spec",)),
+        ({"batchsize": True}, ("CreateSolver: batchsize", "expected an integer >= 1")),
+        ({"kafka_brockers": "host:9092"}, ("CreateSolver: kafka_brockers",)),
     ],
 )
-def test_solvers_that_cannot_be(values, problem):
-    with pytest.raises(WrongInputError, match=problem) as caught:
+def test_solvers_that_cannot_be(values, place):
+    with pytest.raises(WrongInputError, check=at(*place)) as caught:
         hugectr.CreateSolver(**values)
     assert caught.value.field in ("", "batchsize_eval", *values)
 
@@ -330,13 +331,13 @@ def test_the_first_place_is_the_seed_up_to_3_2():
 
 
 def test_other_values_that_cannot_be():
-    with pytest.raises(WrongInputError, match="LazyGlobal with SGD"):
+    with pytest.raises(WrongInputError, check=at("CreateOptimizer: update_type")):
         hugectr.CreateOptimizer(hugectr.Optimizer_t.SGD, hugectr.Update_t.LazyGlobal)
-    with pytest.raises(WrongInputError, match="num_samples: got 0"):
+    with pytest.raises(WrongInputError, check=at("DataReaderParams: num_samples")):
         hugectr.DataReaderParams(hugectr.DataReaderType_t.Raw, ["a"], [], "b")
-    with pytest.raises(WrongInputError, match="keyset: got 1 files"):
+    with pytest.raises(WrongInputError, check=at("DataReaderParams: keyset")):
         hugectr.DataReaderParams(hugectr.DataReaderType_t.Norm, ["a", "b"], ["k"], "b")
-    with pytest.raises(WrongInputError, match="3 numbers, expected one, or one for each of the 2 slots"):
+    with pytest.raises(WrongInputError, check=at("DataReaderSparseParam: nnz_per_slot")):
         hugectr.DataReaderSparseParam("keys", [1, 2, 3], True, 2)
 
 
@@ -346,7 +347,7 @@ def test_lists_cannot_be_changed_from_outside():
     solver.metrics_spec.clear()
     assert solver.vvgpu == [[0]]
     assert solver.metrics_spec == {hugectr.MetricsType.AUC: 1.0}
-    with pytest.raises(IllegalCallError, match="frozen"):
+    with pytest.raises(IllegalCallError, check=at("Solver.batchsize")):
         solver.batchsize = 3
 
 
@@ -354,7 +355,7 @@ def test_a_data_source_may_be_set():
     source = hugectr.data.DataSourceParams(hugectr.FileSystemType_t.S3, "us-east-1", 9000)
     source.server = "eu-west-1"
     assert source.server == "eu-west-1"
-    with pytest.raises(WrongInputError, match=r"port: got 'x'"):
+    with pytest.raises(WrongInputError, check=at("DataSourceParams: port")):
         source.port = "x"
     with pytest.raises(AttributeError, match="no 'bucket'"):
         source.bucket = "x"
@@ -487,5 +488,5 @@ def test_names_exist_or_are_rejected(section):
 
 
 def test_serving_says_that_it_comes_later():
-    with pytest.raises(IllegalCallError, match=r"CreateInferenceSession: serving .* `terarec serve`"):
+    with pytest.raises(IllegalCallError, check=at("hugectr.inference.CreateInferenceSession")):
         from terarec.hugectr.inference import CreateInferenceSession  # noqa: F401

@@ -9,6 +9,7 @@ from terarec.hugectr import Session, get_learning_rate_scheduler, solver_parser_
 from terarec.hugectr.errors import FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.graph_json import read_parts
 from terarec.hugectr.json_files import read_json
+from tests.errors import at
 from tests.hugectr.planted import ROWS
 from tests.hugectr.training_files import training_file
 
@@ -101,7 +102,7 @@ def test_a_session_resumes_from_the_files_of_another(planted, tmp_path):
 def test_epochs_of_files_one_after_another(planted, training):
     source, eval_source, _ = planted
     sess = Session(config(repeat_dataset=False, max_eval_batches=100), training)
-    with pytest.raises(IllegalCallError, match="not started"):
+    with pytest.raises(IllegalCallError, check=at("train")):
         sess.train()
     reader = sess.get_data_reader_train()
     sess.get_data_reader_eval().set_source(eval_source)
@@ -141,7 +142,7 @@ def test_passes_with_a_keyset_each_equal_training_without(planted, training, tmp
         sessions.get_data_reader_eval().set_source()
     assert again.evaluation() == sess.evaluation()
     sess.get_model_oversubscriber().update(str(tmp_path / "few.keyset"))
-    with pytest.raises(WrongInputError, match="of the pass"):
+    with pytest.raises(WrongInputError, check=at("embedding 'vectors'")):
         sess.train()
 
 
@@ -162,9 +163,9 @@ def test_the_spelling_of_2_3(training):
 
 
 def test_sessions_that_cannot_be(training, tmp_path):
-    with pytest.raises(FileCannotOpenError, match=r"none.json: does not exist"):
+    with pytest.raises(FileCannotOpenError, check=at(f"{tmp_path}/none.json")):
         Session(config(), str(tmp_path / "none.json"))
-    with pytest.raises(WrongInputError, match="Session: solver_config: got"):
+    with pytest.raises(WrongInputError, check=at("Session: solver_config")):
         Session(hugectr.CreateSolver(), training)
 
 

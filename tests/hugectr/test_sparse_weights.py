@@ -29,6 +29,7 @@ from terarec.spec import (
     SGDSpec,
     SparseOptimizerSpec,
 )
+from tests.errors import at
 from tests.hugectr.graphs import WIDTH, batch, dynamic, embedding, model, static
 
 TABLES = {
@@ -207,23 +208,23 @@ def rows(keys: list[int], slots: list[int] | None = None) -> SparseRows:
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "error", "message"),
+    ("kind", "content", "error", "problem"),
     [
-        (HASHED[0], rows([1, 2, 1]), BrokenFileError, "holds key 1 twice, expected distinct keys"),
+        (HASHED[0], rows([1, 2, 1]), BrokenFileError, "holds key 1 twice"),
         (HASHED[1], rows([1, 1], [1, 1]), BrokenFileError, "holds key 1 twice"),
-        (HASHED[1], rows([1]), BrokenFileError, "holds no slot_id, expected one for each key of embedding 'e'"),
-        (HASHED[1], rows([1, 1], [0, 2]), BrokenFileError, "slot_id 2 at byte 8, expected less than 2"),
-        (list(TABLES)[2], rows([9, 14], [0, 1]), OutOfBoundError, "holds key 14 in slot 1, expected 10 <= key < 14"),
-        (list(TABLES)[2], rows([10], [0]), OutOfBoundError, "holds key 10 in slot 0, expected 0 <= key < 10"),
+        (HASHED[1], rows([1]), BrokenFileError, "holds no slot_id"),
+        (HASHED[1], rows([1, 1], [0, 2]), BrokenFileError, "slot_id 2 at byte 8"),
+        (list(TABLES)[2], rows([9, 14], [0, 1]), OutOfBoundError, "holds key 14 in slot 1"),
+        (list(TABLES)[2], rows([10], [0]), OutOfBoundError, "holds key 10 in slot 0"),
         (list(TABLES)[3], rows([-1]), OutOfBoundError, "holds key -1 in slot 0"),
     ],
 )
-def test_rows_that_do_not_fit_change_nothing(tmp_path, kind, content, error, message):
+def test_rows_that_do_not_fit_change_nothing(tmp_path, kind, content, error, problem):
     net = make(kind)
     train(net, RowOptimizer(net, SGDSpec(lr=0.1)))
     before = vectors_of(net)
     write_sparse_folder(tmp_path / "x", [content])
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, check=at(f"{tmp_path}/x", problem)):
         load_sparse(saved(net, kind), tmp_path / "x")
     assert torch.equal(vectors_of(net), before)
 
@@ -232,11 +233,11 @@ def test_files_that_do_not_fit_are_rejected(tmp_path):
     kind = Embedding_t.DistributedSlotSparseEmbeddingHash
     net = make(kind)
     held = saved(net, kind)
-    with pytest.raises(DataNotFoundError, match="absent: no such folder"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent")):
         load_sparse(held, tmp_path / "absent")
     train(net, RowOptimizer(net, AdaGradSpec(lr=0.1)))
     np.zeros((2, WIDTH), np.float32).tofile(tmp_path / "s")
-    with pytest.raises(BrokenFileError, match="holds 2 rows a device, expected at least 7 for embedding 'e'"):
+    with pytest.raises(BrokenFileError, check=at(f"{tmp_path}/s")):
         load_sparse_optimizer_states(held, tmp_path / "s")
 
 
@@ -246,7 +247,7 @@ def test_more_rows_than_a_buffer_has_are_rejected(tmp_path):
     RowOptimizer(net, AdaGradSpec(lr=0.1))
     keys = list(range(21))
     net.loss(batch([[key] for key in keys], [[key] for key in keys]))
-    with pytest.raises(OutOfBoundError, match="holds 21 keys on a device, expected at most 20"):
+    with pytest.raises(OutOfBoundError, check=at(f"{tmp_path}/s")):
         save_sparse_optimizer_states(saved(net, kind), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 

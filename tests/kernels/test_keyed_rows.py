@@ -12,6 +12,7 @@ from terarec.kernels.cpu.rows import reserve_rows as reserve_rows_cpu
 from terarec.kernels.ref.rows import fill_keyed_rows as fill_keyed_rows_ref
 from terarec.kernels.ref.rows import reserve_rows as reserve_rows_ref
 from terarec.kernels.rows import initialise_keys, initialise_rows, reserve_rows
+from tests.errors import at
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**40, -(2**40)]
 
@@ -88,17 +89,17 @@ def test_wrong_keyed_arguments_are_rejected():
         finally:
             assert torch.equal(weights, before)
 
-    with pytest.raises(ConfigError, match="rows: got 0 to 4, expected 0 <= row < 4"):
+    with pytest.raises(ConfigError, check=at("rows", "got 0 to 4")):
         initialise(rows=(0, 4))
-    with pytest.raises(ConfigError, match="rows: got -1 to 1"):
+    with pytest.raises(ConfigError, check=at("rows", "got -1 to 1")):
         initialise(rows=(1, -1))
-    with pytest.raises(ConfigError, match=r"keys: got torch.int64\[3\] on cpu, expected torch.int64\[2\]"):
+    with pytest.raises(ConfigError, check=at("keys", "got torch.int64[3] on cpu")):
         initialise(keys=(5, 6, 7))
-    with pytest.raises(ConfigError, match=r"keys: got torch.float32\[2\]"):
+    with pytest.raises(ConfigError, check=at("keys", "got torch.float32[2]")):
         initialise(keys=(5.0, 6.0))
-    with pytest.raises(ConfigError, match="expected contiguous floats"):
+    with pytest.raises(ConfigError, check=at("weights")):
         initialise(weights=torch.zeros(4, 2, dtype=torch.int32))
-    with pytest.raises(ConfigError, match="initializer: got 'ones'"):
+    with pytest.raises(ConfigError, check=at("initializer")):
         initialise(initializer="ones")
 
 
@@ -143,11 +144,11 @@ class TestReservedRows:
     def test_more_than_is_reserved_or_held_is_rejected(self, reserve):
         rows = reserve((100, 4), np.float32)
         rows.grow(50)
-        with pytest.raises(StorageError, match="got 101, expected at most the 100 that are reserved"):
+        with pytest.raises(StorageError, check=at("rows", "got 101")):
             rows.grow(101)
         assert len(rows) == 50
         for wrong in (51, -1):
-            with pytest.raises(StorageError, match=f"got {wrong}, expected 0 to the 50 that have memory"):
+            with pytest.raises(StorageError, check=at("rows", f"got {wrong}, expected 0 to the 50 that have memory")):
                 rows.array(wrong)
 
     def test_rejected_address_space_names_its_bytes(self, reserve):

@@ -9,6 +9,7 @@ from terarec.errors import KernelError
 from terarec.kernels import registry
 from terarec.kernels.cpu import host
 from terarec.kernels.registry import active, available
+from tests.errors import at
 from tests.processes import run_python
 
 
@@ -28,16 +29,16 @@ def test_other_devices_fall_back_and_say_so_once(caplog):
 
 def test_what_is_requested_by_name_runs_or_raises():
     assert registry.choose("row_update_", "cpu", "ref").__module__ == "terarec.kernels.ref.row_update"
-    with pytest.raises(KernelError, match="implementation 'cpu' cannot run on cuda: runs on cpu, not on cuda"):
+    with pytest.raises(KernelError, check=at("bag_lookup")):
         registry.choose("bag_lookup", "cuda", "cpu")
-    with pytest.raises(KernelError, match="got 'sort', expected one of"):
+    with pytest.raises(KernelError, check=at("op", "got 'sort'")):
         registry.choose("sort", "cpu")
-    with pytest.raises(KernelError, match="got 'tpu', expected one of 'auto', 'triton', 'cpu', 'ref'"):
+    with pytest.raises(KernelError, check=at("implementation")):
         registry.choose("bag_lookup", "cpu", "tpu")
 
 
 def test_an_op_without_implementation_on_a_device_is_rejected():
-    with pytest.raises(KernelError, match="got 'sort'"):
+    with pytest.raises(KernelError, check=at("op", "got 'sort'")):
         active("sort", "cpu")
 
 
@@ -55,7 +56,7 @@ def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
 def test_triton_requested_by_name_interprets():
     pytest.importorskip("triton")
     assert registry.choose("bag_lookup", "cpu", "triton").__module__ == "terarec.kernels.triton.bag_lookup"
-    with pytest.raises(KernelError, match="'triton' cannot run on cpu: it has no such op"):
+    with pytest.raises(KernelError, check=at("allocate_rows")):
         registry.choose("allocate_rows", "cpu", "triton")
 
 
@@ -91,9 +92,9 @@ def test_the_environment_forces_an_instruction_set():
 
 def test_an_instruction_set_that_the_cpu_lacks_is_rejected():
     for name in {"generic", "avx2", "avx512", "neon"} - set(host.instruction_sets()):
-        with pytest.raises(KernelError, match=f"got '{name}', expected one of"):
+        with pytest.raises(KernelError, check=at("CPU kernels", f"got '{name}', expected one of")):
             host.select(name)
-    with pytest.raises(KernelError, match="got 'sse9'"):
+    with pytest.raises(KernelError, check=at("CPU kernels", "got 'sse9'")):
         host.select("sse9")
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.metrics import AUC
+from tests.errors import at
 
 
 def pairwise_auc(scores, labels):
@@ -90,16 +91,16 @@ def test_batches_with_and_without_weights_mix():
 
 
 @pytest.mark.parametrize(
-    ("weights", "message"),
+    ("weights", "problem"),
     [
-        ([1.0, -1.0], r"weight -1\.0, expected finite numbers >= 0"),
+        ([1.0, -1.0], "weight -1.0"),
         ([1.0, math.nan], "weight nan"),
         ([1.0, math.inf], "weight inf"),
-        ([1.0], r"weights \[1\] for 2 samples"),
+        ([1.0], "weights [1] for 2 samples"),
     ],
 )
-def test_bad_weights_are_named(weights, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_weights_are_named(weights, problem):
+    with pytest.raises(ConfigError, check=at("AUC.update", problem)):
         AUC().update(np.zeros(2), np.array([0, 1]), np.array(weights))
 
 
@@ -171,21 +172,21 @@ def test_reset_forgets():
 
 
 @pytest.mark.parametrize(
-    ("scores", "labels", "message"),
+    ("scores", "labels", "problem"),
     [
         ([0.0, math.nan], [0, 1], "NaN as the score of row 1"),
-        ([0.0, 1.0], [0, 2], "label 2.0, expected 0 to 1"),
-        ([0.0, 1.0], [0.5, -0.25], "label -0.25, expected 0 to 1"),
-        ([0.0, 1.0], [0], r"scores \[2\] and labels \[1\]"),
-        ([[[0.0]]], [[[1.0]]], r"expected the same shape, \[B\] or \[B, L\]"),
+        ([0.0, 1.0], [0, 2], "label 2.0"),
+        ([0.0, 1.0], [0.5, -0.25], "label -0.25"),
+        ([0.0, 1.0], [0], "scores [2] and labels [1]"),
+        ([[[0.0]]], [[[1.0]]], "expected the same shape, [B] or [B, L]"),
     ],
 )
-def test_bad_input_is_named(scores, labels, message):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_input_is_named(scores, labels, problem):
+    with pytest.raises(ConfigError, check=at("AUC.update", problem)):
         AUC().update(np.array(scores), np.array(labels))
 
 
 def test_the_number_of_labels_may_not_change():
     metric = AUC().update(np.zeros(2), np.array([0, 1]))
-    with pytest.raises(ConfigError, match="got 2 labels, expected 1"):
+    with pytest.raises(ConfigError, check=at("AUC.update")):
         metric.update(np.zeros((1, 2)), np.ones((1, 2)))

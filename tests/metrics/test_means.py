@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import ConfigError
 from terarec.metrics import SMAPE, AverageLoss, LogLoss, Throughput
+from tests.errors import at
 
 
 def test_every_batch_counts_the_same():
@@ -66,11 +67,11 @@ def test_logloss_labels_are_kept_apart_and_merge_adds():
 
 
 def test_logloss_bad_input_is_named():
-    with pytest.raises(ConfigError, match="NaN as the score of row 0"):
+    with pytest.raises(ConfigError, check=at("LogLoss.update", "NaN as the score of row 0")):
         LogLoss().update(np.array([math.nan]), np.array([1]))
-    with pytest.raises(ConfigError, match=r"label -1\.0, expected 0 to 1"):
+    with pytest.raises(ConfigError, check=at("LogLoss.update", "label -1.0")):
         LogLoss().update(np.array([0.0]), np.array([-1]))
-    with pytest.raises(ConfigError, match="got 2 labels, expected 1"):
+    with pytest.raises(ConfigError, check=at("LogLoss.update", "got 2 labels")):
         LogLoss().update(np.zeros(1), np.zeros(1)).update(np.zeros((1, 2)), np.zeros((1, 2)))
 
 
@@ -105,21 +106,21 @@ def test_smape_labels_are_kept_apart_and_merge_adds():
 
 
 @pytest.mark.parametrize(
-    ("predictions", "labels", "message"),
+    ("predictions", "labels", "problem"),
     [
-        ([-0.5], [1], r"got the prediction -0\.5, expected finite numbers >= 0"),
+        ([-0.5], [1], "got the prediction -0.5"),
         ([math.inf], [1], "got the prediction inf"),
-        ([0.5], [-1], r"got the label -1\.0"),
+        ([0.5], [-1], "got the label -1.0"),
         ([math.nan], [1], "NaN as the score of row 0"),
     ],
 )
-def test_smape_bad_input_is_named(predictions, labels, message):
-    with pytest.raises(ConfigError, match=message):
+def test_smape_bad_input_is_named(predictions, labels, problem):
+    with pytest.raises(ConfigError, check=at("SMAPE.update", problem)):
         SMAPE().update(np.array(predictions), np.array(labels))
 
 
 def test_the_number_of_labels_may_not_change():
-    with pytest.raises(ConfigError, match=r"SMAPE\.update: got 2 labels, expected 1"):
+    with pytest.raises(ConfigError, check=at("SMAPE.update")):
         SMAPE().update(np.zeros(1), np.zeros(1)).update(np.zeros((1, 2)), np.zeros((1, 2)))
 
 

@@ -289,20 +289,26 @@ def test_its_state_makes_another_one_the_same():
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"),
+    ("layers", "where"),
     [
-        ((layer("inner_product", "dense", "x", num_output=1),), "got no loss layer"),
-        ((loss_of("dense", "dense"),), "expected logits and one of the labels click"),
-        ((layer("inner_product", "dense", "x", num_output=3), loss_of("x")), r"\[B, 3\].*\[B, 1\]"),
-        ((layer("inner_products", "dense", "x", num_output=3), loss_of("x")), "did you mean 'inner_product'"),
-        ((layer("inner_product", "dense", "x", num_out=3), loss_of("x")), "there is no option 'num_out'"),
-        ((layer("inner_product", "dense", "x y", num_output=1), loss_of("x")), "got tops x, y, expected 1"),
-        ((loss_of("dense"), layer("relu", "loss", "x")), "reads 'loss', which is a loss"),
+        ((layer("inner_product", "dense", "x", num_output=1),), "graph"),
+        ((loss_of("dense", "dense"),), "binary_cross_entropy 'loss'"),
+        (
+            (layer("inner_product", "dense", "x", num_output=3), loss_of("x")),
+            "layer 'loss' (bottoms x, click): layer binary_cross_entropy",
+        ),
+        ((layer("inner_products", "dense", "x", num_output=3), loss_of("x")), "layer 'x' (bottoms dense): layer"),
+        (
+            (layer("inner_product", "dense", "x", num_out=3), loss_of("x")),
+            "layer 'x' (bottoms dense): layer inner_product",
+        ),
+        ((layer("inner_product", "dense", "x y", num_output=1), loss_of("x")), "inner_product"),
+        ((loss_of("dense"), layer("relu", "loss", "x")), "relu 'x'"),
     ],
 )
-def test_layers_that_do_not_fit_are_rejected_with_names_and_shapes(layers, message):
+def test_layers_that_do_not_fit_are_rejected_with_names_and_shapes(layers, where):
     spec = GraphSpec(labels=(CLICK,), dense_dim=1, layers=layers)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(where)):
         GraphModel(spec)
 
 
@@ -312,5 +318,5 @@ def test_batches_and_names_that_do_not_fit_are_rejected():
         model.loss(planted_batch(4, num_labels=2))
     with pytest.raises(ConfigError, check=at("tensor")):
         model.tensor(planted_batch(4), "flatt")
-    with pytest.raises(ConfigError, match="got the optimizer 'default', expected one of 'fast'"):
+    with pytest.raises(ConfigError, check=at("row optimizer")):
         new_trainer(model, SGDSpec(), {"fast": SGDSpec()})

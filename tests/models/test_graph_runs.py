@@ -12,6 +12,7 @@ from terarec.config import load_run, read_graph, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.models import GraphModel, build_model
 from terarec.spec import GraphLabel, GraphLayer, GraphModelSpec, GraphSpec, RunSpec, to_data
+from tests.errors import at
 from tests.models.every import GRAPH, dataset, random_batch
 
 
@@ -62,12 +63,12 @@ def test_a_run_takes_the_graph_from_beside_it(tmp_path: Path) -> None:
     save_run(run, tmp_path / "saved.json")  # which no longer needs the file
     (tmp_path / "graph.json").unlink()
     assert load_run(tmp_path / "saved.json") == run
-    with pytest.raises(DataNotFoundError, match=r"graph\.json: no such file, expected a graph in JSON"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/graph.json")):
         load_run(tmp_path / "run.json")
 
 
 def test_a_wrong_graph_names_its_file_and_field(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({**to_data(GRAPH), "dense_dimm": 2}))
-    with pytest.raises(ConfigError, match=r"graph\.json: \$\.dense_dimm: unknown field \(did you mean 'dense_dim'"):
+    with pytest.raises(ConfigError, check=at(f"{path}: $.dense_dimm")):
         read_graph(path)

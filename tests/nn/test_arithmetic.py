@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
+from tests.errors import at
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, make
 
 CASES: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
@@ -131,29 +132,34 @@ def test_dice_uses_the_statistics_of_its_batch_always(
 
 
 WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
-    ("add", [(3,), (4,)], {}, r"layer add: inputs \[B, 3\], \[B, 4\], expected equal shapes"),
-    ("add", [(3,)], {}, "expected 2 or more inputs"),
-    ("sub", [(3,)] * 3, {}, "expected 2 inputs"),
-    ("elementwise_multiply", [(3,), (3, 1)], {}, "expected equal shapes"),
-    ("reduce_sum", [(3,)], {"axis": 2}, "axis=2, expected more than 2 dimensions"),
-    ("reduce_mean", [(3,)], {"axis": 0}, "axis is 0, expected an integer >= 1"),
-    ("matrix_multiply", [(2, 3), (2, 3)], {}, r"\[B, 2, 3\], \[B, 2, 3\].*expected matrices m x n and n x k"),
-    ("matrix_multiply", [(2, 3), (3,)], {}, "expected matrices"),
-    ("matrix_multiply", [(2, 2, 3), (3, 3, 2)], {}, "expected matrices"),
-    ("matrix_multiply", [(3,), (3,)], {"transpose_b": True}, "not transposed"),
-    ("fm_order2", [(5,)], {"out_dim": 2}, "out_dim=2, expected whole vectors"),
-    ("interaction", [(3,), (2, 4)], {}, r"\[B, 3\], \[B, 2, 4\], expected \[B, d\] and \[B, s, d\]"),
-    ("interaction", [(2, 3), (2, 3)], {}, r"expected \[B, d\]"),
-    ("relu", [(3,)], {"alpha": 1.0}, "layer relu: there is no option 'alpha', it takes none"),
-    ("elu", [(3,)], {"alpha": math.inf}, "alpha is inf, expected a finite number"),
-    ("prelu_dice", [(3,)], {"eps": -1.0}, "eps is -1.0, expected a finite number >= 0"),
-    ("cast", [(3,)], {"dtype": "int8"}, "dtype is 'int8', expected one of float32, float16, bfloat16"),
+    ("add", [(3,), (4,)], {}, ("layer add", "inputs [B, 3], [B, 4]")),
+    ("add", [(3,)], {}, ("layer add", "expected 2 or more inputs")),
+    ("sub", [(3,)] * 3, {}, ("layer sub",)),
+    ("elementwise_multiply", [(3,), (3, 1)], {}, ("layer elementwise_multiply",)),
+    ("reduce_sum", [(3,)], {"axis": 2}, ("layer reduce_sum",)),
+    ("reduce_mean", [(3,)], {"axis": 0}, ("layer reduce_mean",)),
+    (
+        "matrix_multiply",
+        [(2, 3), (2, 3)],
+        {},
+        ("layer matrix_multiply", "inputs [B, 2, 3], [B, 2, 3], transpose_b=False"),
+    ),
+    ("matrix_multiply", [(2, 3), (3,)], {}, ("layer matrix_multiply", "expected matrices")),
+    ("matrix_multiply", [(2, 2, 3), (3, 3, 2)], {}, ("layer matrix_multiply", "expected matrices")),
+    ("matrix_multiply", [(3,), (3,)], {"transpose_b": True}, ("layer matrix_multiply", "not transposed")),
+    ("fm_order2", [(5,)], {"out_dim": 2}, ("layer fm_order2",)),
+    ("interaction", [(3,), (2, 4)], {}, ("layer interaction", "[B, 3], [B, 2, 4]")),
+    ("interaction", [(2, 3), (2, 3)], {}, ("layer interaction", "expected [B, d]")),
+    ("relu", [(3,)], {"alpha": 1.0}, ("layer relu",)),
+    ("elu", [(3,)], {"alpha": math.inf}, ("layer elu",)),
+    ("prelu_dice", [(3,)], {"eps": -1.0}, ("layer prelu_dice",)),
+    ("cast", [(3,)], {"dtype": "int8"}, ("layer cast",)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "dims", "options", "message"), WRONG)
+@pytest.mark.parametrize(("kind", "dims", "options", "place"), WRONG)
 def test_wrong_shapes_and_options_are_rejected(
-    kind: str, dims: list[tuple[int, ...]], options: dict[str, Any], message: str
+    kind: str, dims: list[tuple[int, ...]], options: dict[str, Any], place: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(*place)):
         make(kind, dims, options)

@@ -57,8 +57,8 @@ def test_what_does_not_fit_is_rejected(implementation):
     good = (held.weights, held.keys, held.offsets)
     with pytest.raises(ConfigError, check=at("grad")):
         key_weight_gradient(*good, grad[:2], held.layout, key_weights=key_weights, implementation=implementation)
-    with pytest.raises(ConfigError, match=r"^key_weights: got some with pooling"):
+    with pytest.raises(ConfigError, check=at("key_weights")):
         key_weight_gradient(*good, grad, make_layout(4, "max"), key_weights=key_weights, implementation=implementation)
     held.keys[5] = -1
-    with pytest.raises(KeyOutOfRangeError, match="feature 'b': got key -1 at position 5"):
+    with pytest.raises(KeyOutOfRangeError, check=at("feature 'b'")):
         key_weight_gradient(*good, grad, held.layout, key_weights=key_weights, implementation=implementation)

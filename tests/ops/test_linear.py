@@ -16,6 +16,7 @@ from terarec.nn import MLP
 from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice, linear_relu
 from terarec.ops.linear import has_bfloat16
+from tests.errors import at
 from tests.processes import run_python
 
 LARGE = [(4096, 100, 16), (4096, 16, 100), (331, 211, 127), (127, 331, 211), (1, 2048, 2053), (100_003, 8, 8)]
@@ -210,7 +211,7 @@ def test_onednn_requested_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     linear_choice.cache_clear()
-    with pytest.raises(KernelError, match="TERAREC_LINEAR: got 'onednn', which cannot run here: this torch has no"):
+    with pytest.raises(KernelError, check=at("TERAREC_LINEAR")):
         linear_choice()
     linear_choice.cache_clear()
 

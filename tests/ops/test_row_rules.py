@@ -6,6 +6,7 @@ import torch
 from terarec.errors import ConfigError
 from terarec.kernels.row_rules import RULE_KINDS, UPDATE_MODES
 from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
+from tests.errors import at
 from tests.ops.bags import make_layout
 from tests.ops.rules import DenseReference, dense_gradient, make_gradients, make_rule, make_state
 
@@ -194,19 +195,19 @@ def _only_second(layout):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "place"),
     [
-        ({"kind": "adadelta"}, r"^RowRule\.kind: got 'adadelta', expected one of 'sgd', 'adagrad'"),
-        ({"mode": "lazy"}, r"^RowRule\.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'"),
-        ({"kind": "adam", "beta1": 1.0}, r"^RowRule\.beta1: got 1\.0, expected 0 <= beta1 < 1"),
-        ({"eps": 1.0}, r"^RowRule\.eps of 'sgd': got 'eps', expected one of 'lr', 'l1'"),
-        ({"lr": float("nan")}, r"^RowRule\.lr: got nan"),
-        ({"l2": -1.0}, r"^RowRule\.l2: got -1\.0"),
-        ({"clip_norm": 0.0}, r"^RowRule\.clip_norm: got 0\.0, expected a number > 0"),
-        ({"kind": "ftrl", "lr": 0.0}, r"^RowRule\.lr: got 0\.0, expected a number > 0 for 'ftrl'"),
-        ({"mode": "lazy_global", "l1": 0.1}, r"^RowRule: got mode 'lazy_global' with l1 0\.1"),
+        ({"kind": "adadelta"}, ("RowRule.kind",)),
+        ({"mode": "lazy"}, ("RowRule.mode",)),
+        ({"kind": "adam", "beta1": 1.0}, ("RowRule.beta1",)),
+        ({"eps": 1.0}, ("RowRule.eps of 'sgd'",)),
+        ({"lr": float("nan")}, ("RowRule.lr", "got nan")),
+        ({"l2": -1.0}, ("RowRule.l2",)),
+        ({"clip_norm": 0.0}, ("RowRule.clip_norm",)),
+        ({"kind": "ftrl", "lr": 0.0}, ("RowRule.lr", "got 0.0")),
+        ({"mode": "lazy_global", "l1": 0.1}, ("RowRule",)),
     ],
 )
-def test_rules_that_make_no_sense_are_rejected(changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_rules_that_make_no_sense_are_rejected(changes, place):
+    with pytest.raises(ConfigError, check=at(*place)):
         row_rule(**{"kind": "sgd", "lr": 0.1, **changes})

@@ -147,7 +147,7 @@ def test_a_bad_key_changes_nothing(implementation, which):
     gradients[which].keys[57 if which else 3] = 5000
     before = weights.clone()
     state = (torch.ones_like(weights),)
-    with pytest.raises(KeyOutOfRangeError, match=r"feature '[ab]': got key 5000 at position"):
+    with pytest.raises(KeyOutOfRangeError, check=at(f"feature '{'ab'[which]}'", "got key 5000")):
         row_update_(weights, state, gradients, make_rule("adagrad"), step=1, implementation=implementation)
     assert torch.equal(weights, before)
     assert torch.equal(state[0], torch.ones_like(weights))
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_rejected():
     short = BagGradient(gradients[0].keys, gradients[0].offsets, gradients[0].grad[:3], gradients[0].layout)
     with pytest.raises(ConfigError, check=at("grad")):
         row_update_(weights, state, [short], rule, step=1)
-    with pytest.raises(ConfigError, match=r"^RowRule\.kind: got 'adadelta'"):
+    with pytest.raises(ConfigError, check=at("RowRule.kind")):
         state_shapes("adadelta", 1, 1)
 
 

@@ -99,20 +99,23 @@ def test_any_class_of_torch_goes_by_its_name(name: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "problem"),
     [
-        (TorchOptimizerSpec(name="AdmaW"), r"got 'AdmaW' \(did you mean 'AdamW'\?\), expected one of ASGD, Adadelta"),
+        (TorchOptimizerSpec(name="AdmaW"), "got 'AdmaW' (did you mean 'AdamW'?)"),
         (TorchOptimizerSpec(name="LBFGS"), "got 'LBFGS', which calls the model itself"),
-        (TorchOptimizerSpec(name="Optimizer"), r"got 'Optimizer'.*, expected one of ASGD"),
+        (TorchOptimizerSpec(name="Optimizer"), "got 'Optimizer'"),
         (
             TorchOptimizerSpec(name="Adam", options={"wd": 1}),
-            r"torch.optim.Adam refuses \{'wd': 1\}: .*unexpected keyword",
+            "torch.optim.Adam refuses {'wd': 1}: Adam.__init__() got an unexpected keyword argument 'wd'",
         ),
-        (TorchOptimizerSpec(name="Adam", options={"betas": [2, 3]}), "torch.optim.Adam refuses .*: Invalid beta"),
+        (
+            TorchOptimizerSpec(name="Adam", options={"betas": [2, 3]}),
+            "torch.optim.Adam refuses {'betas': [2, 3]}: Invalid beta parameter at index 0: 2",
+        ),
     ],
 )
-def test_what_torch_does_not_have_is_one_line(spec: TorchOptimizerSpec, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_what_torch_does_not_have_is_one_line(spec: TorchOptimizerSpec, problem: str) -> None:
+    with pytest.raises(ConfigError, check=at("dense optimizer", problem)) as caught:
         build_dense_optimizer(spec, [nn.Parameter(torch.zeros(2))])
     assert "\n" not in str(caught.value)
 
@@ -120,17 +123,17 @@ def test_what_torch_does_not_have_is_one_line(spec: TorchOptimizerSpec, message:
 def test_options_of_a_class_do_not_repeat_the_rate() -> None:
     with pytest.raises(FieldError, check=at("TorchOptimizerSpec.options")):
         TorchOptimizerSpec(name="Adam", options={"lr": 0.1})
-    with pytest.raises(ConfigError, match="got TorchOptimizerSpec, expected SGDSpec"):
+    with pytest.raises(ConfigError, check=at("row optimizer")):
         RowOptimizer(nn.Linear(2, 2), TorchOptimizerSpec(name="Adam"))  # type: ignore[arg-type]
 
 
 def test_a_rule_for_tables_only_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="got RowWiseAdaGradSpec, expected SGDSpec"):
+    with pytest.raises(ConfigError, check=at("dense optimizer", "got RowWiseAdaGradSpec")):
         build_dense_optimizer(RowWiseAdaGradSpec(), [nn.Parameter(torch.zeros(2))])  # type: ignore[arg-type]
 
 
 def test_options_for_rows_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="got options for rows, expected none"):
+    with pytest.raises(ConfigError, check=at("dense optimizer", "got options for rows")):
         build_dense_optimizer(SGDSpec(rows=RowOptions()), [nn.Parameter(torch.zeros(2))])
 
 

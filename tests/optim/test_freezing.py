@@ -12,6 +12,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer, freeze, unfreeze
 from terarec.spec import AdamSpec, DynamicTableSpec, FeatureSpec, TableSpec
+from tests.errors import at
 
 
 class Model(nn.Module):
@@ -125,8 +126,12 @@ def test_a_frozen_dynamic_collection_takes_up_no_key() -> None:
 
 def test_what_matches_nothing_and_parts_of_a_collection_without_an_optimizer_are_rejected() -> None:
     model = Model()
-    with pytest.raises(ConfigError, match=r"freeze: got 'itme' \(did you mean 'item'\?\), which matches no parameter"):
+    with pytest.raises(
+        ConfigError, check=at("freeze", "got 'itme' (did you mean 'item'?), which matches no parameter")
+    ):
         freeze(model, ["bottom.*", "itme"])
-    with pytest.raises(ConfigError, match="freeze: got 'item' of the tables 'item', 'shop' without a row optimizer"):
+    with pytest.raises(
+        ConfigError, check=at("freeze", "got 'item' of the tables 'item', 'shop' without a row optimizer")
+    ):
         freeze(model, ["bottom.*", "item"])
     assert all(parameter.requires_grad for parameter in model.parameters())

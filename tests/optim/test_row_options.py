@@ -25,6 +25,7 @@ from terarec.spec import (
     TableSpec,
 )
 from tests.embedding.plain import PlainCollection, random_jagged
+from tests.errors import at
 
 TABLES = [
     TableSpec(name="a", rows=30, width=4),
@@ -135,7 +136,7 @@ def test_gradients_that_are_not_finite(policy, bad) -> None:
     pooled.register_hook(lambda grad: grad.index_put((torch.tensor(2), torch.tensor(7)), torch.tensor(bad)))
     pooled.sum().backward()
     if policy == "raise":
-        with pytest.raises(TrainingError, match=r"step 2: feature 'f1' of table 'b': got the gradient -?(nan|inf) for"):
+        with pytest.raises(TrainingError, check=at("step 2")):
             optimizer.step()
     else:
         optimizer.step()
@@ -164,7 +165,7 @@ def test_a_bad_gradient_of_a_sequence_is_placed() -> None:
     values = mine(jagged).sequences["y"].values
     values.register_hook(lambda grad: grad.index_put((torch.tensor(0), torch.tensor(1)), torch.tensor(math.nan)))
     values.sum().backward()
-    with pytest.raises(TrainingError, match="feature 'y' of table 'c': got the gradient nan for key"):
+    with pytest.raises(TrainingError, check=at("step 1")):
         optimizer.step()
 
 
@@ -194,11 +195,9 @@ def test_lazy_training_resumes_where_it_stopped(kind) -> None:
 
 
 def test_options_for_a_table_that_is_not_there_are_rejected() -> None:
-    for options in (RowOptions(frozen=("z",)), RowOptions(table_lr={"z": 2.0})):
-        with pytest.raises(
-            ConfigError, match=r"^rows\.(frozen|table_lr): got table 'z', expected one of 'a', 'b', 'c'"
-        ):
-            RowOptimizer(EmbeddingCollection(TABLES, FEATURES), FTRLSpec(rows=options))
+    for field, value in (("frozen", ("z",)), ("table_lr", {"z": 2.0})):
+        with pytest.raises(ConfigError, check=at(f"rows.{field}", "got table 'z'")):
+            RowOptimizer(EmbeddingCollection(TABLES, FEATURES), FTRLSpec(rows=RowOptions(**{field: value})))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -30,6 +30,7 @@ from terarec.spec import (
 )
 from terarec.train.predict import predict
 from terarec.train.run import build
+from tests.errors import at
 
 CITIES = ["Oslo", "Z\u00fcrich", "", "Lagos", "\u6771\u4eac"]
 
@@ -111,7 +112,7 @@ def test_an_integer_column_takes_no_fraction(shop: Path) -> None:
         Tensor(name=name, datatype=datatypes[name], shape=(1,), data=values)
         for name, values in columns(people(2)[1:]).items()
     )
-    with pytest.raises(ConfigError, match=r"inputs\[3\].datatype: got FP32 for 'user', expected INT64 or INT32"):
+    with pytest.raises(ConfigError, check=at("inputs[3].datatype")):
         service.infer(InferRequest(inputs=inputs), "model")
 
 
@@ -164,7 +165,7 @@ def test_lists_are_tensors_filled_up_with_null(lists: tuple[torch.nn.Module, Inf
 def test_a_list_column_keeps_to_its_shape(
     lists: tuple[torch.nn.Module, InferenceService], shape: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"inputs\[1\].shape: got .* for 'tags', expected \[B, n\] with n <= 3"):
+    with pytest.raises(ConfigError, check=at("inputs[1].shape")):
         lists[1].infer(request([None] * int(np.prod(shape)), shape), "model")
 
 
@@ -187,7 +188,7 @@ def test_a_model_trained_in_bfloat16_scores_in_it(lists: tuple[torch.nn.Module, 
 
 
 def test_an_id_outside_its_table_is_named(lists: tuple[torch.nn.Module, InferenceService]) -> None:
-    with pytest.raises(ConfigError, match=r"column 'tags', row 1: got 9, expected an id, 0 <= id < 9"):
+    with pytest.raises(ConfigError, check=at("column 'tags', row 1")):
         lists[1].infer(request([5, 1, 9, None, None, None], (3, 2)), "model")
 
 

@@ -21,6 +21,7 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, service
 from terarec.serve.protocol import MAX_LISTS, MAX_OBJECTS, RequestTooLargeError, decode_infer_request
+from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import TrainedRun
 
@@ -106,14 +107,15 @@ def test_s3_a_long_body_is_rejected_by_its_announced_length(start: Callable[...,
 
 
 def test_s3_a_client_that_closes_reads_the_rejection_all_the_same(start: Callable[..., Server]) -> None:
-    client = InferenceClient(start(max_request_bytes=1000).url, model="dlrm")
-    with pytest.raises(InferenceError, match=r"413: the body: got \d+ bytes, expected at most 1000"):
+    url = start(max_request_bytes=1000).url
+    client = InferenceClient(url, model="dlrm")
+    with pytest.raises(InferenceError, check=at(f"{url}/v2/models/dlrm/infer", "413: the body: got ")):
         client.infer({"I1": [1.5] * 3_000_000})
 
 
 def test_s3_lists_and_objects_are_counted_before_they_are_made() -> None:
     for body, things in ((b"[" + b"[]," * MAX_LISTS, "lists"), (b"[" + b"{}," * (MAX_OBJECTS + 1), "objects")):
-        with pytest.raises(RequestTooLargeError, match=f"the body: got more than .* {things}"):
+        with pytest.raises(RequestTooLargeError, check=at("the body", f" {things}, send fewer")):
             decode_infer_request(body)
 
 
@@ -154,7 +156,9 @@ def test_s3_requests_in_flight_are_bounded_and_others_reported_to_try_again(
             connection = stack.enter_context(server.connect())
             connection.sendall(head(1000).replace(b"Host", b"Expect: 100-continue\r\nHost"))
             assert connection.recv(100).startswith(b"HTTP/1.1 100 ")  # it is in flight by now
-        with pytest.raises(InferenceError, match="503: 3 requests are in flight, which is the limit; try again"):
+        with pytest.raises(
+            InferenceError, check=at(f"{server.url}/v2/models/dlrm/infer", "503: server: 3 requests are in flight")
+        ):
             client.infer(trained.records(0, 1))
         assert server.is_live()
     answers: list[np.ndarray] = []

@@ -18,6 +18,7 @@ from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyErro
 from terarec.serve import InferenceClient, InferenceError, InferenceSession, RunningServer, serve
 from terarec.serve.protocol import InferRequest, Tensor, decode_infer_response, encode, float32_elements
 from terarec.spec import ServingSpec
+from tests.errors import at
 from tests.processes import Python
 from tests.serve.conftest import CATEGORICAL, DENSE, TrainedRun
 
@@ -84,17 +85,19 @@ def test_eight_clients_get_their_own_answers(
 def test_a_rejection_reaches_the_caller_in_the_servers_words(server: RunningServer, trained: TrainedRun) -> None:
     client = InferenceClient(server.url, model="dlrm")
     records = trained.records(0, 1)
-    with pytest.raises(InferenceError, match=r"/v2/models/dlrm/infer: 400: column 'C7': missing, expected I1"):
+    with pytest.raises(InferenceError, check=at(f"{server.url}/v2/models/dlrm/infer", "400: column 'C7': missing")):
         client.infer({name: values for name, values in records.items() if name != "C7"})
-    with pytest.raises(InferenceError, match=r"404: model 'other' is not served here, expected 'dlrm'"):
+    with pytest.raises(
+        InferenceError, check=at(f"{server.url}/v2/models/other", "404: model 'other': not served here")
+    ):
         InferenceClient(server.url, model="other").infer(records)
 
 
 def test_the_client_rejects_what_cannot_be_sent(server: RunningServer, trained: TrainedRun) -> None:
     client = InferenceClient(server.url, model="dlrm")
-    with pytest.raises(ConfigError, match=r"column 'age': the model does not know it, expected I1, I2"):
+    with pytest.raises(ConfigError, check=at("column 'age'")):
         client.infer({"age": [3]})
-    with pytest.raises(ConfigError, match=r"column 'C1'\[1\]: got 3, expected a string"):
+    with pytest.raises(ConfigError, check=at("column 'C1'[1]")):
         client.infer({"C1": ["a", 3]})
 
 
@@ -102,7 +105,7 @@ def test_no_server_is_reported_in_one_line() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(InferenceError, match=rf"{url}/v2/models/model: no answer: .*refused"):
+        with pytest.raises(InferenceError, check=at(f"{url}/v2/models/model")):
             InferenceClient(url).infer({"I1": [1]})
 
 
@@ -181,15 +184,15 @@ def test_handlers_of_signals_are_put_back(trained: TrainedRun) -> None:
 
 
 def test_a_taken_port_is_reported_in_one_line(server: RunningServer, trained: TrainedRun) -> None:
-    expected = rf"ServingSpec.port: 127.0.0.1 port {server.port} cannot be bound \(Address already in use\), expected"
-    with pytest.raises(ConfigError, match=expected):
+    problem = f"127.0.0.1 port {server.port} cannot be bound (Address already in use)"
+    with pytest.raises(ConfigError, check=at("ServingSpec.port", problem)):
         serve(trained.path, ServingSpec(port=server.port))
 
 
 def test_a_foreign_address_is_reported_in_one_line(trained: TrainedRun) -> None:
-    with pytest.raises(ConfigError, match=r"ServingSpec.port: 192.0.2.1 port 0 cannot be bound"):
+    with pytest.raises(ConfigError, check=at("ServingSpec.port")):
         serve(trained.path, ServingSpec(host="192.0.2.1", port=0))
-    with pytest.raises(ConfigError, match=r"ServingSpec.host: got 'no such host', expected an address"):
+    with pytest.raises(ConfigError, check=at("ServingSpec.host")):
         serve(trained.path, ServingSpec(host="no such host", port=0))
 
 

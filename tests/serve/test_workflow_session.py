@@ -17,6 +17,7 @@ from terarec.serve import InferenceSession, InputColumn
 from terarec.spec import DLRMSpec, RunSpec, TrainingSpec
 from terarec.train.predict import predict
 from terarec.train.run import build
+from tests.errors import at
 from tests.etl.workflow.fitting import fit
 from tests.etl.workflow.shop import raw, rows_of, shop
 
@@ -64,7 +65,7 @@ def test_raw_records_score_as_prepared_ones_without_the_data(root: Path, tmp_pat
         InputColumn(name="model", kind="string"),
         InputColumn(name="tags", kind="string", hotness=None),
     )
-    with pytest.raises(ConfigError, match="column 'model', row 1: got 'xyz', expected up to 8 hexadecimal digits"):
+    with pytest.raises(ConfigError, check=at("column 'model', row 1")):
         session.predict({**raw(2), "model": ["a", "xyz"]})
 
 
@@ -98,5 +99,5 @@ def test_a_workflow_that_learnt_anew_is_another(root: Path, tmp_path: Path) -> N
     columns = raw()
     columns["brand"] = [brand + "!" if brand else brand for brand in columns["brand"]]
     other = write_shop(tmp_path / "other", columns, tmp_path)
-    with pytest.raises(ConfigError, match="is not that of the training"):
+    with pytest.raises(ConfigError, check=at("data set 'shop'")):
         predict(root / "run", other, "valid", tmp_path / "scores.parquet")

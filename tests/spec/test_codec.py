@@ -120,109 +120,113 @@ def test_none_is_left_out():
 
 D = {"name": "d", "storage": "raw", "labels": [{"name": "y"}], "dense": [], "categorical": [{"name": "c", "rows": 2}]}
 MISTAKES = {
-    "no object": (RunSpec, [], r"\$: got \[\], expected an object"),
-    "missing": (RunSpec, {}, r"\$: field 'data' is missing, expected 'data', 'model'"),
+    "no object": (RunSpec, [], ("$", "got []")),
+    "missing": (RunSpec, {}, ("$", "field 'data' is missing")),
     "unknown": (
         RunSpec,
         {"data": "d", "modle": 1},
-        r"\$.modle: unknown field \(did you mean 'model'\?\), expected one of",
+        ("$.modle",),
     ),
-    "unlike any": (RunSpec, {"data": "d", "zzzz": 1}, r"\$.zzzz: unknown field, expected one of 'data'"),
+    "unlike any": (RunSpec, {"data": "d", "zzzz": 1}, ("$.zzzz",)),
     "deep": (
         RunSpec,
         {"data": "d", "training": {"epoch": 3}},
-        r"\$.training.epoch: unknown field \(did you mean 'epochs'",
+        ("$.training.epoch",),
     ),
     "string for int": (
         RunSpec,
         {"data": "d", "training": {"epochs": "3"}},
-        r"\$.training.epochs: got '3', expected an int",
+        ("$.training.epochs", "got '3'"),
     ),
-    "bool for int": (RunSpec, {"data": "d", "training": {"epochs": True}}, r"epochs: got true, expected an integer"),
-    "float for int": (RunSpec, {"data": "d", "training": {"epochs": 2.0}}, r"epochs: got 2.0, expected an integer"),
-    "int for bool": (RunSpec, {"data": "d", "training": {"shuffle": 1}}, r"shuffle: got 1, expected true or false"),
-    "int for string": (RunSpec, {"data": 7}, r"\$.data: got 7, expected a string"),
-    "bool for float": (SGDSpec, {"lr": True}, r"\$.lr: got true, expected a number"),
-    "string for float": (SGDSpec, {"lr": "0.1"}, r"\$.lr: got '0.1', expected a number"),
-    "endless float": (SGDSpec, {"lr": 10**400}, r"\$.lr: got 1000.*, expected a number"),
-    "no number": (SGDSpec, {"lr": float("nan")}, r"\$.lr: got nan, expected a number"),
+    "bool for int": (RunSpec, {"data": "d", "training": {"epochs": True}}, ("$.training.epochs", "got true")),
+    "float for int": (RunSpec, {"data": "d", "training": {"epochs": 2.0}}, ("$.training.epochs", "got 2.0")),
+    "int for bool": (RunSpec, {"data": "d", "training": {"shuffle": 1}}, ("$.training.shuffle",)),
+    "int for string": (RunSpec, {"data": 7}, ("$.data", "got 7")),
+    "bool for float": (SGDSpec, {"lr": True}, ("$.lr", "got true")),
+    "string for float": (SGDSpec, {"lr": "0.1"}, ("$.lr", "got '0.1'")),
+    "endless float": (
+        SGDSpec,
+        {"lr": 10**400},
+        ("$.lr", "got 100000000000000000000000000000000000000000000000000000000..."),
+    ),
+    "no number": (SGDSpec, {"lr": float("nan")}, ("$.lr", "got nan")),
     "literal": (
         RunSpec,
         {"data": "d", "training": {"precision": "fp8"}},
-        r"precision: got 'fp8', expected one of 'fp32', ",
+        ("$.training.precision", "got 'fp8'"),
     ),
     "literal of another type": (
         RunSpec,
         {"data": "d", "training": {"precision": []}},
-        r"precision: got \[\], expected one of",
+        ("$.training.precision", "got []"),
     ),
-    "no list": (DLRMSpec, {"top": 5}, r"\$.top: got 5, expected a list"),
-    "item": (DLRMSpec, {"top": [5, "6"]}, r"\$.top\[1\]: got '6', expected an integer"),
+    "no list": (DLRMSpec, {"top": 5}, ("$.top",)),
+    "item": (DLRMSpec, {"top": [5, "6"]}, ("$.top[1]",)),
     "no kind": (
         RunSpec,
         {"data": "d", "model": {}},
-        r"\$.model.kind: missing, expected one of 'lr', 'fm', 'dnn', 'wide_deep'",
+        ("$.model.kind", "missing"),
     ),
     "another kind": (
         RunSpec,
         {"data": "d", "model": {"kind": "dcm"}},
-        r"\$.model.kind: got 'dcm' \(did you mean 'dcn'\?\), expected one of 'lr'",
+        ("$.model.kind", "got 'dcm' (did you mean 'dcn'?)"),
     ),
     "kind of another type": (
         RunSpec,
         {"data": "d", "model": {"kind": []}},
-        r"\$.model.kind: got \[\], expected one of",
+        ("$.model.kind", "got []"),
     ),
-    "union of no object": (RunSpec, {"data": "d", "model": "dlrm"}, r"\$.model: got 'dlrm', expected an object"),
-    "kind of another spec": (SGDSpec, {"kind": "adam"}, r"\$.kind: unknown field, expected one of 'lr'"),
+    "union of no object": (RunSpec, {"data": "d", "model": "dlrm"}, ("$.model",)),
+    "kind of another spec": (SGDSpec, {"kind": "adam"}, ("$.kind",)),
     "row-wise for dense": (
         RunSpec,
         {"data": "d", "dense_optimizer": {"kind": "rowwise_adagrad"}},
-        r"dense_optimizer.kind: got",
+        ("$.dense_optimizer.kind",),
     ),
     "inside an optional spec": (
         RunSpec,
         {"data": "d", "sparse_optimizer": {"kind": "sgd", "rows": {"mode": "lazy"}}},
-        r"\$.sparse_optimizer.rows.mode: got 'lazy', expected one of 'local', 'global', 'lazy_global'",
+        ("$.sparse_optimizer.rows.mode",),
     ),
     "item of a mapping": (
         SGDSpec,
         {"rows": {"table_lr": {"a": "1"}}},
-        r"\$.rows.table_lr.a: got '1', expected a number",
+        ("$.rows.table_lr.a",),
     ),
-    "null": (RunSpec, {"data": None}, r"\$.data: got null, expected a string"),
+    "null": (RunSpec, {"data": None}, ("$.data", "got null")),
     "value": (
         RunSpec,
         {"data": "d", "training": {"epochs": 0}},
-        r"^\$.training.epochs: got 0, expected an integer >= 1$",
+        ("$.training.epochs", "got 0"),
     ),
-    "infinite": (SGDSpec, {"lr": float("inf")}, r"^\$.lr: got inf, expected a number$"),
-    "negative": (SGDSpec, {"lr": -1}, r"^\$.lr: got -1.0, expected a finite number >= 0$"),
-    "kind of null": (RunSpec, {"data": "d", "model": {"kind": None}}, r"\$.model.kind: got null, expected one of"),
+    "infinite": (SGDSpec, {"lr": float("inf")}, ("$.lr", "got inf")),
+    "negative": (SGDSpec, {"lr": -1}, ("$.lr", "got -1.0")),
+    "kind of null": (RunSpec, {"data": "d", "model": {"kind": None}}, ("$.model.kind", "got null")),
     "nested words": (
         DLRMSpec,
         {"width": [None, {"a": True}]},
-        r"^\$.width: got \[null, {'a': true}\], expected an int",
+        ("$.width",),
     ),
     "layers": (
         RunSpec,
         {"data": "d", "model": {"kind": "dlrm", "bottom": [64, 8]}},
-        r"^\$.model.bottom: got \[64, 8\], expected a last layer as wide as the embedding \(16\)$",
+        ("$.model.bottom",),
     ),
-    "spec as a whole": (DatasetSpec, {**D, "categorical": []}, r"^\$: got neither dense nor categorical columns"),
-    "mapping": (DatasetSpec, {**D, "splits": []}, r"\$.splits: got \[\], expected an object"),
+    "spec as a whole": (DatasetSpec, {**D, "categorical": []}, ("$", "got neither dense nor categorical columns")),
+    "mapping": (DatasetSpec, {**D, "splits": []}, ("$.splits",)),
     "in mapping": (
         DatasetSpec,
         {**D, "splits": {"train": [{"file": "a"}]}},
-        r"\$.splits.train\[0\]: field 'rows' is missing",
+        ("$.splits.train[0]",),
     ),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_named(case):
-    spec_type, data, message = MISTAKES[case]
-    with pytest.raises(ConfigError, match=message) as caught:
+    spec_type, data, place = MISTAKES[case]
+    with pytest.raises(ConfigError, check=at(*place)) as caught:
         from_data(spec_type, data)
     assert "\n" not in str(caught.value)
 

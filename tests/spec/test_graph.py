@@ -60,21 +60,24 @@ def test_an_option_of_a_layer_given_as_a_list_is_kept_as_a_tuple():
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"),
+    ("layers", "problem"),
     [
-        ((logit(bottoms=("densee",)), LOSS), "'logit' reads 'densee', which no input, .* expected one of click, dense"),
+        (
+            (logit(bottoms=("densee",)), LOSS),
+            "inner_product 'logit' reads 'densee', which no input, embedding or earlier layer gives",
+        ),
         ((logit(), logit(), LOSS), "the tensor 'logit' is there already"),
         ((logit(tops=("click",)), LOSS), "the tensor 'click' is there already"),
         ((LOSS, logit()), "'loss' reads 'logit', which no input"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(layers, message):
-    with pytest.raises(ConfigError, match=message):
+def test_tensors_that_do_not_fit_are_named(layers, problem):
+    with pytest.raises(ConfigError, check=at("GraphSpec.layers", problem)):
         GraphSpec(labels=(CLICK,), dense_dim=2, layers=layers)
 
 
 def test_there_is_no_dense_tensor_without_dense_inputs():
-    with pytest.raises(ConfigError, match="'logit' reads 'dense'"):
+    with pytest.raises(ConfigError, check=at("GraphSpec.layers")):
         GraphSpec(labels=(CLICK,), layers=(logit(), LOSS))
 
 

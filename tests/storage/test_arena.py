@@ -13,6 +13,7 @@ from terarec.kernels import memory
 from terarec.spec import TableSpec
 from terarec.spec.tables import Initializer
 from terarec.storage import Arena, static_tables
+from tests.errors import at
 
 SPECS = [TableSpec(name="a", rows=50, width=8), TableSpec(name="b", rows=200, width=8)]
 
@@ -68,11 +69,11 @@ def test_state_is_filled_and_replaced() -> None:
 
 def test_memory_that_is_not_there_is_rejected_with_the_tables_named(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = TableSpec(name="users", rows=2**40, width=128)
-    with pytest.raises(StorageError, match=r"weights.*'users'.*562,949,953,421,312 bytes requested, [\d,]+ available"):
+    with pytest.raises(StorageError, check=at("weights float32[1099511627776, 128] of table 'users'")):
         Arena([huge])
     arena = Arena(SPECS)
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    with pytest.raises(StorageError, match=r"optimizer state 'sum'.*'a', 'b'.*8,000 bytes requested, 1,000 available"):
+    with pytest.raises(StorageError, check=at("optimizer state 'sum' float32[250, 8] of tables 'a', 'b'")):
         arena.attach_state((("sum", (250, 8)),))
 
 
@@ -86,9 +87,9 @@ def test_available_memory_is_read_on_linux() -> None:
 
 def test_tables_of_two_widths_or_types_are_rejected() -> None:
     for other in (TableSpec(name="c", rows=3, width=4), TableSpec(name="c", rows=3, width=8, dtype="float16")):
-        with pytest.raises(ConfigError, match=rf"\({other.width}, '{other.dtype}'\)"):
+        with pytest.raises(ConfigError, check=at("arena", f"({other.width}, '{other.dtype}')")):
             Arena([SPECS[0], other])
-    with pytest.raises(ConfigError, match=r"of the optimizers \['default', 'wide'\], expected one"):
+    with pytest.raises(ConfigError, check=at("arena", "of the optimizers ['default', 'wide']")):
         Arena([SPECS[0], replace(SPECS[0], name="c", optimizer="wide")])
 
 
@@ -113,5 +114,5 @@ def test_a_copy_is_independent() -> None:
 
 
 def test_a_device_without_memory_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="meta"):
+    with pytest.raises(ConfigError, check=at("arena", "meta")):
         Arena(SPECS).move(torch.device("meta"))

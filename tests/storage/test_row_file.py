@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, DamagedFileError, FormatError, StorageError
 from terarec.kernels.cpu import _rowfile
 from terarec.storage.row_file import RowColumn, RowFile, RowFileOptions, read_description
+from tests.errors import at
 from tests.storage.test_row_store import content, expected, read, rows_of
 
 QUIET = RowFileOptions(space_ratio=0)
@@ -123,20 +124,19 @@ def test_a_flipped_bit_is_found(tmp_path: Path, where: str) -> None:
     filled(tmp_path / "rows").close()
     file = tmp_path / "rows" / "manifest" if where == "manifest" else segments(tmp_path / "rows")[1]
     data = bytearray(file.read_bytes())
-    at = {"page": 4096 + 1000, "footer": 4 * 4096 + 100, "manifest": 50}[where]
-    data[at] ^= 16
+    data[{"page": 4096 + 1000, "footer": 4 * 4096 + 100, "manifest": 50}[where]] ^= 16
     file.write_bytes(data)
     if where == "page":
         store = RowFile.open(tmp_path / "rows", read_only=True)
         keys = np.arange(500, dtype=np.int64)
-        with pytest.raises(DamagedFileError, match="users") as error:
+        with pytest.raises(DamagedFileError, check=at("table 'users'")) as error:
             read(store, keys)
         with pytest.raises(DamagedFileError):
             content(store)
         assert read(store, keys[:50])[0].all()
         store.close()
     else:
-        with pytest.raises(DamagedFileError, match="users") as error:
+        with pytest.raises(DamagedFileError, check=at("table 'users'")) as error:
             RowFile.open(tmp_path / "rows")
     assert error.value.file == file
     assert error.value.table == "users"
@@ -154,10 +154,10 @@ def test_a_segment_that_was_cut_short_is_found(tmp_path: Path, rest: int) -> Non
 def test_a_missing_segment_or_manifest_is_an_error(tmp_path: Path) -> None:
     filled(tmp_path / "rows").close()
     segments(tmp_path / "rows")[0].unlink()
-    with pytest.raises(StorageError, match="segment-0"):
+    with pytest.raises(StorageError, check=at("table 'users'", "segment-0")):
         RowFile.open(tmp_path / "rows")
     (tmp_path / "rows" / "manifest").unlink()
-    with pytest.raises(StorageError, match="manifest"):
+    with pytest.raises(StorageError, check=at("table 'users'", "manifest")):
         RowFile.open(tmp_path / "rows", read_only=True)
 
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_one_error_and_the_last_commit_stands(tmp_path: Path) -> 
     keys = np.arange(5000, dtype=np.int64)
     with files_at_most(2**17):
         store.write(keys, rows_of(keys, 64, version=1))
-        with pytest.raises(StorageError, match="users"):
+        with pytest.raises(StorageError, check=at("table 'users'")):
             store.commit()
     assert read(store, keys)[0].all(), "rows in memory are still read"
     with pytest.raises(StorageError):
@@ -223,7 +223,7 @@ def test_a_commit_that_fails_can_be_repeated(tmp_path: Path) -> None:
 
 def test_two_writers_are_rejected(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows")
-    with pytest.raises(StorageError, match="writing"):
+    with pytest.raises(StorageError, check=at(f"{tmp_path}/rows")):
         RowFile.open(tmp_path / "rows")
     store.close()
     RowFile.open(tmp_path / "rows").close()
@@ -246,9 +246,9 @@ def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
         assert before == content(store)
         assert dict(reader.metadata) == {"version": str(version)}
     for change in (reader.commit, reader.compact, lambda: reader.erase(keys), lambda: reader.snapshot(tmp_path / "x")):
-        with pytest.raises(StorageError, match="reading"):
+        with pytest.raises(StorageError, check=at("table 'users'", "reading")):
             change()
-    with pytest.raises(StorageError, match="writing"):
+    with pytest.raises(StorageError, check=at("table 'users'", "writing")):
         store.refresh()
     reader.close()
     store.close()
@@ -411,9 +411,9 @@ def test_options_out_of_range_are_rejected(wrong: dict[str, object]) -> None:
 
 
 def test_descriptions_that_make_no_sense_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="columns"):
+    with pytest.raises(ConfigError, check=at("columns")):
         RowFile.create(tmp_path / "rows", 16, columns=(RowColumn(name="w", dtype="float32", shape=(5,)),))
-    with pytest.raises(ConfigError, match="dtype"):
+    with pytest.raises(ConfigError, check=at("columns", "dtype")):
         RowFile.create(tmp_path / "rows", 16, columns=(RowColumn(name="w", dtype="floaty"),))
     assert not (tmp_path / "rows").exists()
     filled(tmp_path / "rows").close()

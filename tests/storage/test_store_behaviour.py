@@ -28,6 +28,7 @@ from terarec.storage import (
     static_tables,
     tiered_tables,
 )
+from tests.errors import at
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 
 Factory = Callable[[list[TableSpec]], list[Store]]
@@ -184,14 +185,14 @@ def test_weights_alone_leave_the_state(make: Factory) -> None:
 @pytest.mark.parametrize("key", [-1, 5, 2**40, -(2**63)])
 def test_a_key_outside_a_static_table_names_table_key_and_rows(key: int) -> None:
     store, _ = static(specs(5, 5))
-    with pytest.raises(KeyOutOfRangeError, match=rf"'t0'.*{key}.*5"):
+    with pytest.raises(KeyOutOfRangeError, check=at("table 't0'", f"got key {key}, expected 0 <= key < 5")):
         store.rows(torch.tensor([0, key]), train=False)
 
 
 @pytest.mark.parametrize("key", [-1, 5, 2**40, -(2**63), 2**63 - 1])
 def test_a_key_that_is_not_held_cannot_be_exported(make: Factory, key: int) -> None:
     store, _ = make(specs(5, 5))
-    with pytest.raises(KeyOutOfRangeError, match=rf"'t0'.*{key}"):
+    with pytest.raises(KeyOutOfRangeError, check=at("table 't0'", f"got key {key}")):
         store.export(torch.tensor([0, key]))
 
 
@@ -199,10 +200,10 @@ def test_eviction_is_for_dynamic_tables(make: Factory) -> None:
     store, _ = make(specs(5, 5))
     assert store.take_evicted().numel() == 0
     if store.is_dynamic:
-        with pytest.raises(ConfigError, match=r"'t0'.*got no policy"):
+        with pytest.raises(ConfigError, check=at("table 't0': evict")):
             store.evict()
     else:
-        with pytest.raises(StorageError, match=r"'t0'.*static"):
+        with pytest.raises(StorageError, check=at("table 't0': evict")):
             store.evict(lru(), keep_at_least=1)
         store.clear()
     assert len(store) == 5
@@ -214,26 +215,26 @@ def test_what_is_remembered_beside_the_rows_goes_from_store_to_store(make: Facto
     for piece in source.export_memory(2):
         target.import_memory(piece)
     assert list(target.export_memory(2)) == list(source.export_memory(2))
-    with pytest.raises(StorageError, match=r"'t0'.*'strange'"):
+    with pytest.raises(StorageError, check=at("table 't0'")):
         target.import_memory({"strange": torch.zeros(1)})
 
 
 @pytest.mark.parametrize(
-    ("weights", "state", "message"),
+    ("weights", "state", "problem"),
     [
-        (torch.ones(2, 5), {}, r"'t0'.*weights.*\[2, 5\].*\[2, 4\]"),
-        (torch.ones(2, 4, dtype=torch.float64), {}, r"'t0'.*got weights torch.float64.*expected torch.b?float\d\d\["),
-        (torch.ones(2, 4), {"sum": torch.ones(2)}, r"'t0'.*\['sum'\].*\['exp_avg', 'sum'\]"),
-        (torch.ones(2, 4), {"sum": torch.ones(2, 1), "exp_avg": torch.ones(2, 4)}, r"'t0'.*sum.*\[2, 1\].*\[2\]"),
+        (torch.ones(2, 5), {}, "[2, 5]"),
+        (torch.ones(2, 4, dtype=torch.float64), {}, "got weights torch.float64"),
+        (torch.ones(2, 4), {"sum": torch.ones(2)}, "got optimizer states ['sum'], expected ['exp_avg', 'sum']"),
+        (torch.ones(2, 4), {"sum": torch.ones(2, 1), "exp_avg": torch.ones(2, 4)}, "[2, 1]"),
     ],
 )
 def test_a_wrong_import_changes_nothing(
-    make: Factory, weights: torch.Tensor, state: dict[str, torch.Tensor], message: str
+    make: Factory, weights: torch.Tensor, state: dict[str, torch.Tensor], problem: str
 ) -> None:
     (store,) = with_state(make(specs(5)))
     before = store.export(torch.arange(5))
     weights = weights if weights.dtype == torch.float64 else weights.to(row_type(store))
-    with pytest.raises(StorageError, match=message):
+    with pytest.raises(StorageError, check=at("table 't0'", problem)):
         store.import_(Rows(keys=torch.tensor([0, 1]), weights=weights, state=state))
     after = store.export(torch.arange(5))
     assert torch.equal(after.weights, before.weights)

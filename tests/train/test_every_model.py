@@ -15,6 +15,7 @@ from terarec.ragged import Ragged
 from terarec.serve import InferenceSession
 from terarec.spec import AdaGradSpec, AdamSpec, GraphModelSpec, RunSpec, ShardSpec, TrainingSpec, to_data
 from terarec.train import build, evaluate, predict
+from tests.errors import at
 from tests.models import every
 from tests.train.small_run import assert_same, weights
 
@@ -110,11 +111,11 @@ def test_every_model_trains_resumes_evaluates_exports_and_serves(kind, data, tmp
 
 def test_code_is_imported_by_name_only_where_it_is_allowed(data, tmp_path):
     spec = run_spec(data, "python", epochs=1)
-    with pytest.raises(ConfigError, match="allow"):
+    with pytest.raises(ConfigError, check=at("model: factory 'tests.models.factories:small_model'")):
         build(spec, tmp_path / "refused").fit()
     build(spec, tmp_path / "run", allow_import=every.ALLOWED).fit()
     for opening in (load_model, InferenceSession.open):
-        with pytest.raises(ConfigError, match="allow"):
+        with pytest.raises(ConfigError, check=at("model: factory 'tests.models.factories:small_model'")):
             opening(tmp_path / "run")
 
 

@@ -169,9 +169,9 @@ def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert not has_tensorboard()
-    with pytest.raises(MissingDependencyError, match=r"terarec\[tensorboard\]"):
+    with pytest.raises(MissingDependencyError, check=at("TensorBoard")):
         TensorBoardLogger(tmp_path, "valid")
-    with pytest.raises(MissingDependencyError, match=r"terarec\[mlflow\]"):
+    with pytest.raises(MissingDependencyError, check=at("MLflow")):
         MLflowLogger("file:///nowhere", RunSpec(data="d"), "run")
 
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from terarec.errors import ConfigError, StorageError, TrainingError
+from terarec.errors import ConfigError, FormatError, StorageError, TrainingError
 from terarec.formats import ParquetShardWriter, write_dataset
 from terarec.models.artifact import load_model
 from terarec.ragged import Ragged
@@ -56,7 +56,7 @@ def shops_run(data, out, **training):
 
 def test_a_misspelt_split_is_rejected_with_the_nearest_name(tmp_path, spec):
     """A13: it was taken as a data set without that split, and nothing was evaluated."""
-    with pytest.raises(ConfigError, check=at("training.eval_split")):
+    with pytest.raises(ConfigError, check=at("training.eval_split: data set 'planted'", "did you mean 'valid'")):
         build(changed(spec, eval_split="vlaid"), tmp_path / "RUN").fit()
     assert list(tmp_path.iterdir()) == []
 
@@ -66,7 +66,7 @@ def test_only_the_default_split_may_be_missing(tmp_path):
     data = write_shops(tmp_path / "data")
     assert shops_run(data, tmp_path / "RUN").fit().evaluation is None
     assert shops_run(data, tmp_path / "NONE", eval_split=None).fit().evaluation is None
-    with pytest.raises(ConfigError, check=at("training.eval_split")):
+    with pytest.raises(ConfigError, check=at("training.eval_split: data set 'shops'")):
         shops_run(data, tmp_path / "TEST", eval_split="test").fit()
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_be_restored_keeps_its_description(tmp_path, spec):
     table = next(tmp_path.rglob("item-*.safetensors"))
     table.write_bytes(table.read_bytes()[::-1])
     before = content(tmp_path)
-    with pytest.raises(Exception, match="item-00000"):
+    with pytest.raises(FormatError, check=at(table)):
         build(changed(spec, max_steps=2), tmp_path).fit(resume=True)
     assert content(tmp_path) == before
 
@@ -113,7 +113,7 @@ def test_one_training_at_a_time(tmp_path, spec):
 
     class Second(Callback):
         def on_step(self, trainer):
-            with pytest.raises(ConfigError, match="another training runs there") as caught:
+            with pytest.raises(ConfigError, check=at(f"{tmp_path}/RUN")) as caught:
                 build(spec, tmp_path / "RUN").fit(resume=trainer.step == 2)
             refusals.append(caught.value)
 
@@ -131,7 +131,7 @@ def test_the_lock_file_of_a_killed_training_holds_nobody_up(tmp_path, spec):
 def test_a_directory_of_something_else_is_rejected(tmp_path, spec):
     (tmp_path / "notes.txt").write_text("mine")
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"unexpected entry 'notes\.txt'\), expected a new or an empty"):
+        with pytest.raises(ConfigError, check=at("out")):
             build(spec, tmp_path).fit(resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -194,7 +194,7 @@ def test_what_a_callback_raises_keeps_the_epoch(tmp_path, spec, hook, epoch):
 def test_an_evaluation_that_fails_keeps_the_epoch(tmp_path):
     """B3: labels that no metric takes ended the run after an epoch, and deleted it."""
     data = write_shops(tmp_path / "data", positive=2.0)
-    with pytest.raises(ConfigError, match=r"got the label 2\.0, expected 0 to 1"):
+    with pytest.raises(ConfigError, check=at("AUC.update")):
         shops_run(data, tmp_path / "RUN", eval_split="train").fit()
     assert load_model(tmp_path / "RUN").step == 2
 

@@ -29,6 +29,7 @@ from terarec.spec import (
 from terarec.train.report import MAX_POINTS, draw_curves, smooth, thin, write_report
 from terarec.train.report_log import RunLog
 from terarec.train.run import build
+from tests.errors import at
 
 POINTS = [
     {"step": 10, "samples": 1000, "seconds": 1.0, "loss": 0.69, "samples_per_second": 1000.0},
@@ -179,18 +180,18 @@ def test_names_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "place"),
     [
-        ('{"step": 30,', r"metrics.jsonl: line 4 column 13: .*, expected JSON"),
-        ("[]", r"metrics.jsonl: line 4: got '\[\]', expected an object with step and samples"),
-        ('{"step": 30}', r"metrics.jsonl: line 4: got .*, expected an object with step and samples"),
+        ('{"step": 30,', ("line 4 column 13", "Expecting property name")),
+        ("[]", ("line 4", "got '[]'")),
+        ('{"step": 30}', ("line 4", "got '{\"step\": 30}'")),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: str, expected: str) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, place: tuple[str, str]) -> None:
     run = make_run(tmp_path / "run", POINTS)
     with (run / "metrics.jsonl").open("a") as log:
         log.write(line + "\n")
-    with pytest.raises(FormatError, match=expected):
+    with pytest.raises(FormatError, check=at(f"{run}/metrics.jsonl: {place[0]}", place[1])):
         write_report(run)
     assert not (run / "report.html").exists()
 
@@ -198,7 +199,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, expected: str) -> No
 def test_a_run_without_log_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", POINTS)
     (run / "metrics.jsonl").unlink()
-    with pytest.raises(DataNotFoundError, match=r"metrics.jsonl: no such file, expected the log of a training run"):
+    with pytest.raises(DataNotFoundError, check=at(f"{run}/metrics.jsonl")):
         write_report(run)
 
 

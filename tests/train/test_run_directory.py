@@ -148,18 +148,18 @@ def test_predictions_keep_columns_in_the_order_that_is_requested(tmp_path, odd_d
     assert kept.schema.field("city").type == pa.int64()
     np.testing.assert_array_equal(kept["w"], weight)
     assert scores("user", name="scores.csv")["user"].to_pylist()[:2] == ["", "u1"]
-    for keep, message in (
-        (["usr"], r"no column 'usr' \(did you mean 'user'\?\) to keep, expected metadata, .*: city, w, user, day"),
-        (["day", "day"], "got 'day', expected other columns than day, score_click"),
-        (["click"], "got 'click', expected other columns than score_click, score_buy, click, buy"),
+    for keep, problem in (
+        (["usr"], "data set 'odd' has no column 'usr' (did you mean 'user'?) to keep"),
+        (["day", "day"], "got 'day'"),
+        (["click"], "got 'click'"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, check=at("keep", problem)):
             scores(*keep)
 
 
 def test_lists_of_keys_are_not_kept(tmp_path, spec):
     build(changed(spec, max_steps=1), tmp_path / "RUN").fit()
-    with pytest.raises(ConfigError, match="column 'tags' holds lists of 3 keys, expected one value a sample"):
+    with pytest.raises(ConfigError, check=at("keep")):
         predict(tmp_path / "RUN", spec.data, "valid", tmp_path / "scores.parquet", keep=["tags"])
 
 
@@ -194,7 +194,7 @@ def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, 
     build(changed(spec, max_steps=1), tmp_path / "RUN").fit()
     with pytest.raises(ConfigError, check=at("data set 'odd'")):
         predict(tmp_path / "RUN", odd_data, "train", tmp_path / "scores.parquet")
-    with pytest.raises(ConfigError, match="no split 'test', expected one of"):
+    with pytest.raises(ConfigError, check=at("data set 'planted'")):
         predict(tmp_path / "RUN", spec.data, "test", tmp_path / "scores.parquet")
     odd_run(odd_data, tmp_path / "ODD", max_steps=1).fit()
     grown = dataclasses.replace(read_dataset(odd_data), name="grown")
@@ -209,11 +209,11 @@ def test_predicting_other_data_or_a_damaged_file_leaves_nothing(tmp_path, spec, 
 
 
 def test_a_run_without_a_checkpoint_cannot_be_opened(tmp_path, spec):
-    with pytest.raises(DataNotFoundError, match=r"run\.json: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/run.json")):
         load_model(tmp_path)
     run = build(spec, tmp_path)
     run.directory.begin(run.spec, run.dataset)
-    with pytest.raises(DataNotFoundError, match="checkpoints: holds no complete checkpoint"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/checkpoints")):
         load_model(tmp_path)
 
 
@@ -230,7 +230,7 @@ def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(tmp_path, spec):
     wild = dataclasses.replace(
         changed(spec, checkpoint_every=1, epochs=9), dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30)
     )
-    with pytest.raises(TrainingError, match="a lower learning rate may help"):
+    with pytest.raises(TrainingError, check=at("step 2 (epoch 1)")):
         build(wild, tmp_path).fit()
     assert load_model(tmp_path).spec == wild
 
@@ -243,7 +243,7 @@ def test_training_on_a_damaged_shard_says_which(tmp_path, spec, odd_data):
     (copy / "vocabularies").mkdir()
     (copy / "vocabularies/city.parquet").write_bytes(b"")
     write_dataset(read_dataset(odd_data), copy)
-    with pytest.raises(FormatError, match=r"part-00000\.parquet"):
+    with pytest.raises(FormatError, check=at(f"{copy}/train/part-00000.parquet")):
         odd_run(copy, tmp_path / "RUN").fit()
     assert not (tmp_path / "RUN").exists()
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import signal
 import threading
 
@@ -123,7 +122,7 @@ def test_a_run_that_stopped_early_may_resume_with_more_patience(tmp_path, stoppi
     again = build(stopping_spec, tmp_path).fit(resume=True)
     assert (again.steps, again.samples, again.stopped_early) == (16, 0, True)
     assert build(changed(stopping_spec, patience=4), tmp_path).fit(resume=True).steps == 20
-    with pytest.raises(ConfigError, match=re.escape('training.monitor is null, got "logloss"')):
+    with pytest.raises(ConfigError, check=at(tmp_path / "run.json", 'training.monitor is null, got "logloss"')):
         build(changed(stopping_spec, monitor="logloss"), tmp_path).fit(resume=True)
 
 
@@ -168,7 +167,7 @@ def test_the_best_may_be_left_out(tmp_path, stopping_spec):
     run = build(changed(stopping_spec, keep_best=False), tmp_path)
     assert run.fit().best_step is not None
     assert steps(run) == [16]
-    with pytest.raises(ConfigError, match="no checkpoint is marked as the best one"):
+    with pytest.raises(ConfigError, check=at(f"{tmp_path}/checkpoints")):
         find(run.directory.checkpoints, "best")
 
 
@@ -186,12 +185,12 @@ def test_checkpoints_are_found_by_step_best_and_last(tmp_path, spec):
     assert find(directory, "4").name == "step-00000004"
     mark_best(directory, 12)
     assert find(directory, "best").name == "step-00000012"
-    with pytest.raises(ConfigError, match=r"holds no checkpoint of step 5, expected one of 4, 8, 12, 16"):
+    with pytest.raises(ConfigError, check=at(directory)):
         find(directory, 5)
-    with pytest.raises(ConfigError, match=r"got 'bset' \(did you mean 'best'\?\), expected 'best', 'last' or a step"):
+    with pytest.raises(ConfigError, check=at("checkpoint")):
         find(directory, "bset")
     (directory / "best.json").write_text("{")
-    with pytest.raises(FormatError, match=r"best\.json"):
+    with pytest.raises(FormatError, check=at(f"{directory}/best.json")):
         find(directory, "best")
 
 

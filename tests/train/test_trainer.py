@@ -64,7 +64,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_updated(spec, poison)
     trainer.train_step(batch)
     before = weights(trainer.model)
     bad = Batch(dense=torch.full_like(batch.dense, poison), label=batch.label, sparse=batch.sparse)
-    with pytest.raises(TrainingError, match=r"step 2 \(epoch 1\): the loss is (nan|inf), expected a finite number"):
+    with pytest.raises(TrainingError, check=at("step 2 (epoch 1)")):
         trainer.train_step(bad)
     assert_same(weights(trainer.model), before)
 

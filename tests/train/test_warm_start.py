@@ -1,7 +1,6 @@
 """D3: a run that starts from the weights of another one, on the data of another day."""
 
 import dataclasses
-import re
 
 import pytest
 import torch
@@ -143,7 +142,7 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
 def test_another_model_is_rejected(tmp_path, spec, next_day, model, told):
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
     other = dataclasses.replace(another_day(spec, next_day), model=model)
-    with pytest.raises(ConfigError, match=re.escape("init_from: " + told.format(first=tmp_path / "first"))):
+    with pytest.raises(ConfigError, check=at("init_from", told.format(first=tmp_path / "first"))):
         build(other, tmp_path / "second", init_from=tmp_path / "first").fit()
     assert not (tmp_path / "second").exists()
 
@@ -164,13 +163,13 @@ def test_ids_of_another_workflow_are_rejected(tmp_path, other, told):
 
 
 def test_what_is_no_run_is_rejected(tmp_path, spec):
-    with pytest.raises(DataNotFoundError, match="none: no such directory"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/none")):
         build(spec, tmp_path / "RUN", init_from=tmp_path / "none").fit()
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
-    with pytest.raises(DataNotFoundError, match=f"expected the RUN around it, {tmp_path / 'first'}"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/first/checkpoints")):
         build(spec, tmp_path / "RUN", init_from=tmp_path / "first/checkpoints").fit()
     (tmp_path / "first/checkpoints").rename(tmp_path / "alone")
-    with pytest.raises(DataNotFoundError, match=r"holds no run\.json, which says what ids mean"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/alone/step-00000001")):
         build(spec, tmp_path / "RUN", init_from=tmp_path / "alone/step-00000001").fit()
     with pytest.raises(ConfigError, check=at("RunSpec.reset_optimizer")):
         dataclasses.replace(spec, reset_optimizer=True)
@@ -179,7 +178,7 @@ def test_what_is_no_run_is_rejected(tmp_path, spec):
 
 def test_resume_rejects_other_data_and_names_init_from(tmp_path, spec, next_day):
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
-    with pytest.raises(ConfigError, match=r"reader state: .*; to train on with other data use --init-from with a new"):
+    with pytest.raises(ConfigError, check=at("reader state")):
         build(dataclasses.replace(spec, data=str(next_day)), tmp_path / "first").fit(resume=True)
-    with pytest.raises(ConfigError, match=r"init_from is null, got .*; a resumed run cannot change it; --init-from"):
+    with pytest.raises(ConfigError, check=at(f"{tmp_path}/first/run.json")):
         build(spec, tmp_path / "first", init_from=tmp_path / "other").fit(resume=True)

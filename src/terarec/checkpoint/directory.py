@@ -155,7 +155,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
-        raise FormatError(str(error)) from None
+        raise FormatError(error.where, error.problem) from None
     inside = checkpoint.resolve()
     for entry in manifest.files:
         file = checkpoint / entry.file
@@ -281,7 +281,7 @@ def best_step(directory: Path) -> int | None:
         return None
     step = read_versioned_json(path, _BEST_FORMAT, _BEST_VERSION).get("step")
     if not isinstance(step, int):
-        raise FormatError(path, f"$.step: got {step!r}, expected an integer")
+        raise FormatError(path, "$.step", f"got {step!r}, expected an integer")
     return step
 
 

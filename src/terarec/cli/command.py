@@ -151,7 +151,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
             if error.owner not in known:
                 raise
             place = names.get(error.field, error.field)
-            raise ConfigError(f"{place}: {error.problem}" if place else error.problem) from error
+            raise ConfigError(place, error.problem) from error
 
     json_flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON)
     run.__signature__ = inspect.Signature([*parameters, json_flag])  # type: ignore[attr-defined]

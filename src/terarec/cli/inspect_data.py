@@ -60,7 +60,7 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
 def first_split(spec: DatasetSpec) -> str:
     """The split to look at where none is named: "train" if there is one."""
     if not spec.splits:
-        raise ConfigError(f"data set {spec.name!r} has no split, expected one with samples")
+        raise ConfigError(f"data set {spec.name!r}", "has no split, expected one with samples")
     return "train" if "train" in spec.splits else next(iter(spec.splits))
 
 
@@ -158,7 +158,7 @@ def describe_column(
     if name in metadata:
         return {**told, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
     known = ", ".join(dict.fromkeys((*spec.column_names, *([] if spec.weight is None else [spec.weight]), *metadata)))
-    raise ConfigError(f"data set {spec.name!r} has no column {name!r}, expected one of {known}")
+    raise ConfigError(f"data set {spec.name!r}", f"has no column {name!r}, expected one of {known}")
 
 
 def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iterator[ColumnBlock]:

@@ -71,6 +71,6 @@ def _rows(texts: list[str] | tuple[()]) -> dict[str, int]:
     for text in texts:
         name, equals, count = text.rpartition("=")
         if not equals or not count.isdecimal():
-            raise ConfigError(f"--rows: got {text!r}, expected TABLE=N")
+            raise ConfigError("--rows", f"got {text!r}, expected TABLE=N")
         found[name] = int(count)
     return found

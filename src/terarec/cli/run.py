@@ -185,7 +185,7 @@ def predict(options: PredictOptions, show: Show) -> None:
     """Run ``terarec predict``."""
     if (options.data is None) == (not options.raw):
         given = "both" if options.raw else "neither"
-        raise ConfigError(f"got {given} of RAW and --data, expected raw files or a prepared data set")
+        raise ConfigError("RAW, --data", f"got {given}, expected raw files or a prepared data set")
     if options.data is not None:
         _predict_dataset(options, options.data, show)
     else:

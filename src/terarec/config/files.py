@@ -159,7 +159,7 @@ def _parse(path: Path, what: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(path, f"byte {error.start} is not UTF-8, expected {what} in JSON") from None
     except json.JSONDecodeError as error:
-        raise ConfigError(path, f"line {error.lineno} column {error.colno}: {error.msg}, expected JSON") from None
+        raise ConfigError(path, f"line {error.lineno} column {error.colno}", f"{error.msg}, expected JSON") from None
     except ValueError as error:
         raise ConfigError(path, f"{error}, expected {what} in JSON") from None
     repeated = _find_repeated(data)

@@ -29,7 +29,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, str]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
-            raise ConfigError(f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096")
+            raise ConfigError(
+                "assignment", f"got {quoted(assignment)}, expected path=value such as training.batch_size=4096"
+            )
         if path.strip() in changes:
             raise ConfigError(shortened(path.strip()), "got it twice, expected it once")
         changes[path.strip()] = text.strip()

@@ -75,7 +75,8 @@ class PartKeysets:
                 key = int(values[first])
                 file = self._directory / self._split / str(self._parts[part].keyset)
                 raise KeysetError(
-                    f"{file}: lacks key {key} of column {name!r}, which sample {row} of split {self._split!r} has, "
+                    file,
+                    f"lacks key {key} of column {name!r}, which sample {row} of split {self._split!r} has, "
                     f"expected all keys of part {part}",
                     part=part,
                     column=name,

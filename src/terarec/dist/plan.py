@@ -230,7 +230,7 @@ class ShardingPlan:
             rank = max(range(world_size), key=found.__getitem__)
             if found[rank] > self.rank_bytes:
                 raise StorageError(
-                    f"plan.rank_bytes: the weights on rank {rank} take {found[rank]:,} bytes, at most "
+                    "plan.rank_bytes", f"the weights on rank {rank} take {found[rank]:,} bytes, at most "
                     f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks"
                 )
 

@@ -292,11 +292,11 @@ class EmbeddingCollection(nn.Module):
             ConfigError: No such table, or a dynamic one.
         """
         if name not in self.tables:
-            raise ConfigError(f"table: got {name!r}, expected one of {', '.join(self.tables)}")
+            raise ConfigError("table", f"got {name!r}, expected one of {', '.join(self.tables)}")
         table = self.tables[name]
         if not isinstance(table, StaticTable):
             what = "dynamic" if table.is_dynamic else "in tiers"
-            raise ConfigError(f"table: got {name!r}, which is {what}, expected a static one (see Store.export)")
+            raise ConfigError("table", f"got {name!r}, which is {what}, expected a static one (see Store.export)")
         if not (torch.is_grad_enabled() and self.is_trained):
             return table.weights
         weights = table.weights
@@ -501,8 +501,9 @@ class EmbeddingCollection(nn.Module):
         def deposit(grad: Tensor) -> None:
             if table.arena.weights._version != version:
                 raise StorageError(
-                    f"backward: table {table.name!r} was updated since table({table.name!r}) was called, expected the "
-                    "row optimizer's step after the backward pass"
+                    "backward",
+                    f"table {table.name!r} was updated since table({table.name!r}) was called, expected the "
+                    "row optimizer's step after the backward pass",
                 )
             offsets = torch.tensor([0, len(table)], device=grad.device)
             layout = whole_table(table.arena, table.name)
@@ -633,15 +634,17 @@ class _Held:
 
 def _rows_moved(arena: AnyArena) -> StorageError:
     return StorageError(
-        f"backward: tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left the "
-        "fast tier, expected one backward pass before the row optimizer's step"
+        "backward",
+        f"tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left the "
+        "fast tier, expected one backward pass before the row optimizer's step",
     )
 
 
 def _rows_evicted(arena: AnyArena) -> StorageError:
     return StorageError(
-        f"backward: rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
-        "forward pass, expected the row optimizer's step before the next forward pass"
+        "backward",
+        f"rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
+        "forward pass, expected the row optimizer's step before the next forward pass",
     )
 
 

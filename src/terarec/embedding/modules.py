@@ -158,9 +158,9 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
         if self._is_left_to_torch(input):
             return super().forward(input, offsets, per_sample_weights)
         if per_sample_weights is not None and self.mode != "sum":
-            raise ConfigError(f"per_sample_weights: got some in mode {self.mode!r}, expected mode 'sum'")
+            raise ConfigError("per_sample_weights", f"got some in mode {self.mode!r}, expected mode 'sum'")
         if self.scale_grad_by_freq and self.mode == "max":
-            raise ConfigError("scale_grad_by_freq: got True in mode 'max', expected mode 'sum' or 'mean'")
+            raise ConfigError("scale_grad_by_freq", "got True in mode 'max', expected mode 'sum' or 'mean'")
         bags = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             bags = without_key(bags, self.padding_idx)

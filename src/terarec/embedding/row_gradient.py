@@ -166,8 +166,9 @@ class PendingGradients:
     def _check_is_whole(self, what: str) -> None:
         if self.is_part:
             raise ConfigError(
-                f"{what} of the gradients of embedding tables: the tables are on several ranks, each of which has "
-                "those of its own rows; expected no clipping by the joint norm and no loss scaler"
+                f"{what} of the gradients of embedding tables",
+                "the tables are on several ranks, each of which has "
+                "those of its own rows; expected no clipping by the joint norm and no loss scaler",
             )
 
     def _mark(self) -> None:
@@ -223,7 +224,9 @@ class RowGradient(Tensor):
         """
         pending = self._pending()
         if pending is None:
-            raise ConfigError("gradient of embedding tables: their module was deleted, expected it to be kept as long")
+            raise ConfigError(
+                "gradient of embedding tables", "their module was deleted, expected it to be kept as long"
+            )
         return pending
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -272,9 +275,10 @@ class RowGradient(Tensor):
         if of_rows and name == "add_" and args[0].numel():  # what autograd does where the weight has another use
             raise _other_use(args[0])
         raise ConfigError(
-            f"{name} on the .grad of embedding tables: their gradients are kept by row, expected zero_grad(), "
-            "torch.nn.utils.clip_grad_norm_ (of order 2), mul_() or div_() by a number, torch.amp.GradScaler, "
-            "isfinite(), or the options clip_value, clip_norm, l1 and l2 of the row optimizer's spec"
+            f"{name} on the .grad of embedding tables",
+            "their gradients are kept by row, expected zero_grad(), torch.nn.utils.clip_grad_norm_ (of order 2), "
+            "mul_() or div_() by a number, torch.amp.GradScaler, isfinite(), or the options clip_value, clip_norm, l1 "
+            "and l2 of the row optimizer's spec",
         )
 
 
@@ -294,7 +298,7 @@ def _norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     if order not in (2, 2.0, None) or any(kwargs.get(name) for name in ("dim", "keepdim")) or len(args) > 2:
         raise ConfigError(
-            f"norm of the gradients of embedding tables: got order {order!r}, expected 2 over all elements"
+            "norm of the gradients of embedding tables", f"got order {order!r}, expected 2 over all elements"
         )
     norms = [
         torch.tensor(held.pending.norm(), dtype=held.dtype, device=held.device)
@@ -312,7 +316,8 @@ def _scale(name: str, args: Sequence[Any]) -> Any:
         if isinstance(mine, RowGradient):
             if isinstance(factor, Tensor) and factor.numel() != 1:
                 raise ConfigError(
-                    f"{name} on the .grad of embedding tables: got a factor {list(factor.shape)}, expected one number"
+                    f"{name} on the .grad of embedding tables",
+                    f"got a factor {list(factor.shape)}, expected one number",
                 )
             mine.pending.scale_(1.0 / float(factor) if _SCALINGS[name] else float(factor))
         elif _SCALINGS[name]:
@@ -350,8 +355,9 @@ def _empty_gradient(held: RowGradient) -> Tensor:
 
 def _other_use(weight: Tensor) -> ConfigError:
     return ConfigError(
-        f"row optimizer: a weight {list(weight.shape)} has a .grad, expected gradients of lookups alone: it is also "
-        "used outside its embedding module, another optimizer has it, too, or the .grad is older than the row optimizer"
+        "row optimizer",
+        f"a weight {list(weight.shape)} has a .grad, expected gradients of lookups alone: it is also used outside its "
+        "embedding module, another optimizer has it, too, or the .grad is older than the row optimizer",
     )
 
 
@@ -401,9 +407,10 @@ class TableParameter(nn.Parameter):
                 return TableParameter(result.detach(), requires_grad=False)
         if _computes(name, args, kwargs, result):
             raise ConfigError(
-                f"{name} on the parameter that represents embedding tables: it has no weights; expected "
-                "collection.table(name) for a penalty or a computation, the options l2, weight_decay or clip_norm of "
-                "the row optimizer's spec, or the parameters without it (those with numel() > 0)"
+                f"{name} on the parameter that represents embedding tables",
+                "it has no weights; expected collection.table(name) for a penalty or a computation, the options l2, "
+                "weight_decay or clip_norm of the row optimizer's spec, or the parameters without it (those with "
+                "numel() > 0)",
             )
         return result
 

@@ -55,14 +55,14 @@ class LookupGroup:
 def check_names(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> None:
     """Raise `ConfigError` unless there are tables, names are distinct and each feature's table exists."""
     if not tables:
-        raise ConfigError("tables: got none, expected at least one")
+        raise ConfigError("tables", "got none, expected at least one")
     _check_distinct("tables", [table.name for table in tables])
     _check_distinct("features", [feature.name for feature in features])
     known = {table.name for table in tables}
     for feature in features:
         if feature.table not in known:
             raise ConfigError(
-                f"feature {feature.name!r}: got table {feature.table!r}, expected one of {', '.join(sorted(known))}"
+                f"feature {feature.name!r}", f"got table {feature.table!r}, expected one of {', '.join(sorted(known))}"
             )
 
 
@@ -173,7 +173,7 @@ def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
 def _check_distinct(what: str, names: Sequence[str]) -> None:
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
-        raise ConfigError(f"{what}: the name {repeated[0]!r} occurs more than once, expected distinct names")
+        raise ConfigError(what, f"the name {repeated[0]!r} occurs more than once, expected distinct names")
 
 
 class KeyFinder(Protocol):

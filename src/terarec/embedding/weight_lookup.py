@@ -46,7 +46,7 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
     """
     if weights is not None and weights.shape != input.shape:
         raise ConfigError(
-            f"per_sample_weights: got shape {list(weights.shape)}, expected {list(input.shape)}, the input's"
+            "per_sample_weights", f"got shape {list(weights.shape)}, expected {list(input.shape)}, the input's"
         )
     if input.is_nested:
         flat = None if weights is None else weights.values().float()
@@ -54,13 +54,13 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
     flat = None if weights is None else weights.reshape(-1).float()
     if input.dim() == 2:
         if offsets is not None:
-            raise ConfigError("offsets: got a tensor with an input [B, L], expected None: each row is a bag")
+            raise ConfigError("offsets", "got a tensor with an input [B, L], expected None: each row is a bag")
         starts = torch.arange(input.shape[0] + 1, device=input.device)
         return Bags(_as_keys(input, "input").reshape(-1), starts * input.shape[1], flat)
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         given = "none" if offsets is None else f"shape {list(offsets.shape)}"
         got = f"shape {list(input.shape)} with offsets of {given}"
-        raise ConfigError(f"input: got {got}, expected [N] with offsets [B], or [B, L] without")
+        raise ConfigError("input", f"got {got}, expected [N] with offsets [B], or [B, L] without")
     offsets = _as_keys(offsets, "offsets")
     if not include_last_offset:
         offsets = torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
@@ -89,7 +89,7 @@ def _as_keys(tensor: Tensor, name: str) -> Tensor:
     if tensor.dtype == torch.int64:
         return tensor
     if tensor.dtype != torch.int32:
-        raise ConfigError(f"{name}: got {str(tensor.dtype).removeprefix('torch.')}, expected int32 or int64")
+        raise ConfigError(name, f"got {str(tensor.dtype).removeprefix('torch.')}, expected int32 or int64")
     return tensor.long()
 
 
@@ -158,7 +158,7 @@ class ParameterArena:
         """
         if not self.parameter.is_contiguous():
             shape, strides = list(self.parameter.shape), self.parameter.stride()
-            raise ConfigError(f"row optimizer: got a weight {shape} of strides {strides}, expected a contiguous one")
+            raise ConfigError("row optimizer", f"got a weight {shape} of strides {strides}, expected a contiguous one")
         first = fills or {}
         self.state = {
             name: torch.full(shape, first.get(name, 0), dtype=state_dtype(name), device=self.device)
@@ -173,8 +173,9 @@ class ParameterArena:
         """
         if not self.is_attached:
             raise ConfigError(
-                f"row optimizer: a weight {list(self.parameter.shape)} was replaced or made trainable after the "
-                "optimizer was created, expected a row optimizer created after that"
+                "row optimizer",
+                f"a weight {list(self.parameter.shape)} was replaced or made trainable after the "
+                "optimizer was created, expected a row optimizer created after that",
             )
         (taken,), factor = self.pending.take()
         return taken, factor

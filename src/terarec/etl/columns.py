@@ -39,7 +39,7 @@ class RowFaultError(FormatError):
     def __init__(
         self, column: str, rows: NDArray[np.int64], got: Sequence[str], expected: str, *, kind: str = "rejected"
     ) -> None:
-        super().__init__(f"column {column!r}, row {rows[0]}: {got[0]}, expected {expected}")
+        super().__init__(f"column {column!r}, row {rows[0]}", f"{got[0]}, expected {expected}")
         self.column = column
         self.rows = rows
         self.got = tuple(got[:REFUSED_SHOWN])

@@ -52,14 +52,14 @@ class DeviceTransform:
         for step in self._steps:
             if not operators[step].runs_on_tensors:
                 raise ConfigError(
-                    f"steps[{step}] {type(operators[step]).__name__}: does not run on a device, expected only "
-                    f"{', '.join(_operators_on_tensors())}"
+                    f"steps[{step}] {type(operators[step]).__name__}",
+                    f"does not run on a device, expected only {', '.join(_operators_on_tensors())}",
                 )
         source = workflow.plan.types[0]
         self.columns: Mapping[str, ColumnType] = {name: source[name] for name in source if name in needed}
         for name, found in self.columns.items():
             if found.kind == "text":
-                raise ConfigError(f"column {name!r} holds {found}, expected integer, number or hex32 on a device")
+                raise ConfigError(f"column {name!r}", f"holds {found}, expected integer, number or hex32 on a device")
         self._functions = [
             operators[step].tensor_function(state_of(workflow.plan, step, workflow.states), self._device)
             for step in self._steps
@@ -119,14 +119,14 @@ class DeviceTransform:
 
     def _column(self, rows: pa.RecordBatch, name: str) -> DeviceColumn:
         if name not in rows.schema.names:
-            raise FormatError(f"column {name!r} is not in the batch, expected {', '.join(self.columns)}")
+            raise FormatError(f"column {name!r}", f"not in the batch, expected {', '.join(self.columns)}")
         expected, array = self.columns[name], rows.column(name)
         try:
             column = self._device.column(array, expected.kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise FormatError(f"column {name!r}: got {array.type}, expected values of {expected.kind}") from None
+            raise FormatError(f"column {name!r}", f"got {array.type}, expected values of {expected.kind}") from None
         if isinstance(column, Ragged) is not expected.is_list:
-            raise FormatError(f"column {name!r}: got {array.type}, expected {expected}")
+            raise FormatError(f"column {name!r}", f"got {array.type}, expected {expected}")
         return column
 
     def _sparse(self, block: TensorBlock) -> Jagged:

@@ -158,7 +158,7 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
     ids = tuple(name for name, use in uses.items() if use in ("ids", "hashed ids"))
     parts = tuple(output for step in steps if isinstance(step, DateParts) for output in step.writes)
     if not (dense or ids or parts):
-        raise ConfigError(f"{sources[0]}: no column but the label varies, expected columns to learn from")
+        raise ConfigError(sources[0], "no column but the label varies, expected columns to learn from")
     is_positional = source.format == "delimited" and not source.header
     read = [column for column in columns if is_positional or column is chosen or uses[column.name] != "left out"]
     spec = WorkflowSpec(
@@ -235,7 +235,7 @@ def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> Mapping[str, pa
     source = open_source(spec, sources, "skip", limit=SAMPLE_ROWS)
     rows = concatenate_rows(list(source.blocks()))
     if not rows.num_rows:
-        raise FormatError(f"{source.files[0].path}: no row of the sample can be read: {source.bad_input.first[0]}")
+        raise FormatError(source.files[0].path, f"no row of the sample can be read: {source.bad_input.first[0]}")
     return rows.columns
 
 
@@ -264,7 +264,9 @@ def _typed(found: Sequence[_Field]) -> tuple[SourceColumn, ...]:
         if kind is not None
     )
     if not columns:
-        raise FormatError("no column holds texts, integers, numbers, times or lists of them, expected at least one")
+        raise FormatError(
+            "sources", "no column holds texts, integers, numbers, times or lists of them, expected at least one"
+        )
     return columns
 
 
@@ -315,12 +317,12 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     widths = {mark: Counter(map(len, records)).most_common(1)[0] for mark, records in tried.items() if records}
     steady = [mark for mark, (width, times) in widths.items() if width > 1 and times >= 0.9 * len(tried[mark])]
     if not steady:
-        raise FormatError(f"{file.path}: found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
+        raise FormatError(file.path, "found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
     delimiter = max(steady, key=lambda mark: (mark != " ", widths[mark][0]))
     first, *others = tried[delimiter]
     width = widths[delimiter][0]
     if len(first) != width:
-        raise FormatError(f"{file.path}: line 1: found {len(first)} fields, expected {width} as in most lines")
+        raise FormatError(f"{file.path}: line 1", f"found {len(first)} fields, expected {width} as in most lines")
     others = [record for record in others if len(record) == width]
     names = [field.strip() for field in first]
     has_header = len(set(names)) == len(names) and all(_IS_NAME.fullmatch(name) for name in names)

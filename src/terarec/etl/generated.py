@@ -39,8 +39,8 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise FormatError(f"{path}: not JSON ({error})") from error
+        raise FormatError(path, f"not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
     if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:
-        raise FormatError(f"{path}: $.best_auc: got {quoted(best_auc)}, expected a number from 0 to 1")
+        raise FormatError(f"{path}: $.best_auc", f"got {quoted(best_auc)}, expected a number from 0 to 1")
     return float(best_auc)

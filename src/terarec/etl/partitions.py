@@ -60,7 +60,7 @@ class Partitions:
                 continue
             found = path.stat().st_size if path.exists() else 0
             if found < size:
-                raise FormatError(f"{path}: got {found:,} bytes, expected {size:,}; remove the directory to start over")
+                raise FormatError(path, f"got {found:,} bytes, expected {size:,}; remove the directory to start over")
             if found > size:
                 os.truncate(path, size)
         return opened

@@ -231,9 +231,10 @@ class ValueCounts:
             size = size if max_size is None else min(size, max_size)
             needed = encoding_bytes(result) * size // max(result.num_rows, 1)
             raise StorageError(
-                f"column {name!r}: its vocabulary of {size:,} values needs about {in_bytes(needed)} of memory to "
+                f"column {name!r}",
+                f"its vocabulary of {size:,} values needs about {in_bytes(needed)} of memory to "
                 f"encode with, where {in_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "
-                f"max_size (now {'none' if max_size is None else max_size}), HashBucket or more memory would help"
+                f"max_size (now {'none' if max_size is None else max_size}), HashBucket or more memory would help",
             )
         return _ordered(result, max_size)
 
@@ -344,9 +345,10 @@ class GroupSums:
         if memory_bytes is not None and needed > memory_bytes:
             needed = needed * groups // sum(part.num_rows for part in parts)
             raise StorageError(
-                f"column {self._column!r}: the statistics of its {groups:,} groups need about {in_bytes(needed)} of "
+                f"column {self._column!r}",
+                f"the statistics of its {groups:,} groups need about {in_bytes(needed)} of "
                 f"memory, where {in_bytes(memory_bytes)} are left; HashBucket, Categorify with a greater min_count or "
-                "a max_size, or more memory would help"
+                "a max_size, or more memory would help",
             )
         return pa.concat_tables(parts).sort_by([(key, "ascending") for key in self._keys]).combine_chunks()
 

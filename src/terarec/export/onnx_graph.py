@@ -27,7 +27,7 @@ def onnx_library(name: str = "onnx") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise MissingDependencyError(f"{name}: not installed, expected pip install 'terarec[onnx]'") from None
+        raise MissingDependencyError(name, "not installed, expected pip install 'terarec[onnx]'") from None
 
 
 class OnnxGraph:

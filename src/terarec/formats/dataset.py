@@ -31,11 +31,11 @@ def read_dataset(directory: Path) -> DatasetSpec:
     data = read_versioned_json(path, FORMAT, VERSION, oldest=_OLDEST)
     for field in data:
         if field != "dataset":
-            raise FormatError(path, f"$.{field}: unknown field, expected only 'dataset'")
+            raise FormatError(path, f"$.{field}", "unknown field, expected only 'dataset'")
     try:
         return from_data(DatasetSpec, data.get("dataset"), f"{path}: $.dataset")
     except ConfigError as error:
-        raise FormatError(str(error)) from None
+        raise FormatError(error.where, error.problem) from None
 
 
 def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None = None) -> None:

@@ -35,7 +35,7 @@ def check_row_count(table: pa.Table, expected: int, where: str) -> None:
         FormatError: They are more or fewer; the message starts with `where`.
     """
     if table.num_rows != expected:
-        raise FormatError(f"{where}: holds {table.num_rows} rows, expected {expected} as the file's footer says")
+        raise FormatError(where, f"holds {table.num_rows} rows, expected {expected} as the file's footer says")
 
 
 def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
@@ -48,7 +48,7 @@ def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
     nulls = array.null_count or (array.flatten().null_count if is_list(array.type) else 0)
     if nulls:
-        raise FormatError(f"{where}, column {name!r}: {nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
+        raise FormatError(f"{where}, column {name!r}", f"{nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
     return array
 
 
@@ -74,7 +74,7 @@ def arrow_errors(where: str, kind: str = "Parquet") -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last from names of columns
         reason = str(error).splitlines()[0]
-        raise FormatError(f"{where}: cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
+        raise FormatError(where, f"cannot be read as {kind} ({reason}), expected a complete {kind} file") from error
 
 
 class GroupBuffer:
@@ -262,13 +262,13 @@ class ParquetShard:
         self.path = path
         self._spec = spec
         if not path.is_file():
-            raise DataNotFoundError(f"{path}: no such shard")
+            raise DataNotFoundError(path, "no such shard")
         with arrow_errors(str(path)):
             self._metadata = pq.read_metadata(path)
             schema = self._metadata.schema.to_arrow_schema()
         check_schema(schema, spec, str(path))
         if num_rows is not None and self._metadata.num_rows != num_rows:
-            raise FormatError(f"{path}: holds {self._metadata.num_rows} rows, expected {num_rows} (dataset.json)")
+            raise FormatError(path, f"holds {self._metadata.num_rows} rows, expected {num_rows} (dataset.json)")
         self.num_rows: int = self._metadata.num_rows
         self.group_rows: tuple[int, ...] = tuple(
             self._metadata.row_group(index).num_rows for index in range(self._metadata.num_row_groups)
@@ -342,7 +342,7 @@ def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
         count = len(schema.get_all_field_indices(name))
         if count != 1:
             found = "missing" if count == 0 else f"there {count} times"
-            raise FormatError(f"{where}, column {name!r}: {found}, expected the columns of dataset.json")
+            raise FormatError(f"{where}, column {name!r}", f"{found}, expected the columns of dataset.json")
         found_type = schema.field(name).type
         if name in metadata:
             accepted = {METADATA_TYPES[metadata[name]]} | ({pa.string()} if metadata[name] == "string" else set())
@@ -355,4 +355,4 @@ def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
             good = pa.types.is_list(found_type) and found_type.value_type in _KEY_TYPES
             expected = "list of int32 or int64"
         if not good:
-            raise FormatError(f"{where}, column {name!r}: type is {found_type}, expected {expected}")
+            raise FormatError(f"{where}, column {name!r}", f"type is {found_type}, expected {expected}")

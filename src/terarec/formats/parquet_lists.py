@@ -31,12 +31,12 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
         lines.pop()
     first = lines[0] if lines else ""
     if not (first.isascii() and first.isdigit()):
-        raise FormatError(f"{path}: line 1 is {first!r}, expected the number of files")
+        raise FormatError(f"{path}: line 1", f"got {first!r}, expected the number of files")
     names = lines[1:]
     if len(names) != int(first):
-        raise FormatError(f"{path}: line 1 says {first} files, {len(names)} paths follow")
+        raise FormatError(f"{path}: line 1", f"got {first} files, {len(names)} paths follow")
     if "" in names:
-        raise FormatError(f"{path}: line {names.index('') + 2} is empty, expected a path")
+        raise FormatError(f"{path}: line {names.index('') + 2}", "empty, expected a path")
     return tuple(_on_the_file_system_of(str(path), name) for name in names)
 
 
@@ -93,7 +93,7 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
     repeated = [index for index in positions["labels"] if index in positions["conts"] + positions["cats"]]
     repeated += [index for index in positions["conts"] if index in positions["cats"]]
     if repeated:
-        raise FormatError(f"{where}: column {repeated[0]} is of two kinds, expected one of labels, conts and cats")
+        raise FormatError(where, f"column {repeated[0]} is of two kinds, expected one of labels, conts and cats")
     return ParquetMetadata(
         path=str(path),
         num_rows=num_rows,
@@ -138,7 +138,7 @@ def _positions(data: Any, kind: str, where: str) -> tuple[int, ...]:
     entries = _field(data, kind, list, where)
     positions = sorted(_count(entry, "index", f"{where}.{kind}[{i}]") for i, entry in enumerate(entries))
     if len(set(positions)) != len(positions):
-        raise FormatError(f"{where}.{kind}: an index occurs twice in {positions}")
+        raise FormatError(f"{where}.{kind}", f"an index occurs twice in {positions}")
     return tuple(positions)
 
 
@@ -153,11 +153,11 @@ def _field(entry: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(entry, dict):
         _reject(where, entry, "an object")
     if name not in entry:
-        raise FormatError(f"{where}.{name}: missing")
+        raise FormatError(f"{where}.{name}", "missing")
     if not isinstance(entry[name], kind):
         _reject(f"{where}.{name}", entry[name], {list: "a list", str: "a string", int: "an integer"}[kind])
     return entry[name]
 
 
 def _reject(where: str, value: Any, expected: str) -> NoReturn:
-    raise FormatError(f"{where}: got {quoted(value)}, expected {expected}")
+    raise FormatError(where, f"got {quoted(value)}, expected {expected}")

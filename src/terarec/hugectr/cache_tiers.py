@@ -130,7 +130,7 @@ def _places(
 
 def _local(name: str, path: str) -> Path:
     if is_remote(path):
-        raise WrongInputError(f"{name}: got {path!r}, expected local folders")
+        raise WrongInputError(name, f"got {path!r}, expected local folders")
     return Path(path).absolute()
 
 

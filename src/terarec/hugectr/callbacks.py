@@ -60,8 +60,9 @@ class CapacityCheck(Callback):
             count = sum(map(len, tables))
             if count > most:
                 raise OutOfBoundError(
-                    f"SparseEmbedding {name!r}: holds {count:,} keys, expected at most {most:,}, for which its "
-                    "workspace or sizes give room; give it more (HUGECTR_DISABLE_OVERFLOW_CHECK=1 turns this check off)"
+                    f"SparseEmbedding {name!r}",
+                    f"holds {count:,} keys, expected at most {most:,}, for which its workspace or sizes give "
+                    "room; give it more (HUGECTR_DISABLE_OVERFLOW_CHECK=1 turns this check off)",
                 )
 
 
@@ -167,8 +168,9 @@ class Iterations(Callback):
         loss = self._model.get_current_loss() if self._checks_loss else 0.0
         if math.isnan(loss):
             raise LossCannotConvergeError(
-                f"fit: the loss of iteration {self._cadence.number(self.index)} is NaN: it cannot converge, expected a "
-                "number; a lower learning rate may help"
+                "fit",
+                f"the loss of iteration {self._cadence.number(self.index)} is NaN: it cannot converge, expected a "
+                "number; a lower learning rate may help",
             )
         self._log.progress(self._cadence.number(self.index), self._every.display, loss, trainer.optimizers.lr)
 

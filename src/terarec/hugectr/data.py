@@ -93,12 +93,12 @@ class DataSource:
 def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
     """Return the paths to copy from and to."""
     if "use_hdfs" not in params.values():
-        raise WrongInputError("DataSource: got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
+        raise WrongInputError("DataSource", "got DataSourceParams of release 3.9 on, expected use_hdfs and paths")
     pairs: list[tuple[str, str]] = []
     for name in _PATHS:
         remote, local = (_listed(getattr(params, f"{side}_{name}")) for side in ("hdfs", "local"))
         if remote and local and len(remote) != len(local):
-            raise WrongInputError(f"DataSource: got {len(remote)} hdfs_{name} and {len(local)} local_{name}")
+            raise WrongInputError("DataSource", f"got {len(remote)} hdfs_{name} and {len(local)} local_{name}")
         pairs += zip(remote, local, strict=False)
     return pairs
 
@@ -112,7 +112,7 @@ def _copy(source: Path, target: Path) -> None:
     from terarec.io import atomic_entries
 
     if not source.exists():
-        raise DataNotFoundError(f"{source}: no such file or folder")
+        raise DataNotFoundError(source, "no such file or folder")
     folder, names = target.parent, {source: target.name}
     if source.is_dir():
         folder, names = target, {entry: entry.name for entry in source.iterdir()}

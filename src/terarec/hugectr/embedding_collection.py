@@ -62,19 +62,21 @@ class ShardPlan:
         placed = {table for gpu in self.matrix for table in gpu}
         for table in dict.fromkeys([*grouped, *placed]):
             if table not in tables:
-                raise WrongInputError(f"shard: got a table {table!r}, expected tables with a lookup: {_listed(tables)}")
+                raise WrongInputError(
+                    "shard", f"got a table {table!r}, expected tables with a lookup: {_listed(tables)}"
+                )
         for table in tables:
             if grouped.count(table) != 1:
                 raise WrongInputError(
-                    f"shard: shard_strategy: table {table!r} is in {grouped.count(table)} groups, expected one"
+                    "shard: shard_strategy", f"table {table!r} is in {grouped.count(table)} groups, expected one"
                 )
             if table not in placed:
-                raise WrongInputError(f"shard: shard_matrix: table {table!r} is on no GPU, expected at least one")
+                raise WrongInputError("shard: shard_matrix", f"table {table!r} is on no GPU, expected at least one")
         copies = [_name(table) for kind, group in self.strategy if kind == "dp" for table in group]
         for gpu, held in enumerate(self.matrix):
             missing = [table for table in copies if table not in held]
             if missing:
-                raise WrongInputError(f"shard: shard_matrix: GPU {gpu} lacks the dp table {missing[0]!r}")
+                raise WrongInputError("shard: shard_matrix", f"GPU {gpu} lacks the dp table {missing[0]!r}")
 
 
 _OLD_KINDS = {"localized": "mp"}
@@ -126,7 +128,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         has_lists = isinstance(table_config, list)
         given = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
         if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
-            raise IllegalCallError("embedding_lookup: got a second call besides one with lists, expected one call")
+            raise IllegalCallError("embedding_lookup", "got a second call besides one with lists, expected one call")
         if has_lists:
             self._values.update(concatenated_name=top_name, lookups=_of_lists(given))
             return
@@ -162,12 +164,14 @@ class EmbeddingCollectionConfig(CollectionOptions):
 def _lookup(given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> EmbeddingLookup:
     for name in ("bottom_name", "combiner"):
         if not isinstance(given[name], str):
-            raise WrongInputError(f"{_LOOKUP}: {name}: got a list, expected one, as table_config is one")
+            raise WrongInputError(f"{_LOOKUP}: {name}", "got a list, expected one, as table_config is one")
     if any(lookup.top_name == given["top_name"] for lookup in others):
-        raise WrongInputError(f"{_LOOKUP}: top_name: got {given['top_name']!r} a second time, expected a new name")
+        raise WrongInputError(f"{_LOOKUP}: top_name", f"got {given['top_name']!r} a second time, expected a new name")
     same = [lookup.table for lookup in others if lookup.table.name == given["table_config"].name]
     if any(table != given["table_config"] for table in same):
-        raise WrongInputError(f"{_LOOKUP}: table_config: got another table named {same[0].name!r}, expected a new name")
+        raise WrongInputError(
+            f"{_LOOKUP}: table_config", f"got another table named {same[0].name!r}, expected a new name"
+        )
     combiner = "average" if given["combiner"] == "mean" else given["combiner"]
     return EmbeddingLookup(
         table=given["table_config"], bottom_name=given["bottom_name"], top_name=given["top_name"], combiner=combiner
@@ -182,8 +186,9 @@ def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
         or not len(tables) == len(bottoms) == len(combiners)
     ):
         raise WrongInputError(
-            f"{_LOOKUP}: got {len(tables)} tables, bottom_name {bottoms} and combiner {combiners}, "
-            f"expected a list of {len(tables)} of each"
+            _LOOKUP,
+            f"got {len(tables)} tables, bottom_name {bottoms} and combiner {combiners}, "
+            f"expected a list of {len(tables)} of each",
         )
     lookups: tuple[EmbeddingLookup, ...] = ()
     for place, (table, bottom, combiner) in enumerate(zip(tables, bottoms, combiners, strict=True)):
@@ -238,11 +243,9 @@ def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionC
     names = collection.table_names()
     groups, kinds = given["emb_table_group_strategy"], given["emb_table_placement_strategy"]
     if len(groups) != len(kinds):
-        raise WrongInputError(
-            f"{_PLAN}: got {len(groups)} groups and {len(kinds)} placements, expected as many of each"
-        )
+        raise WrongInputError(_PLAN, f"got {len(groups)} groups and {len(kinds)} placements, expected as many of each")
     if any(len(gpu) != len(names) for gpu in given["shard_matrix"]):
-        raise WrongInputError(f"{_PLAN}: shard_matrix: expected {len(names)} numbers for every GPU")
+        raise WrongInputError(f"{_PLAN}: shard_matrix", f"expected {len(names)} numbers for every GPU")
     matrix = [[name for name, is_there in zip(names, gpu, strict=True) if is_there] for gpu in given["shard_matrix"]]
     # Groups and columns go by the number of a table, which is its name in those releases.
     return matrix, [(kind, [str(table) for table in group]) for kind, group in zip(kinds, groups, strict=True)]
@@ -251,7 +254,7 @@ def _plan_of_matrices(given: Mapping[str, Any], collection: EmbeddingCollectionC
 def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
     """Read a plan file, which lists for every GPU its groups: lookups by number, and the placement."""
     if not Path(path).is_file():
-        raise FileCannotOpenError(f"{_PLAN}: plan_file: {path!r} does not exist")
+        raise FileCannotOpenError(f"{_PLAN}: plan_file", f"{path!r} does not exist")
     try:
         plan = parse_json(Path(path).read_text())
         held = [
@@ -263,11 +266,11 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise BrokenFileError(
-            f"{path}: not a plan: {shortened(repr(error))}; expected a list of groups for every GPU"
+            path, f"not a plan: {shortened(repr(error))}; expected a list of groups for every GPU"
         ) from None
     lookups = collection.lookups
     if any(not 0 <= lookup < len(lookups) for gpu in held for _, group in gpu for lookup in group):
-        raise BrokenFileError(f"{path}: names a lookup beyond the {len(lookups)} of the collection")
+        raise BrokenFileError(path, f"names a lookup beyond the {len(lookups)} of the collection")
 
     def names(group: Sequence[int]) -> list[str]:
         return list(dict.fromkeys(lookups[number].table.name for number in group))

@@ -43,8 +43,8 @@ class WrongInputError(HugeCTRError, ConfigError):
 
     error = Error_t.WrongInput
 
-    def __init__(self, message: str, *, field: str = "", received: object = None) -> None:
-        super().__init__(message)
+    def __init__(self, *parts: object, field: str = "", received: object = None) -> None:
+        super().__init__(*parts)
         self.field = field
         self.received = received
 
@@ -58,8 +58,8 @@ class MissingKeyError(WrongInputError):
         sample: Number of its sample in the order in which the pass reads them, from 0.
     """
 
-    def __init__(self, message: str, *, slot: str, key: int, sample: int) -> None:
-        super().__init__(message)
+    def __init__(self, *parts: object, slot: str, key: int, sample: int) -> None:
+        super().__init__(*parts)
         self.slot = slot
         self.key = key
         self.sample = sample
@@ -128,8 +128,8 @@ def as_hugectr_errors(call: str) -> Iterator[None]:
     except TerarecError as error:
         for kind, meaning in _MEANINGS:
             if isinstance(error, kind):
-                raise meaning(f"{call}: {error}") from error
+                raise meaning(call, error.where, error.problem) from error
         raise
     except OSError as error:  # a folder that is a file, or one that may not be written to
         what = " ".join(str(error).split())  # drivers of file systems write many lines
-        raise FileCannotOpenError(f"{call}: {what}, expected a path that can be used") from error
+        raise FileCannotOpenError(call, f"{what}, expected a path that can be used") from error

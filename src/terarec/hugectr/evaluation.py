@@ -52,7 +52,9 @@ class Evaluation:
         self.batch: Batch | None = None
         others = [kind.name for kind in metrics if kind not in (MetricsType.AUC, MetricsType.AverageLoss)]
         if num_labels > 1 and others:
-            raise WrongInputError(f"metrics_spec: got {others[0]} for {num_labels} labels, expected AUC or AverageLoss")
+            raise WrongInputError(
+                "metrics_spec", f"got {others[0]} for {num_labels} labels, expected AUC or AverageLoss"
+            )
 
     @torch.no_grad()
     def score(self, model: GraphModel, batch: Batch, precision: Precision) -> None:
@@ -107,6 +109,7 @@ def _check_numbers(predictions: Mapping[str, Tensor]) -> None:
         missing = int(scores.isnan().any(1).sum())
         if missing:
             raise LossCannotConvergeError(
-                f"eval: the predictions of {label!r} are NaN for {missing} of {len(scores)} samples, expected numbers: "
-                "the training diverged, or the data holds NaN; a lower learning rate may help"
+                "eval",
+                f"the predictions of {label!r} are NaN for {missing} of {len(scores)} samples, expected numbers: "
+                "the training diverged, or the data holds NaN; a lower learning rate may help",
             )

@@ -110,7 +110,7 @@ def read_parts(layers: Sequence[JsonObject]) -> tuple[Part, ...]:
     """
     if not layers or layers[0].take("type", STRING, "") != DATA:
         where = layers[0].where if layers else "layers"
-        raise WrongInputError(f"{where}: expected the first layer to be of type {DATA}")
+        raise WrongInputError(where, f"expected the first layer to be of type {DATA}")
     parts: list[Part] = [read_input(layers[0])]
     copied: dict[str, str] = {}
     for layer in layers[1:]:
@@ -294,7 +294,7 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
     try:
         return SparseEmbedding(**given)
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None
 
 
 def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ def __getattr__(name: str) -> NoReturn:
         raise AttributeError(name)
     # Not an AttributeError: Python would replace its message in "from hugectr.inference import ...".
     raise IllegalCallError(
-        f"hugectr.inference.{name}: serving through HugeCTR's interface comes later; until then, "
-        "`terarec serve` and `terarec predict` serve trained models"
+        f"hugectr.inference.{name}",
+        "serving through HugeCTR's interface comes later; until then, "
+        "`terarec serve` and `terarec predict` serve trained models",
     )

@@ -32,7 +32,7 @@ class JsonObject:
 
     def __init__(self, data: object, where: str) -> None:
         if not isinstance(data, Mapping):
-            raise WrongInputError(f"{where}: got {quoted(data)}, expected an object")
+            raise WrongInputError(where, f"got {quoted(data)}, expected an object")
         self.where = where
         self._data = data
         self._left = set(data)
@@ -49,15 +49,15 @@ class JsonObject:
         """
         if key not in self._data:
             if default is REQUIRED:
-                raise WrongInputError(f"{self.where}: no {key}, expected {kind.expected}", field=key)
+                raise WrongInputError(self.where, f"no {key}, expected {kind.expected}", field=key)
             return cast("Value", default)
         self._left.discard(key)
         try:
             return kind.read(self._data[key])
         except (ValueError, TypeError):
             found = self._data[key]
-            message = f"{self.where}.{key}: got {quoted(found)}, expected {kind.expected}"
-            raise WrongInputError(message, field=key, received=found) from None
+            problem = f"got {quoted(found)}, expected {kind.expected}"
+            raise WrongInputError(f"{self.where}.{key}", problem, field=key, received=found) from None
 
     def child(self, key: str) -> JsonObject:
         """Return the object of `key`; an empty one where there is none."""
@@ -73,7 +73,7 @@ class JsonObject:
         self._left.discard(key)
         found = self._data.get(key)
         if not isinstance(found, list):
-            raise WrongInputError(f"{self.where}.{key}: got {quoted(found)}, expected a list")
+            raise WrongInputError(f"{self.where}.{key}", f"got {quoted(found)}, expected a list")
         return [JsonObject(item, f"{self.where}.{key}[{place}]") for place, item in enumerate(found)]
 
     def finish(self, ignored: Collection[str] = ()) -> None:
@@ -85,7 +85,7 @@ class JsonObject:
         left = sorted(self._left - set(ignored))
         if left:
             known = ", ".join(sorted((set(self._data) - self._left) | set(ignored)))
-            raise WrongInputError(f"{self.where}: got an unknown key {left[0]!r}, besides {known}")
+            raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, besides {known}")
 
 
 def read_json(path: str) -> JsonObject:
@@ -98,9 +98,9 @@ def read_json(path: str) -> JsonObject:
     try:
         data = parse_json(read_text(path))
     except DataNotFoundError:
-        raise FileCannotOpenError(f"{path}: does not exist, expected a JSON file") from None
+        raise FileCannotOpenError(path, "does not exist, expected a JSON file") from None
     except ValueError as error:  # a FormatError is a ValueError, too
-        raise BrokenFileError(f"{path}: not JSON: {error}") from None
+        raise BrokenFileError(path, f"not JSON: {error}") from None
     return JsonObject(data, str(path))
 
 
@@ -146,7 +146,7 @@ def read_optimizer(data: JsonObject) -> OptParamsPy:
     try:
         return OptParamsPy(**{name: value for name, value in given.items() if name not in SCHEDULE})
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None
 
 
 def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
@@ -159,7 +159,7 @@ def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
     try:
         return OptimizerWithSchedule(**given)
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None
 
 
 def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:

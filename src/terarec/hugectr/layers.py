@@ -140,7 +140,7 @@ def _mlp_options(layer: DenseLayer) -> dict[str, Any]:
 
 def _whole_factor(layer: DenseLayer) -> int:
     if not float(layer.factor).is_integer():
-        raise WrongInputError(f"Scale {layer.top_names}: factor: got {layer.factor}, expected an integer")
+        raise WrongInputError(f"Scale {layer.top_names}: factor", f"got {layer.factor}, expected an integer")
     return int(layer.factor)
 
 
@@ -213,7 +213,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
     layer_type = {**Layer_t.__members__, **LAYER_SYNONYMS}.get(kind)
     if layer_type is None:
         raise WrongInputError(
-            f"{data.where}.type: got {quoted(kind)}, expected one of {', '.join(Layer_t.__members__)}"
+            f"{data.where}.type", f"got {quoted(kind)}, expected one of {', '.join(Layer_t.__members__)}"
         )
     given: dict[str, Any] = {"layer_type": layer_type, "bottom_names": [], "top_names": []}
     for end in ("bottom", "top"):
@@ -238,7 +238,7 @@ def _located(data: JsonObject, given: Mapping[str, Any]) -> DenseLayer:
     try:
         return DenseLayer(**given)
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None
 
 
 def _json_type(parameter: str) -> Type[Any]:

@@ -124,13 +124,13 @@ class Model:
                 without the data where there is no `DataReaderParams`.
         """
         if self._made is not None:
-            raise IllegalCallError("add: the model is compiled, expected every add before compile")
+            raise IllegalCallError("add", "the model is compiled, expected every add before compile")
         params = self._reader_params
         if isinstance(input, Input) and params is None:
             values = input.values()
             if "data_reader_type" not in values:
                 raise WrongInputError(
-                    "add: got an Input without data_reader_type, expected DataReaderParams in Model(...)"
+                    "add", "got an Input without data_reader_type, expected DataReaderParams in Model(...)"
                 )
             known = DataReaderParams.names()
             params = DataReaderParams(**{name: value for name, value in values.items() if name in known})
@@ -145,7 +145,7 @@ class Model:
             IllegalCallError: An `Input` was not added yet.
         """
         if self._reader_params is None:
-            raise IllegalCallError("Model: got no Input, expected one before everything else")
+            raise IllegalCallError("Model", "got no Input, expected one before everything else")
         return self._reader_params
 
     def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
@@ -162,9 +162,9 @@ class Model:
             FormatError: A cache folder that does not fit its embedding.
         """
         if self._made is not None:
-            raise IllegalCallError("compile: the model is compiled, expected one call")
+            raise IllegalCallError("compile", "the model is compiled, expected one call")
         if len(loss_names) != len(loss_weights):
-            raise WrongInputError(f"compile: got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
+            raise WrongInputError("compile", f"got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
         has_folder = _oversubscriber_of(self.solver) is not None
         folder = str(self.solver.values()["temp_embedding_dir"]) if has_folder else None
@@ -329,13 +329,15 @@ class Model:
         """
         made = self._compiled("check_out_tensor")
         if not isinstance(tensor_type, Tensor_t):
-            raise WrongInputError(f"check_out_tensor: tensor_type: got {tensor_type!r}, expected a member of Tensor_t")
+            raise WrongInputError(
+                "check_out_tensor: tensor_type", f"got {tensor_type!r}, expected a member of Tensor_t"
+            )
         output = made.trainer.output if tensor_type is Tensor_t.Train else made.evaluation.tensors
         if tensor_name not in made.model.shapes:
             known = ", ".join(made.model.shapes)
-            raise WrongInputError(f"check_out_tensor: got {tensor_name!r}, expected one of {known}")
+            raise WrongInputError("check_out_tensor", f"got {tensor_name!r}, expected one of {known}")
         if not output:
-            raise IllegalCallError(f"check_out_tensor: there was no iteration of {tensor_type.name} yet")
+            raise IllegalCallError("check_out_tensor", f"there was no iteration of {tensor_type.name} yet")
         assert isinstance(output, dict)  # of a graph
         tensor: Tensor = output[tensor_name]
         found: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
@@ -350,7 +352,7 @@ class Model:
         """
         evaluation = self._compiled("export_predictions").evaluation
         if evaluation.batch is None:
-            raise IllegalCallError("export_predictions: nothing was evaluated yet, expected a call of eval before")
+            raise IllegalCallError("export_predictions", "nothing was evaluated yet, expected a call of eval before")
         predictions = torch.cat(list(evaluation.predictions.values()), dim=1)
         for path, values in (
             (output_prediction_file_name, predictions),
@@ -367,7 +369,7 @@ class Model:
         """
         made = self._compiled("start_data_reading")
         if not self.solver.repeat_dataset:
-            raise IllegalCallError("start_data_reading: got repeat_dataset=False, expected set_source of the readers")
+            raise IllegalCallError("start_data_reading", "got repeat_dataset=False, expected set_source of the readers")
         for reader in (made.train_reader, made.eval_reader):
             if not reader.is_started():
                 reader.set_source()
@@ -384,7 +386,7 @@ class Model:
             WrongInputError: Other arguments.
         """
         if self.solver.repeat_dataset:
-            raise IllegalCallError("set_source: got repeat_dataset=True, expected epochs (repeat_dataset=False)")
+            raise IllegalCallError("set_source", "got repeat_dataset=True, expected epochs (repeat_dataset=False)")
         given = _sources(args, kwargs)
         self._reader_params = self.reader_params.with_values(**given)
         made = self._compiled("set_source")
@@ -542,7 +544,7 @@ class Model:
         made = self._compiled("load_dense_optimizer_states")
         optimizer: optim.Optimizer | None = made.trainer.optimizers.dense
         if optimizer is None:
-            raise IllegalCallError("load_dense_optimizer_states: the model has no dense weights, expected some")
+            raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
         source = self._source(data_source_params)
         with local_copy(file_url(source, stored_path(source, "dense_opt_states", dense_opt_states_file))) as path:
             load_dense_optimizer_states(made.model, optimizer, path)
@@ -626,7 +628,9 @@ class Model:
         """
         self._compiled("get_embedding_training_cache")
         if self._cache is None:
-            raise IllegalCallError("get_embedding_training_cache: the model has none, expected Model(..., etc_params)")
+            raise IllegalCallError(
+                "get_embedding_training_cache", "the model has none, expected Model(..., etc_params)"
+            )
         return self._cache
 
     get_model_oversubscriber = get_embedding_training_cache
@@ -642,7 +646,7 @@ class Model:
     def dump_incremental_model_2kafka(self) -> NoReturn:
         """Raise, as there is no producer for Kafka; `get_incremental_model` returns the same rows."""
         raise IllegalCallError(
-            "dump_incremental_model_2kafka: rows are not sent to Kafka, expected get_incremental_model for them"
+            "dump_incremental_model_2kafka", "rows are not sent to Kafka, expected get_incremental_model for them"
         )
 
     def save_run(self, path: str | Path) -> None:
@@ -675,7 +679,7 @@ class Model:
         """
         made = self._compiled("save_run")
         if self._cache is not None:
-            raise IllegalCallError("save_run: the model has a training cache, expected one that trains on one source")
+            raise IllegalCallError("save_run", "the model has a training cache, expected one that trains on one source")
         trainer, reader = made.trainer, made.train_reader
         is_ahead = self._is_fitting and made.model.device.type != "cpu"
         started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
@@ -701,13 +705,13 @@ class Model:
 
     def _compiled(self, call: str) -> Compiled:
         if self._made is None:
-            raise IllegalCallError(f"{call}: the model is not compiled, expected Model.compile() before")
+            raise IllegalCallError(call, "the model is not compiled, expected Model.compile() before")
         return self._made
 
     def _fit_by_iterations(self, max_iter: int, every: Intervals) -> None:
         """Train for `max_iter` iterations over data that repeats, or until a callback or the AUC target ends it."""
         if max_iter <= 0:
-            raise WrongInputError(f"fit: max_iter: got {max_iter}, expected more than 0 with repeat_dataset=True")
+            raise WrongInputError("fit: max_iter", f"got {max_iter}, expected more than 0 with repeat_dataset=True")
         log = self._log_of_fit(f"Use non-epoch mode with number of iterations: {max_iter}", every)
         iterations = Iterations(self, log, every, checks_loss=self.solver.gen_loss_summary)
         iterations.of_what = f"{max_iter} iterations"
@@ -719,7 +723,9 @@ class Model:
     def _fit_by_epochs(self, num_epochs: int, every: Intervals) -> None:
         """Train `num_epochs` times over the data, or until the AUC target is passed; the iterations count on."""
         if num_epochs <= 0:
-            raise WrongInputError(f"fit: num_epochs: got {num_epochs}, expected more than 0 with repeat_dataset=False")
+            raise WrongInputError(
+                "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
+            )
         log = self._log_of_fit(f"Use epoch mode with number of epochs: {num_epochs}", every)
         iterations = Iterations(self, log, every)
         self.get_data_reader_eval().set_source()
@@ -735,7 +741,7 @@ class Model:
         """Train over each source with its keyset in the training cache, `num_epochs` times; no snapshots, no target."""
         params = self.reader_params
         if len(params.keyset) != len(params.source):
-            raise WrongInputError(f"fit: got {len(params.keyset)} keysets, expected one for each of {params.source}")
+            raise WrongInputError("fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}")
         log = self._log_of_fit(f"Use training cache mode with number of epochs: {num_epochs}", every)
         iterations = Iterations(self, log, every, has_target=False)
         self.get_data_reader_eval().set_source()
@@ -803,7 +809,7 @@ class Model:
     def _embedding_names(self, name: str | None) -> list[str]:
         known = [embedding.name for embedding in self._compiled("freeze_embedding").plan.spec.embeddings]
         if name is not None and name not in known:
-            raise WrongInputError(f"freeze_embedding: got {name!r}, expected one of {', '.join(known)}")
+            raise WrongInputError("freeze_embedding", f"got {name!r}, expected one of {', '.join(known)}")
         return known if name is None else [name]
 
     def _save_embeddings(self, folder: Path, names: FileNames) -> None:
@@ -846,12 +852,12 @@ class Model:
         if not isinstance(files, Mapping):
             if len(files) != len(held):
                 raise WrongInputError(
-                    f"{call}: got {len(files)} files, expected one for each of the {len(held)} embeddings"
+                    call, f"got {len(files)} files, expected one for each of the {len(held)} embeddings"
                 )
             files = dict(zip(held, files, strict=True))
         for name in files:
             if name not in held:
-                raise WrongInputError(f"{call}: got {name!r}, expected one of {', '.join(held) or 'none'}")
+                raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(held) or 'none'}")
         with ExitStack() as stack:
             copies = {name: local_copy(file_url(source, path)) for name, path in files.items()}
             yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
@@ -872,13 +878,14 @@ class Model:
         known = [name for config in configs for name in config.table_names()]
         if not configs:
             raise IllegalCallError(
-                f"{call}: the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
-                "for a SparseEmbedding"
+                call,
+                "the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
+                "for a SparseEmbedding",
             )
         for name in table_names:
             if name not in known:
                 raise WrongInputError(
-                    f"{call}: table_names: got {name!r}, expected some of {', '.join(known) or 'none'}"
+                    f"{call}: table_names", f"got {name!r}, expected some of {', '.join(known) or 'none'}"
                 )
         for number, (config, parts) in enumerate(zip(configs, made.plan.collections, strict=True)):
             held = {name: table for part in parts for name, table in made.model.collection(part).tables.items()}
@@ -898,7 +905,7 @@ def _oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
 
 def _started(reader: DataReader, call: str) -> DataReader:
     if not reader.is_started():
-        raise IllegalCallError(f"{call}: the data reader was not started, expected start_data_reading() before")
+        raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
     return reader
 
 
@@ -908,7 +915,7 @@ def _sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if set(given) != set(names):
         raise WrongInputError(
-            f"set_source: got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
+            "set_source", f"got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
         )
     return {
         name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in given.items()

@@ -82,7 +82,7 @@ class Network:
             IllegalCallError: None was added yet.
         """
         if not self.parts:
-            raise IllegalCallError("Model: got no Input, expected one before everything else")
+            raise IllegalCallError("Model", "got no Input, expected one before everything else")
         first = self.parts[0]
         assert isinstance(first, Input)
         return first
@@ -100,7 +100,9 @@ class Network:
         """
         if isinstance(part, Input) == bool(self.parts):
             name = type(part).__name__
-            raise IllegalCallError(f"add: got {name} as part {len(self.parts) + 1}, expected one Input, the first part")
+            raise IllegalCallError(
+                "add", f"got {name} as part {len(self.parts) + 1}, expected one Input, the first part"
+            )
         known, parts = list(self._known), list(self.parts)
         try:
             for one in fused_layers(part) if isinstance(part, GroupDenseLayer) else [part]:
@@ -116,12 +118,12 @@ class Network:
         for name in reads:
             if name not in known:
                 raise WrongInputError(
-                    f"add: {_title(part)} reads {name!r}, expected one of {', '.join(known) or 'none'}"
+                    "add", f"{_title(part)} reads {name!r}, expected one of {', '.join(known) or 'none'}"
                 )
         for name in makes:
             if name in self._known or makes.count(name) > 1:
                 raise WrongInputError(
-                    f"add: {_title(part)} makes {name!r}, which is there already, expected a new name"
+                    "add", f"{_title(part)} makes {name!r}, which is there already, expected a new name"
                 )
         self._known += makes
         self.parts.append(part)
@@ -192,7 +194,7 @@ class Network:
         weights = dict(zip(inputs.label_names, inputs.label_weights, strict=True))
         for name in loss_weights:
             if name not in weights:
-                raise WrongInputError(f"compile: loss_names: got {name!r}, expected labels: {', '.join(weights)}")
+                raise WrongInputError("compile: loss_names", f"got {name!r}, expected labels: {', '.join(weights)}")
         weights |= loss_weights
         dims = dict(zip(inputs.label_names, inputs.label_dims, strict=True))
         return tuple(GraphLabel(name=name, dim=dims[name], weight=weights[name]) for name in sorted(dims))
@@ -200,7 +202,7 @@ class Network:
     def _layer(self, part: DenseLayer) -> GraphLayer:
         losses = [other for other in self.of_type(DenseLayer) if other.layer_type in LOSSES]
         if part.layer_type in LOSSES and part.use_regularizer and len(losses) > 1:
-            raise WrongInputError(f"{_title(part)}: got a regularizer besides other losses, expected none with several")
+            raise WrongInputError(_title(part), "got a regularizer besides other losses, expected none with several")
         return graph_layer(part)
 
     def _key_sorts(self) -> set[bool]:
@@ -208,8 +210,9 @@ class Network:
         sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_type(SparseEmbedding)}
         if len(sorts) == 2:
             raise WrongInputError(
-                "compile: got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, besides hash "
-                "embeddings, expected one sort"
+                "compile",
+                "got OneHot or Hybrid embeddings, whose keys count from 0 in each slot, besides hash "
+                "embeddings, expected one sort",
             )
         return sorts
 
@@ -239,8 +242,9 @@ def _names(part: Part) -> tuple[list[str], list[str]]:
     if isinstance(part, DenseLayer):
         return list(part.bottom_names), list(part.top_names)
     raise WrongInputError(
-        f"add: got {type(part).__name__}, expected Input, SparseEmbedding, EmbeddingCollectionConfig, DenseLayer or "
-        "GroupDenseLayer"
+        "add",
+        f"got {type(part).__name__}, expected Input, SparseEmbedding, EmbeddingCollectionConfig, DenseLayer or "
+        "GroupDenseLayer",
     )
 
 
@@ -319,8 +323,8 @@ def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
     sizes: Sequence[int] = params.slot_size_array
     if len(sizes) != slots:
         raise WrongInputError(
-            f"SparseEmbedding {params.sparse_embedding_name!r}: slot_size_array: got {len(sizes)} sizes, expected "
-            f"{slots}, one for each slot of {params.bottom_name!r}"
+            f"SparseEmbedding {params.sparse_embedding_name!r}: slot_size_array",
+            f"got {len(sizes)} sizes, expected {slots}, one for each slot of {params.bottom_name!r}",
         )
     return sizes
 

@@ -169,7 +169,7 @@ class DataReader:
 
     def _started(self, call: str) -> RecordReader:
         if self.records is None:
-            raise IllegalCallError(f"{call}: the data reader was not started, expected start_data_reading() before")
+            raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
         return self.records
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, ad
     slots = sum(int(part.slot_num) for part in inputs.data_reader_sparse_param_array)
     if len(sizes) not in (0, slots):
         raise WrongInputError(
-            f"slot_size_array: got {len(sizes)} sizes for {slots} slots, expected one for each slot, or none"
+            "slot_size_array", f"got {len(sizes)} sizes for {slots} slots, expected one for each slot, or none"
         )
     return RecordLayout(
         label_dim=sum(inputs.label_dims),

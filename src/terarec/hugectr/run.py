@@ -136,7 +136,7 @@ def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
     directory = RunDirectory(path)
     with directory.locked():
         if directory.has_checkpoint:
-            raise ConfigError(f"{path}: holds the checkpoints of a run, expected a new or an empty directory")
+            raise ConfigError(path, "holds the checkpoints of a run, expected a new or an empty directory")
         described = path.absolute() / RECORDS_FILE
         write_records(records, described)
         spec = _run_spec(str(described), records, training)

@@ -61,7 +61,7 @@ class SavedModel:
     def __post_init__(self) -> None:
         for name, least in (("step", 0), ("batch_size", 1), ("seed", 1)):
             if getattr(self, name) < least:
-                raise ConfigError(f"{name}: got {getattr(self, name)}, expected an integer >= {least}")
+                raise ConfigError(name, f"got {getattr(self, name)}, expected an integer >= {least}")
 
 
 def convert_model(saved: SavedModel, out: Path) -> Model:
@@ -149,7 +149,7 @@ def _check_layout(graph: RecordLayout, records: RecordLayout) -> None:
     for what in ("label_dim", "dense_dim", "most_keys"):
         got, expected = getattr(graph, what), getattr(records, what)
         if got != expected:
-            raise ConfigError(f"graph: its data layer has the {what} {got}, expected {expected} as in records.json")
+            raise ConfigError("graph", f"its data layer has the {what} {got}, expected {expected} as in records.json")
 
 
 def _load(model: Model, saved: SavedModel) -> None:
@@ -157,7 +157,7 @@ def _load(model: Model, saved: SavedModel) -> None:
     sparse = list(map(str, saved.sparse))
     if model.solver.use_embedding_collection:
         if len(sparse) != 1:
-            raise ConfigError(f"sparse: got {len(sparse)} paths, expected one, the dump of the embedding collections")
+            raise ConfigError("sparse", f"got {len(sparse)} paths, expected one, the dump of the embedding collections")
         model.embedding_load(sparse[0])
     else:
         model.load_sparse_weights(sparse)

@@ -124,7 +124,7 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
     for name, values in (("--voc-size-array", keys), ("--nnz-array", options.nnz_array or hotness)):
         if len(values) != slots:
             raise WrongInputError(
-                f"data_generator: {name}: got {len(values)} numbers, expected one for each of {slots} slots"
+                f"data_generator: {name}", f"got {len(values)} numbers, expected one for each of {slots} slots"
             )
     params = DataGeneratorParams(
         format=reader.data_reader_type,
@@ -157,7 +157,7 @@ def _sources(options: argparse.Namespace, reader: DataReaderParams) -> tuple[str
         return reader.source[0], reader.eval_source
     if options.directory is None:
         raise WrongInputError(
-            f"data_generator: {options.config} reads {reader.data_reader_type.name}, expected a directory"
+            "data_generator", f"{options.config} reads {reader.data_reader_type.name}, expected a directory"
         )
     directory = Path(options.directory)
     return str(directory / "file_list.txt"), str(directory / "file_list_test.txt")
@@ -165,7 +165,7 @@ def _sources(options: argparse.Namespace, reader: DataReaderParams) -> tuple[str
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise WrongInputError(f"data_generator: {message}")
+        raise WrongInputError("data_generator", message)
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -185,7 +185,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         options.nnz_array = options.nnz_array or ([1] * len(options.voc_size_array or []))
         if options.alpha >= 0:
             raise WrongInputError(
-                f"data_generator: --alpha: got {options.alpha}, expected less than 0: keys go by k^alpha"
+                "data_generator: --alpha", f"got {options.alpha}, expected less than 0: keys go by k^alpha"
             )
     else:
         options.is_power_law, options.eval_files = options.long_tail is not None, max(1, options.files // 4)

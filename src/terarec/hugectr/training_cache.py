@@ -79,11 +79,11 @@ class TrainingCache:
         """
         paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
         if len(paths) != len(self._files):
-            raise WrongInputError(f"update: got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
+            raise WrongInputError("update", f"got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
         read = {path: read_keyset(path, self._key_bytes) for path in dict.fromkeys(paths)}
         for path, keys in read.items():
             if not len(keys):
-                raise WrongInputError(f"update: {path} holds no key, expected those of the pass")
+                raise WrongInputError("update", f"{path} holds no key, expected those of the pass")
         indexes = {path: _index(keys) for path, keys in read.items()}
         for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
             one.begin(path, indexes[path])
@@ -115,7 +115,7 @@ class TrainingCache:
             StorageError: The disk is full.
         """
         if len(snapshot_file_list) != len(self._files):
-            raise WrongInputError(f"store: got {len(snapshot_file_list)} files, expected {len(self._files)}")
+            raise WrongInputError("store", f"got {len(snapshot_file_list)} files, expected {len(self._files)}")
         for file, path in zip(self._files, snapshot_file_list, strict=True):
             save_sparse(file, Path(path), single_file=True)
 
@@ -192,8 +192,9 @@ class _Pass:
         if first is not None:
             sample, name, key = self._samples + first[0], first[1], first[2]
             raise MissingKeyError(
-                f"embedding {self._name!r}: got key {key} of {name!r} in sample {sample} of the pass, expected one of "
-                f"the {len(self._index):,} keys of the pass in {self._path}",
+                f"embedding {self._name!r}",
+                f"got key {key} of {name!r} in sample {sample} of the pass, expected one of the "
+                f"{len(self._index):,} keys of the pass in {self._path}",
                 slot=name,
                 key=key,
                 sample=sample,
@@ -217,20 +218,22 @@ def _paths(
         is_older = True
         name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
     elif len(params.ps_types) != len(files):
-        raise WrongInputError(f"ps_types: got {len(params.ps_types)}, expected one for each of {len(files)} embeddings")
+        raise WrongInputError(
+            "ps_types", f"got {len(params.ps_types)}, expected one for each of {len(files)} embeddings"
+        )
     for path in getattr(params, name):
         if is_remote(path):
             raise WrongInputError(
-                f"{name}: got {path!r}, expected local folders: a training cache writes to them in place"
+                name, f"got {path!r}, expected local folders: a training cache writes to them in place"
             )
     paths = [Path(path) for path in getattr(params, name)]
     if len(paths) != len(files) and (paths or not is_older):
-        raise WrongInputError(f"{name}: got {len(paths)} folders, expected one for each of {len(files)} embeddings")
+        raise WrongInputError(name, f"got {len(paths)} folders, expected one for each of {len(files)} embeddings")
     for path in paths:
         if name == "dest_sparse_models" and _has_rows(path):
-            raise WrongInputError(f"{name}: {path} holds rows, expected a new folder with train_from_scratch=True")
+            raise WrongInputError(name, f"{path} holds rows, expected a new folder with train_from_scratch=True")
         if name == "trained_sparse_models" and not _has_rows(path):
-            raise WrongInputError(f"{name}: {path} holds no rows, expected some with train_from_scratch=False")
+            raise WrongInputError(name, f"{path} holds no rows, expected some with train_from_scratch=False")
     return paths
 
 

@@ -129,7 +129,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     try:
         return SolverConfig(**given).with_values(**of_run)
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None
 
 
 def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
@@ -146,7 +146,7 @@ def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
 def _read_length(data: JsonObject) -> dict[str, Any]:
     iterations, epochs = data.take("max_iter", integer(1), 0), data.take("num_epochs", integer(1), 0)
     if iterations and epochs:
-        raise WrongInputError(f"{data.where}: got max_iter and num_epochs, expected one of them")
+        raise WrongInputError(data.where, "got max_iter and num_epochs, expected one of them")
     epochs = epochs if iterations or epochs else 1
     return {"max_iter": iterations, "num_epochs": epochs, "repeat_dataset": bool(iterations)}
 
@@ -165,7 +165,7 @@ def _read_eval_batches(data: JsonObject, batchsize: int) -> int:
     }
     given = {key: value for key, value in ways.items() if value is not None}
     if len(given) != 1:
-        raise WrongInputError(f"{data.where}: got {', '.join(given) or 'none'} of {', '.join(ways)}, expected one")
+        raise WrongInputError(data.where, f"got {', '.join(given) or 'none'} of {', '.join(ways)}, expected one")
     (key, value), *_ = given.items()
     return math.ceil(value / batchsize) if key == "max_eval_samples" else int(value)
 
@@ -179,7 +179,7 @@ def _read_metrics(data: JsonObject) -> dict[MetricsType, float]:
         except ValueError:
             known = ", ".join(MetricsType.__members__)
             raise WrongInputError(
-                f"{data.where}.eval_metrics: got {quoted(text)}, expected one of {known}, or 'AUC:0.8' for a target"
+                f"{data.where}.eval_metrics", f"got {quoted(text)}, expected one of {known}, or 'AUC:0.8' for a target"
             ) from None
     return found
 
@@ -202,4 +202,4 @@ def _read_reader(data: JsonObject) -> DataReaderParams:
     try:
         return DataReaderParams(**given)
     except WrongInputError as error:
-        raise WrongInputError(f"{data.where}: {error}") from None
+        raise WrongInputError(data.where, error.where, error.problem) from None

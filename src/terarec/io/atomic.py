@@ -237,7 +237,8 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        raise StorageError(str(error).replace(str(partial), str(out))) from error
+        parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
+        raise StorageError(*parts) from error
     except OSError as error:
         if isinstance(error, ValueError):  # a FormatError such as a missing source is complete already
             raise

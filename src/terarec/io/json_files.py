@@ -84,10 +84,10 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
     data = read_json(path, f"a {name!r} file")
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:
-        raise FormatError(path, f"$.format is {quoted(found)}, expected {name!r}")
+        raise FormatError(path, "$.format", f"got {quoted(found)}, expected {name!r}")
     number = data.get("version")
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise FormatError(path, f"$.version is {quoted(number)}, expected an integer >= 1")
+        raise FormatError(path, "$.version", f"got {quoted(number)}, expected an integer >= 1")
     if number > version:
         raise FormatError(path, f"{name} version {number} is newer than this terarec reads (up to {version})")
     if number < oldest:

@@ -139,11 +139,11 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         import fsspec  # only remote paths need it
     except ImportError as error:
-        raise MissingDependencyError(f"{url}: remote files need fsspec: pip install fsspec") from error
+        raise MissingDependencyError(url, "remote files need fsspec: pip install fsspec") from error
     try:
         files, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingDependencyError(f"{url}: {error}") from error
+        raise MissingDependencyError(url, error) from error
     except ValueError as error:
         raise ConfigError(url, f"{error}, expected a path or a URL that fsspec knows") from None
     return files, path
@@ -176,7 +176,8 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
         try:
             yield local
         except (FormatError, StorageError) as error:  # the user knows the URL alone
-            raise type(error)(str(error).replace(str(local), url)) from error
+            parts = (part.replace(str(local), url) for part in (error.where, error.problem))
+            raise type(error)(*parts) from error
 
 
 def upload(local: Path, url: str, *, replaceable: str) -> None:

@@ -108,7 +108,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                 if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                     kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"
                     if isinstance(error, ClusterError):
-                        raise ClusterError(f"{error}; {kept}") from error
+                        raise ClusterError(error.where, f"{error.problem}; {kept}") from error
                     raise RunInterruptedError(kept) from error
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -129,7 +129,9 @@ def _read(path: Path) -> dict[str, Any]:
             raise FormatError(path, "expected the objects fingerprint and phases")
         return found
     except FormatError as error:
-        raise FormatError(f"{error}; restart=True discards the work of the interrupted run") from error
+        raise FormatError(
+            error.where, f"{error.problem}; restart=True discards the work of the interrupted run"
+        ) from error
 
 
 def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Path) -> None:

@@ -72,7 +72,7 @@ class BadKeyError(KeyOutOfRangeError):
     """
 
     def __init__(self, feature: int, position: int, key: int, rows: int, gradient: int = 0) -> None:
-        super().__init__(f"feature {feature}: got key {key} at position {position}, expected 0 <= key < {rows}")
+        super().__init__(f"feature {feature}", f"got key {key} at position {position}, expected 0 <= key < {rows}")
         self.feature = feature
         self.position = position
         self.key = key
@@ -82,7 +82,7 @@ class BadKeyError(KeyOutOfRangeError):
 
 def bad_offsets(index: int, value: int, num_keys: int) -> ConfigError:
     """Return the error for ``offsets[index] == value``, which falls, or leaves the keys, or does not cover them."""
-    return ConfigError(f"offsets[{index}]: got {value}, expected offsets rising from 0 to the {num_keys} keys")
+    return ConfigError(f"offsets[{index}]", f"got {value}, expected offsets rising from 0 to the {num_keys} keys")
 
 
 def full_update_ranges(gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> list[tuple[int, int, float]]:

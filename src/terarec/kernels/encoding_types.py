@@ -16,5 +16,5 @@ class InvalidValueError(FormatError):
     """
 
     def __init__(self, row: int) -> None:
-        super().__init__(f"the value at position {row} is of another type or out of range")
+        super().__init__(f"position {row}", "got a value of another type or out of range")
         self.row = row

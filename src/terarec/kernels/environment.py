@@ -75,5 +75,5 @@ def _one_of(name: str, values: Sequence[str]) -> str | None:
     if not value:
         return None
     if value not in values:
-        raise KernelError(f"{name}: got {value!r}, expected one of {', '.join(values)}")
+        raise KernelError(name, f"got {value!r}, expected one of {', '.join(values)}")
     return value

@@ -40,7 +40,7 @@ def require(num_bytes: int, purpose: str) -> None:
     """Raise `StorageError` if `num_bytes` for `purpose` are more than what is available."""
     available = available_bytes()
     if available is not None and num_bytes > available:
-        raise StorageError(f"{purpose}: {num_bytes:,} bytes requested, {available:,} available")
+        raise StorageError(purpose, f"{num_bytes:,} bytes requested, {available:,} available")
 
 
 def _system_available() -> int | None:

@@ -79,7 +79,7 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
     forced = forced_implementation()
     if forced is not None:
         if reason := available()[forced]:
-            raise KernelError(f"TERAREC_KERNELS: got {forced!r}, which does not run here: {reason}")
+            raise KernelError("TERAREC_KERNELS", f"got {forced!r}, which does not run here: {reason}")
         if not _obstacle_by_name(op, forced, device, among):
             return Choice(implementation=forced, why="set by TERAREC_KERNELS")
     obstacles: list[str] = []
@@ -89,7 +89,7 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
             is_fastest = name == _fastest_for(device)
             return Choice(implementation=name, why=f"the fastest on {device}" if is_fastest else "; ".join(obstacles))
         obstacles.append(f"{name}: {obstacle}")
-    raise KernelError(f"{op} on {device}: {'; '.join(obstacles)}")
+    raise KernelError(f"{op} on {device}", f"{'; '.join(obstacles)}")
 
 
 @functools.cache
@@ -117,16 +117,16 @@ def choose(
         implementation = choice.implementation
     elif implementation not in IMPLEMENTATIONS:
         names = ", ".join(map(repr, ("auto", *IMPLEMENTATIONS)))
-        raise KernelError(f"implementation: got {implementation!r}, expected one of {names}")
+        raise KernelError("implementation", f"got {implementation!r}, expected one of {names}")
     elif obstacle := _obstacle_by_name(op, implementation, device, among):
-        raise KernelError(f"{op}: implementation {implementation!r} cannot run on {device}: {obstacle}")
+        raise KernelError(op, f"implementation {implementation!r} cannot run on {device}: {obstacle}")
     function: Callable[..., Any] = getattr(_module(implementation, OPS[op]), op)
     return function
 
 
 def _check_op(op: str) -> None:
     if op not in OPS:
-        raise KernelError(f"op: got {op!r}, expected one of {', '.join(OPS)}")
+        raise KernelError("op", f"got {op!r}, expected one of {', '.join(OPS)}")
 
 
 def _fastest_for(device: str) -> str | None:

@@ -88,12 +88,13 @@ class RowRule:
             raise self._bad("lr", f"a number > 0 for {self.kind!r}, which divides by it")
         if self.mode == "lazy_global" and self.is_coupled:
             raise ConfigError(
-                f"RowRule: got mode 'lazy_global' with l1 {self.l1!r} and l2 {self.l2!r}, expected 0 for both: steps "
-                "missed under coupled regularisation have no closed form"
+                "RowRule",
+                f"got mode 'lazy_global' with l1 {self.l1!r} and l2 {self.l2!r}, expected 0 for both: steps "
+                "missed under coupled regularisation have no closed form",
             )
 
     def _bad(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"RowRule.{name}: got {getattr(self, name)!r}, expected {expected}")
+        return ConfigError(f"RowRule.{name}", f"got {getattr(self, name)!r}, expected {expected}")
 
     @property
     def is_coupled(self) -> bool:
@@ -473,4 +474,4 @@ def row_rule(kind: str, *, mode: UpdateMode = "local", **numbers: float) -> RowR
 
 def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"RowRule.{field}: got {value!r}, expected one of {', '.join(map(repr, choices))}")
+        raise ConfigError(f"RowRule.{field}", f"got {value!r}, expected one of {', '.join(map(repr, choices))}")

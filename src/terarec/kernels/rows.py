@@ -58,12 +58,14 @@ class ReservedRows:
             StorageError: more rows than are reserved, or the system refuses the memory; nothing has changed then.
         """
         if rows > self.shape[0]:
-            raise StorageError(f"rows: got {rows}, expected at most the {self.shape[0]} that are reserved")
+            raise StorageError("rows", f"got {rows}, expected at most the {self.shape[0]} that are reserved")
         if rows <= self._rows:
             return
         begin, end = self._rows * self.row_bytes, rows * self.row_bytes
         if not self._commit(begin, end):
-            raise StorageError(f"rows {self.dtype}{list(self.shape)}: {end - begin:,} bytes more refused by the system")
+            raise StorageError(
+                f"rows {self.dtype}{list(self.shape)}", f"{end - begin:,} bytes more refused by the system"
+            )
         self._rows = rows
 
     def array(self, rows: int) -> NDArray[Any]:
@@ -73,7 +75,7 @@ class ReservedRows:
             StorageError: more rows than have memory.
         """
         if not 0 <= rows <= self._rows:
-            raise StorageError(f"rows: got {rows}, expected 0 to the {self._rows} that have memory")
+            raise StorageError("rows", f"got {rows}, expected 0 to the {self._rows} that have memory")
         part = self._memory[: rows * self.row_bytes].view(self.dtype)
         return part.reshape(rows, *self.shape[1:])
 
@@ -130,7 +132,7 @@ def initialise_rows(
         ConfigError: an unknown initializer, or rows that are not contiguous float32[R, D].
     """
     if rows.dtype != np.float32 or rows.ndim != 2 or not rows.flags.c_contiguous:
-        raise ConfigError(f"rows: got {rows.dtype}{list(rows.shape)}, expected contiguous float32[R, D]")
+        raise ConfigError("rows", f"got {rows.dtype}{list(rows.shape)}, expected contiguous float32[R, D]")
     _check_initializer(initializer)
     if initializer == "zeros":
         rows.fill(0.0)
@@ -189,20 +191,21 @@ def initialise_keys(
 
 def _check_keyed(weights: Tensor, rows: Tensor, keys: Tensor) -> None:
     if weights.ndim != 2 or not weights.is_contiguous() or not weights.is_floating_point():
-        raise ConfigError(f"weights: got {weights.dtype}{list(weights.shape)}, expected contiguous floats [V, D]")
+        raise ConfigError("weights", f"got {weights.dtype}{list(weights.shape)}, expected contiguous floats [V, D]")
     for name, vector in (("rows", rows), ("keys", keys)):
         if vector.dtype != torch.int64 or vector.shape != (rows.numel(),) or vector.device != weights.device:
             raise ConfigError(
-                f"{name}: got {vector.dtype}{list(vector.shape)} on {vector.device}, "
-                f"expected torch.int64[{rows.numel()}] on {weights.device}"
+                name,
+                f"got {vector.dtype}{list(vector.shape)} on {vector.device}, "
+                f"expected torch.int64[{rows.numel()}] on {weights.device}",
             )
     if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < weights.shape[0]):
-        raise ConfigError(f"rows: got {int(rows.min())} to {int(rows.max())}, expected 0 <= row < {weights.shape[0]}")
+        raise ConfigError("rows", f"got {int(rows.min())} to {int(rows.max())}, expected 0 <= row < {weights.shape[0]}")
 
 
 def _check_initializer(initializer: str) -> None:
     if initializer not in ("uniform", "normal", "zeros"):
-        raise ConfigError(f"initializer: got {initializer!r}, expected one of 'uniform', 'normal', 'zeros'")
+        raise ConfigError("initializer", f"got {initializer!r}, expected one of 'uniform', 'normal', 'zeros'")
 
 
 def _table_seed(table: str, seed: int) -> int:

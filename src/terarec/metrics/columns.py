@@ -33,14 +33,14 @@ def as_columns(
         ConfigError: Shapes that differ or have more than two axes, or a score that is NaN (the row is named).
     """
     score_columns, label_columns = as_float32(scores), as_float32(labels)
-    shapes = f"{metric}.update: got scores {list(score_columns.shape)} and labels {list(label_columns.shape)}, "
+    shapes = f"got scores {list(score_columns.shape)} and labels {list(label_columns.shape)}, "
     if score_columns.ndim == 1:
         score_columns = score_columns[:, None]
     if label_columns.ndim == 1:
         label_columns = label_columns[:, None]
     fits = score_columns.shape == label_columns.shape and score_columns.ndim == 2
     if not fits and not (allow_classes and _are_classes(score_columns, label_columns)):
-        raise ConfigError(f"{shapes}expected the same shape, [B] or [B, L]")
+        raise ConfigError(f"{metric}.update", f"{shapes}expected the same shape, [B] or [B, L]")
     bad = np.isnan(score_columns)
     if bad.any():
         row = int(bad.any(axis=1).argmax())

@@ -294,12 +294,14 @@ def _build_layer(layer: GraphLayer, shapes: dict[str, TensorShape], generator: t
     """Return the module of `layer`, whose tops' shapes are added to `shapes`; a loss has none."""
     for name in layer.bottoms:
         if name not in shapes:
-            raise ConfigError(f"{layer.kind} {layer.tops[0]!r} reads {name!r}, which is a loss, expected a tensor")
+            raise ConfigError(f"{layer.kind} {layer.tops[0]!r}", f"reads {name!r}, which is a loss, expected a tensor")
     bottoms = [shapes[name] for name in layer.bottoms]
     try:
         module = build_layer(layer.kind, bottoms, layer.options, generator=generator)
     except ConfigError as error:
-        raise ConfigError(f"layer {layer.tops[0]!r} (bottoms {', '.join(layer.bottoms)})", f"{error}") from None
+        raise ConfigError(
+            f"layer {layer.tops[0]!r} (bottoms {', '.join(layer.bottoms)})", error.where, error.problem
+        ) from None
     tops = module.output_shapes
     if len(layer.tops) != max(1, len(tops)):
         raise ConfigError(layer.kind, f"got tops {', '.join(layer.tops)}, expected {max(1, len(tops))} of them")

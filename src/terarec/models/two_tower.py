@@ -161,7 +161,8 @@ def _item_key(spec: TwoTowerSpec, dataset: DatasetSpec) -> CategoricalColumn:
     if wanted is None or wanted not in columns or columns[wanted].hotness > 1:
         single = [name for name, column in columns.items() if column.hotness == 1]
         raise ConfigError(
-            f"two_tower: item_key: got {wanted!r}, expected a categorical column of one key a sample in item"
-            + (f": {', '.join(single)}" if single else "")
+            "two_tower: item_key",
+            f"got {wanted!r}, expected a categorical column of one key a sample in item"
+            + (f": {', '.join(single)}" if single else ""),
         )
     return columns[wanted]

@@ -154,8 +154,9 @@ def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
     """`error` with the names of its feature and table."""
     table = layout.table_names[layout.feature_table[error.feature]]
     return KeyOutOfRangeError(
-        f"feature {layout.feature_names[error.feature]!r}: got key {error.key} at position {error.position}, "
-        f"expected 0 <= key < {error.rows}, the rows of table {table!r}"
+        f"feature {layout.feature_names[error.feature]!r}",
+        f"got key {error.key} at position {error.position}, "
+        f"expected 0 <= key < {error.rows}, the rows of table {table!r}",
     )
 
 

@@ -89,7 +89,7 @@ def linear_choice() -> Choice:
     """
     forced, lack = forced_linear(), _lack()
     if forced == "onednn" and lack:
-        raise KernelError(f"TERAREC_LINEAR: got 'onednn', which cannot run here: {lack}")
+        raise KernelError("TERAREC_LINEAR", f"got 'onednn', which cannot run here: {lack}")
     if forced is not None:
         return Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
     if reason := lack or _why_mkl_is_fast():

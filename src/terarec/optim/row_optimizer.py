@@ -396,8 +396,9 @@ class RowOptimizer(optim.Optimizer):
         name = self._rule_name(arena)
         if _tiers_of(arena) is not None and name in self._rules and self._rules[name].row_rule.updates_all_rows:
             raise ConfigError(
-                f"row optimizer: rows.mode: got 'global', which moves all rows in every step, for {_described(arena)}, "
-                "which are in tiers; expected 'local' or 'lazy_global'"
+                "row optimizer: rows.mode",
+                f"got 'global', which moves all rows in every step, for {_described(arena)}, "
+                "which are in tiers; expected 'local' or 'lazy_global'",
             )
 
     def _check_placement(self, owner: RowParameters, arena: AnyArena) -> None:
@@ -501,7 +502,7 @@ class RowOptimizer(optim.Optimizer):
             policy = self._rules[name].options.non_finite
             found = None if policy == "pass" else find_non_finite(mine)
             if found is not None and policy == "raise":
-                raise TrainingError(f"step {self.num_steps + 1}: {found}, expected finite numbers")
+                raise TrainingError(f"step {self.num_steps + 1}", f"{found}, expected finite numbers")
             accepted &= found is None
         return accepted
 

@@ -124,7 +124,7 @@ class RowStoreTier:
 
     def _writable(self) -> RowStore:
         if self._create is None:
-            raise StorageError(f"{self.name}: is open for reading only, expected no insertion")
+            raise StorageError(self.name, "is open for reading only, expected no insertion")
         with self._lock:
             if self.store is None:
                 self.store = self._create()

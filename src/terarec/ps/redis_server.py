@@ -144,7 +144,7 @@ class RedisServer:
             self.close()
 
     def _failed(self, error: Exception) -> StorageError:
-        return StorageError(f"redis {self.spec.address}: {error}")
+        return StorageError(f"redis {self.spec.address}", error)
 
 
 def _reply(connection: Any, library: Any) -> Any:

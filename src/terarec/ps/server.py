@@ -104,7 +104,7 @@ class Loading:
     def _add(self, rows: int) -> None:
         self._rows += rows
         if self._is_cancelled:
-            raise StorageError(f"model {self.spec.name!r}: loading was cancelled")
+            raise StorageError(f"model {self.spec.name!r}", "loading was cancelled")
 
 
 class _Version:

@@ -68,7 +68,7 @@ def find_recipe_files(spec: RecipeDataSpec, directory: Path) -> tuple[Path, ...]
         DataNotFoundError: There is no such directory, or a file is missing.
     """
     if not directory.is_dir():
-        raise DataNotFoundError(f"{directory}: no such directory, expected the files of {spec.source}")
+        raise DataNotFoundError(directory, f"no such directory, expected the files of {spec.source}")
     return tuple(_find(spec, split, directory) for split in RECIPE_SPLITS)
 
 
@@ -80,8 +80,9 @@ def _find(spec: RecipeDataSpec, split: str, directory: Path) -> Path:
             if path.is_file():
                 return path
     raise DataNotFoundError(
-        f"{directory}: no file for {split!r}, expected {' or '.join(names)}, plain or compressed "
-        f"({', '.join(_COMPRESSED)}), of {spec.source}"
+        directory,
+        f"no file for {split!r}, expected {' or '.join(names)}, plain or compressed "
+        f"({', '.join(_COMPRESSED)}), of {spec.source}",
     )
 
 

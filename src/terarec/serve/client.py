@@ -78,9 +78,9 @@ class InferenceClient:
                 answer: bytes = response.read()
                 return answer
         except urllib.error.HTTPError as error:
-            raise InferenceError(f"{url}: {error.code}: {_reason(error.read())}") from None
+            raise InferenceError(url, f"{error.code}: {_reason(error.read())}") from None
         except OSError as error:
-            raise InferenceError(f"{url}: no answer: {getattr(error, 'reason', error)}") from None
+            raise InferenceError(url, f"no answer: {getattr(error, 'reason', error)}") from None
 
 
 def _tensor(name: str, datatype: str, values: Sequence[Any] | npt.NDArray[Any]) -> Tensor:

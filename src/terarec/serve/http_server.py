@@ -88,7 +88,7 @@ class Intake:
             raise self._too_large(f"{announced} bytes")
         if self._num_requests > self._spec.max_in_flight:
             limit = self._spec.max_in_flight
-            raise ServerBusyError(f"{limit} requests are in flight, which is the limit; try again")
+            raise ServerBusyError("server", f"{limit} requests are in flight, which is the limit; try again")
 
     async def _receive(self, request: Request, held: bytearray) -> None:
         try:
@@ -98,7 +98,7 @@ class Intake:
         except TimeoutError:
             limit = self._spec.receive_timeout_seconds
             raise RequestTimeoutError(
-                f"the body: got {len(held)} bytes in {limit:g} seconds, expected the complete body by then"
+                "the body", f"got {len(held)} bytes in {limit:g} seconds, expected the complete body by then"
             ) from None
 
     async def _discard(self, request: Request) -> None:
@@ -117,13 +117,15 @@ class Intake:
         if len(held) + len(chunk) > self._spec.max_request_bytes:
             raise self._too_large(f"more than {self._spec.max_request_bytes} bytes")
         if self._num_bytes + len(chunk) > HELD_REQUESTS * self._spec.max_request_bytes:
-            raise ServerBusyError(f"requests in flight hold {self._num_bytes} bytes, which is the limit; try again")
+            raise ServerBusyError(
+                "server", f"requests in flight hold {self._num_bytes} bytes, which is the limit; try again"
+            )
         held += chunk
         self._num_bytes += len(chunk)
 
     def _too_large(self, got: str) -> RequestTooLargeError:
         limit = self._spec.max_request_bytes
-        return RequestTooLargeError(f"the body: got {got}, expected at most {limit}; send fewer records at a time")
+        return RequestTooLargeError("the body", f"got {got}, expected at most {limit}; send fewer records at a time")
 
 
 SHUTDOWN_SECONDS = 10
@@ -347,12 +349,14 @@ def _check_content(request: Request) -> None:
     """Refuse what is announced as anything but plain JSON; a request without Content-Type is taken as JSON."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json":
-        raise UnsupportedContentError(f"Content-Type: got {content_type}, expected application/json")
+        raise UnsupportedContentError("Content-Type", f"got {content_type}, expected application/json")
     if "inference-header-content-length" in request.headers:
-        raise UnsupportedContentError("got binary tensor data, expected tensors in JSON")
+        raise UnsupportedContentError(
+            "inference-header-content-length", "got binary tensor data, expected tensors in JSON"
+        )
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise UnsupportedContentError(f"Content-Encoding: got {encoding}, expected identity")
+        raise UnsupportedContentError("Content-Encoding", f"got {encoding}, expected identity")
 
 
 def _answer(body: bytes) -> Response:

@@ -220,7 +220,7 @@ def decode_infer_request(body: bytes | bytearray) -> InferRequest:
     """
     for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
         if body.count(bracket) > limit:
-            raise RequestTooLargeError(f"the body: got more than {limit} {things}, send fewer records at a time")
+            raise RequestTooLargeError("the body", f"got more than {limit} {things}, send fewer records at a time")
     data = _parse(body)
     _check_fields(data, "", _REQUEST_FIELDS, required=("inputs",))
     inputs = _list(data["inputs"], "inputs", "a list of tensors")
@@ -282,20 +282,20 @@ def _parse(body: bytes | bytearray) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"line {error.lineno} column {error.colno}", f"{error.msg}, expected JSON") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"byte {error.start} is not UTF-8, expected JSON") from None
+        raise ConfigError(f"byte {error.start}", "not UTF-8, expected JSON") from None
     except ConfigError:
         raise
     except TooDeepError:
-        raise ConfigError("the body is nested too deeply, expected an inference request in JSON") from None
+        raise ConfigError("the body", "nested too deeply, expected an inference request in JSON") from None
     except ValueError:  # Python does not parse an integer of more than 4,300 digits
-        raise ConfigError("the body holds a number of too many digits") from None
+        raise ConfigError("the body", "got a number of too many digits, expected at most 4300") from None
     finally:
         if is_collecting:
             gc.enable()
 
 
 def _reject_constant(token: str) -> NoReturn:
-    raise ConfigError(f"the body holds {token}, which is not JSON; write null for a missing number")
+    raise ConfigError("the body", f"got {token}, which is not JSON; write null for a missing number")
 
 
 def _tensor(data: Any, where: str) -> Tensor:

@@ -85,7 +85,7 @@ def score_files(
     tables = _tables(session, files, names)
     first = next(tables, None)
     if first is None:
-        raise ConfigError("the files hold no row that can be scored, expected at least one")
+        raise ConfigError("files", "got no row that can be scored, expected at least one")
     with table_file(out, first.schema, replace=replace) as file:
         for table in _chain(first, tables):
             file.write_table(table)

@@ -59,10 +59,10 @@ class InferenceService:
             UnknownModelError: It is not served under that name and version.
         """
         if name != self._metadata.name:
-            raise UnknownModelError(f"model {quoted(name)} is not served here, expected {self._metadata.name!r}")
+            raise UnknownModelError(f"model {quoted(name)}", f"not served here, expected {self._metadata.name!r}")
         if version is not None and version not in self._metadata.versions:
             expected = ", ".join(map(repr, self._metadata.versions))
-            raise UnknownModelError(f"model {name!r} has no version {quoted(version)}, expected {expected}")
+            raise UnknownModelError(f"model {name!r}", f"has no version {quoted(version)}, expected {expected}")
         return self._metadata
 
     def infer(self, request: InferRequest, name: str, version: str | None = None) -> InferResponse:
@@ -111,7 +111,7 @@ class InferenceService:
             )
         if tensor.shape[0] > self._max_batch:
             raise RequestTooLargeError(
-                f"{where}.shape: got {tensor.shape[0]} records, expected at most {self._max_batch} in one request"
+                f"{where}.shape", f"got {tensor.shape[0]} records, expected at most {self._max_batch} in one request"
             )
         return column
 

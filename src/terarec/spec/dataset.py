@@ -177,7 +177,7 @@ class DatasetSpec:
                 f"one of {', '.join(map(repr, sorted(self.splits)))}" if self.splits else "a data set with splits"
             )
             hint = did_you_mean(split, self.splits)
-            raise ConfigError(f"data set {self.name!r} has no split {split!r}{hint}, expected {accepted}")
+            raise ConfigError(f"data set {self.name!r}", f"has no split {split!r}{hint}, expected {accepted}")
         return self.splits[split]
 
     def num_rows(self, split: str) -> int:
@@ -349,5 +349,5 @@ class RecordsSpec:
     def split(self, name: str) -> RecordSplit:
         """Return the split `name`; raise `ConfigError` with the existing names if there is none."""
         if name not in self.splits:
-            raise ConfigError(f"no split {name!r}, expected one of {', '.join(map(repr, sorted(self.splits)))}")
+            raise ConfigError("split", f"got {name!r}, expected one of {', '.join(map(repr, sorted(self.splits)))}")
         return self.splits[name]

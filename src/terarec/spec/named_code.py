@@ -52,17 +52,16 @@ def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
     top = module.partition(".")[0]
     if not _is_within(module, allow_import):
         raise ConfigError(
-            f"{what} is not run, as its package is not allowed; --allow-import {top} allows it, in Python "
-            f"allow_import=({top!r},)"
+            what,
+            f"not run, as its package is not allowed; --allow-import {top} allows it, in Python "
+            f"allow_import=({top!r},)",
         )
     if not _is_there(module):
         return
     home = getattr(imported(name), "__module__", None)
     if not isinstance(home, str) or not _is_within(home, allow_import):
         allowed = ", ".join(allow_import)
-        raise ConfigError(
-            f"{what} is defined in {home}, expected a function that is defined in what is allowed: {allowed}"
-        )
+        raise ConfigError(what, f"defined in {home}, expected a function that is defined in what is allowed: {allowed}")
 
 
 def _is_within(module: str, packages: Sequence[str]) -> bool:

@@ -35,7 +35,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if size < 1:
-        raise ConfigError(f"size: got {text!r}, expected {_EXPECTED}")
+        raise ConfigError("size", f"got {text!r}, expected {_EXPECTED}")
     return size
 
 
@@ -104,7 +104,7 @@ class Tiers:
         for part in text.split(","):
             name, equals, value = part.partition("=")
             if not equals or name not in known or name in given:
-                raise ConfigError(f"tiers: got {text!r}, expected {'=,'.join(known)}= or some of them, each once")
+                raise ConfigError("tiers", f"got {text!r}, expected {'=,'.join(known)}= or some of them, each once")
             given[name] = value
         return cls(**given)
 

@@ -188,11 +188,11 @@ class CountingFilter:
         if cells.shape != self._cells.shape or cells.dtype != self._cells.dtype:
             got, expected = f"{cells.numel():,} cells of {cells.dtype}", f"{self._cells.numel():,} of torch.uint8"
             raise StorageError(
-                f"table {self._table!r}: got a counting filter of {got}, expected {expected} (the same num_bytes)"
+                f"table {self._table!r}", f"got a counting filter of {got}, expected {expected} (the same num_bytes)"
             )
         if seed.shape != (1,) or seed.dtype != torch.int64:
             got = f"{seed.dtype}{list(seed.shape)}"
-            raise StorageError(f"table {self._table!r}: got a counting filter's seed {got}, expected torch.int64[1]")
+            raise StorageError(f"table {self._table!r}", f"got a counting filter's seed {got}, expected torch.int64[1]")
         self._cells.copy_(cells)
         self._seed = int(seed)
 

@@ -145,7 +145,7 @@ class Arena:
             return torch.zeros(shape, device=device, dtype=dtype)
         except torch.OutOfMemoryError as error:
             raise StorageError(
-                f"{purpose}: {wanted:,} bytes requested on {device}, which has too little memory"
+                purpose, f"{wanted:,} bytes requested on {device}, which has too little memory"
             ) from error
 
 

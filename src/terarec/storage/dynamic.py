@@ -119,8 +119,9 @@ class DynamicTable:
         """
         if LAST_STEP not in self._held.tracked:
             raise ConfigError(
-                f"table {self.name!r}: used_since: the table does not track when rows are used, expected one with "
-                "track_uses=True, or with lru(), ttl() or by_score()"
+                f"table {self.name!r}: used_since",
+                "the table does not track when rows are used, expected one with "
+                "track_uses=True, or with lru(), ttl() or by_score()",
             )
         with self.arena.lock:
             last_steps, found, start = self.arena.uses[LAST_STEP], [], 0
@@ -147,7 +148,7 @@ class DynamicTable:
 
     def restart(self, seed: int) -> None:
         """Raise `StorageError`: a dynamic table has no rows without keys."""
-        raise StorageError(f"table {self.name!r}: restart: the table is dynamic, expected a static one")
+        raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Evict the rows that the policy ranks lowest, until `keep_at_least` are left.
@@ -168,11 +169,11 @@ class DynamicTable:
         policy = self.spec.evict if by is None else by
         if not isinstance(policy, EvictionSpec):
             got = "no policy and the table has none" if policy is None else repr(policy)
-            raise ConfigError(f"table {self.name!r}: evict: got {got}, expected e.g. lru()")
+            raise ConfigError(f"table {self.name!r}: evict", f"got {got}, expected e.g. lru()")
         if keep_at_least is None:
             keep_at_least = 0 if isinstance(policy, TTLEviction) else self._held.size_after_eviction(policy)
         if not isinstance(keep_at_least, int) or keep_at_least < 0:
-            raise ConfigError(f"table {self.name!r}: evict: got keep_at_least {keep_at_least!r}, expected rows >= 0")
+            raise ConfigError(f"table {self.name!r}: evict", f"got keep_at_least {keep_at_least!r}, expected rows >= 0")
         with self.arena.lock:
             return self._held.evict(policy, keep=keep_at_least)
 
@@ -203,7 +204,7 @@ class DynamicTable:
         distinct, times = torch.unique(rows.keys, return_counts=True)
         if distinct.numel() < num_rows:
             key = int(distinct[times > 1][0])
-            raise ConfigError(f"table {self.name!r}: got key {key} twice, expected distinct keys")
+            raise ConfigError(f"table {self.name!r}", f"got key {key} twice, expected distinct keys")
         with self.arena.lock:
             self._held.check_room(num_rows)
             self._held.clear()
@@ -220,8 +221,8 @@ class DynamicTable:
             absent = rows < 0
             if bool(absent.any()):
                 raise KeyOutOfRangeError(
-                    f"table {self.name!r}: got key {int(keys[absent][0])}, expected one of the {len(self):,} that it "
-                    "holds"
+                    f"table {self.name!r}",
+                    f"got key {int(keys[absent][0])}, expected one of the {len(self):,} that it holds",
                 )
             return self._copy(keys, rows)
 
@@ -348,7 +349,9 @@ class DynamicTable:
         elif held.admission is not None and set(piece) == held.admission.names:
             held.admission.import_(piece)
         else:
-            raise StorageError(f"table {self.name!r}: got {sorted(piece)}, which belongs to another admission policy")
+            raise StorageError(
+                f"table {self.name!r}", f"got {sorted(piece)}, which belongs to another admission policy"
+            )
 
     def follow_arena(self) -> None:
         """Move the index to the device of the arena."""

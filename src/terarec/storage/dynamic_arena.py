@@ -131,7 +131,7 @@ class DynamicArena:
         self._defaults = torch.stack([torch.tensor(spec.default).expand(self.width) for spec in specs])
         tiers = specs[0].tiers
         if any(spec.tiers != tiers for spec in specs):
-            raise ConfigError("arena: got tables of several tiers, expected the same for all")
+            raise ConfigError("arena", "got tables of several tiers, expected the same for all")
         self.data: GrowingRows | TieredRows = (
             GrowingRows(specs, seed=seed)
             if tiers is None
@@ -298,7 +298,7 @@ class DynamicArena:
         except StorageError as error:
             for held in self._uses.values():
                 held.tensor = held.tensor[: self.num_rows]
-            raise StorageError(f"{purpose}: {error}") from None
+            raise StorageError(purpose, error.where, error.problem) from None
         if self.changes is not None:
             self.changes.resize(target)
         self.num_rows = target

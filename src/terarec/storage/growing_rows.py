@@ -66,7 +66,7 @@ class GrowingTensor:
         try:
             grown = self.tensor.new_zeros(rows, *self._row_shape)
         except torch.OutOfMemoryError as error:
-            raise StorageError(f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
+            raise StorageError("rows", f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
         grown[: self.tensor.shape[0]] = self.tensor
         self.tensor = grown
 

@@ -67,7 +67,7 @@ def _scores(policy: EvictionSpec, keys: Tensor, uses: Mapping[str, Tensor]) -> T
     is_ordered = isinstance(scores, Tensor) and not (scores.is_complex() or scores.dtype == torch.bool)
     if not is_ordered or scores.shape != keys.shape or bool(scores.isnan().any()):
         got = f"{scores.dtype}{list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-        raise ConfigError(f"score function: got {got}, expected a tensor of {keys.numel()} numbers without NaN")
+        raise ConfigError("score function", f"got {got}, expected a tensor of {keys.numel()} numbers without NaN")
     return scores
 
 
@@ -129,10 +129,10 @@ class KeyRows:
             StorageError: Memory or table is full; no row has changed.
         """
         held = len(self.index)
-        purpose = f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} in their place requested"
+        where, demand = f"table {self.spec.name!r}", f"holds {held:,} rows, {wanted:,} in their place requested"
         if self.spec.max_rows is not None and wanted > self.spec.max_rows:
-            raise StorageError(f"{purpose}, at most {self.spec.max_rows:,} allowed")
-        self.arena.make_room(wanted, freed=held, purpose=purpose)
+            raise StorageError(where, f"{demand}, at most {self.spec.max_rows:,} allowed")
+        self.arena.make_room(wanted, freed=held, purpose=f"{where}: {demand}")
 
     def items(self) -> tuple[Tensor, Tensor]:
         """Return all keys and their rows, int64[n] each."""
@@ -199,7 +199,9 @@ class KeyRows:
         """
         most = self.spec.max_rows
         if most is None:
-            raise ConfigError(f"table {self.spec.name!r}: evict: expected keep_at_least, as the table has no max_rows")
+            raise ConfigError(
+                f"table {self.spec.name!r}: evict", "expected keep_at_least, as the table has no max_rows"
+            )
         return most - max(1, math.floor(most * policy.share))
 
     def move(self) -> None:
@@ -223,22 +225,27 @@ class KeyRows:
             self._make_room(wanted, spec.max_rows, batch)
             rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
-        new_rows = arena.allocate_rows(wanted, self._demand(wanted, held=len(self.index) - wanted))
+        demand = self._demand(wanted, held=len(self.index) - wanted)
+        new_rows = arena.allocate_rows(wanted, f"table {spec.name!r}: {demand}")
         arena.data.begin(self.number, new_rows, new_keys)
         mark_changes(arena, new_rows)
         return rows
 
     def _make_room(self, wanted: int, most: int, batch: Tensor | None) -> None:
         """Evict rows until `wanted` more fit within `most`; rows that the batch uses stay."""
-        policy, held = self.spec.evict, len(self.index)
+        policy, held, where = self.spec.evict, len(self.index), f"table {self.spec.name!r}"
         full = f"{self._demand(wanted, held=held)}, at most {most:,} allowed"
         if policy is None or batch is None:
-            raise StorageError(f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None))
+            raise StorageError(
+                where, f"{full}; expected a larger max_rows" + " or an eviction policy" * (batch is not None)
+            )
         fitting = most - wanted
         chosen = self._choose(policy, max(0, min(fitting, self.size_after_eviction(policy))), batch)
         if held - chosen.numel() > fitting:
             why = "too young or " if isinstance(policy, TTLEviction) else ""
-            raise StorageError(f"{full}; all but {chosen.numel():,} are {why}in the batch, expected a larger max_rows")
+            raise StorageError(
+                where, f"{full}; all but {chosen.numel():,} are {why}in the batch, expected a larger max_rows"
+            )
         self._remove(chosen)
 
     def _evict_expired(self, batch: Tensor) -> None:
@@ -251,8 +258,9 @@ class KeyRows:
         missing = set(needed_uses(policy)) - set(self.tracked)
         if missing:
             raise ConfigError(
-                f"table {self.spec.name!r}: evict: got {policy.kind!r}, which needs each row's "
-                f"{' and '.join(sorted(missing))}; expected a table with track_uses=True"
+                f"table {self.spec.name!r}: evict",
+                f"got {policy.kind!r}, which needs each row's "
+                f"{' and '.join(sorted(missing))}; expected a table with track_uses=True",
             )
         keys, rows = self.items()
         stays = torch.zeros(self.arena.num_rows, dtype=torch.bool, device=rows.device)
@@ -289,7 +297,7 @@ class KeyRows:
         self.num_evicted, self.evicted = num_evicted, evicted
 
     def _demand(self, wanted: int, *, held: int) -> str:
-        return f"table {self.spec.name!r}: holds {held:,} rows, {wanted:,} more requested"
+        return f"holds {held:,} rows, {wanted:,} more requested"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
         twin = copy.copy(self)

@@ -69,12 +69,12 @@ class RocksDBStore:
         try:
             return self._library.Rdict(str(self._directory), options)
         except Exception as error:  # the library has no class of its own for errors
-            raise StorageError(f"{self._directory}: RocksDB cannot open it ({error})") from error
+            raise StorageError(self._directory, f"RocksDB cannot open it ({error})") from error
 
     def _read_header(self) -> dict[str, Any]:
         text = self._database.get(_HEADER)
         if text is None:
-            raise FormatError(f"{self._directory}: got another RocksDB database, expected one of a row store")
+            raise FormatError(self._directory, "got another RocksDB database, expected one of a row store")
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -91,7 +91,7 @@ class RocksDBStore:
         try:
             self._database.write(batch, durable)
         except Exception as error:
-            raise StorageError(f"{self._directory}: RocksDB cannot write ({error})") from error
+            raise StorageError(self._directory, f"RocksDB cannot write ({error})") from error
         self._header = header
 
     @property
@@ -188,7 +188,7 @@ class RocksDBStore:
                 yield _arrays(chunk, self.row_bytes)
                 chunk = []
             if self._changes != changes:
-                raise StorageError("items: the store was changed during the scan, expected no writes before its end")
+                raise StorageError("items", "the store was changed during the scan, expected no writes before its end")
         if chunk:
             yield _arrays(chunk, self.row_bytes)
 
@@ -221,7 +221,7 @@ def _library() -> Any:
     try:
         import rocksdict
     except ImportError:
-        raise MissingDependencyError("rocksdict: not installed, expected pip install 'terarec[rocksdb]'") from None
+        raise MissingDependencyError("rocksdict", "not installed, expected pip install 'terarec[rocksdb]'") from None
     return rocksdict
 
 

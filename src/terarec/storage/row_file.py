@@ -227,7 +227,7 @@ class RowFile:
         layout, options = read_description(directory), options or RowFileOptions()
         with ExitStack() as held:
             if not read_only:
-                busy = StorageError(f"{directory}: is open for writing already, expected one writer at a time")
+                busy = StorageError(directory, "is open for writing already, expected one writer at a time")
                 held.enter_context(file_lock(directory / LOCK_FILE, busy))
             with _errors(layout.table):
                 native = _rowfile.RowFile(
@@ -428,7 +428,7 @@ def read_description(directory: Path) -> RowFileLayout:
         sizes = {name: int(content[name]) for name in ("row_bytes", "page_bytes", "segment_pages")}
         return RowFileLayout(table=str(content["table"]), columns=columns, **sizes)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise FormatError(f"{path}: {error}, expected the layout of a row file") from error
+        raise FormatError(path, f"{error}, expected the layout of a row file") from error
 
 
 def _native_layout(layout: RowFileLayout) -> _rowfile.Layout:
@@ -456,7 +456,7 @@ def _errors(table: str) -> Iterator[None]:
 
 
 def _storage_error(table: str, message: str, file: str, page: int) -> StorageError:
-    named = f"table {table!r}: {message}" if table else message
+    where = f"table {table!r}" if table else ""
     if not file:
-        return StorageError(named)
-    return DamagedFileError(named, file=Path(file), page=None if page < 0 else page, table=table)
+        return StorageError(where, message)
+    return DamagedFileError(where, message, file=Path(file), page=None if page < 0 else page, table=table)

@@ -30,9 +30,8 @@ class BudgetError(StorageError):
         needed_bytes: Budget that would do.
     """
 
-    def __init__(self, message: str, *, needed: int, held: int, needed_bytes: int) -> None:
-        super().__init__(message)
-        self._message = message
+    def __init__(self, *parts: object, needed: int, held: int, needed_bytes: int) -> None:
+        super().__init__(*parts)
         self.needed = needed
         self.held = held
         self.needed_bytes = needed_bytes
@@ -40,7 +39,7 @@ class BudgetError(StorageError):
     def during(self, what: str) -> BudgetError:
         """Return this error with `what` needed the rows, such as "step 7", in front."""
         return BudgetError(
-            f"{what}: {self._message}", needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
+            what, self.where, self.problem, needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
         )
 
 
@@ -254,8 +253,8 @@ class CachedRows:
             held = len(self.slots)
             needed = (held + wanted) * (self._row_bytes + self._slot_bytes)
             raise BudgetError(
-                f"{self._name}: {held:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes "
-                "or a file",
+                self._name,
+                f"{held:,} rows fill it and {wanted:,} more come, expected a budget of {needed:,} bytes or a file",
                 needed=held + wanted,
                 held=held,
                 needed_bytes=needed,

@@ -116,28 +116,28 @@ class RowStore(Protocol):
 def check_row_bytes(row_bytes: int) -> int:
     """Return `row_bytes`, or raise `ConfigError` if rows cannot have so many bytes."""
     if not LEAST_ROW_BYTES <= row_bytes <= MOST_ROW_BYTES:
-        raise ConfigError(f"row_bytes: got {row_bytes}, expected {LEAST_ROW_BYTES} to {MOST_ROW_BYTES:,}")
+        raise ConfigError("row_bytes", f"got {row_bytes}, expected {LEAST_ROW_BYTES} to {MOST_ROW_BYTES:,}")
     return row_bytes
 
 
 def check_chunk_rows(chunk_rows: int) -> int:
     """Return `chunk_rows`, or raise `ConfigError` unless it is positive."""
     if chunk_rows < 1:
-        raise ConfigError(f"chunk_rows: got {chunk_rows}, expected 1 or more")
+        raise ConfigError("chunk_rows", f"got {chunk_rows}, expected 1 or more")
     return chunk_rows
 
 
 def check_keys(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ``keys int64[n]`` in one piece, or raise `StorageError` for another array."""
     if keys.ndim != 1 or keys.dtype != np.int64:
-        raise StorageError(f"keys: got {keys.dtype}{list(keys.shape)}, expected int64[n]")
+        raise StorageError("keys", f"got {keys.dtype}{list(keys.shape)}, expected int64[n]")
     return np.ascontiguousarray(keys)
 
 
 def check_rows(rows: NDArray[np.uint8], num_keys: int, row_bytes: int, name: str = "rows") -> NDArray[np.uint8]:
     """Return ``rows uint8[n, row_bytes]``, or raise `StorageError` for an array of another type or shape."""
     if rows.shape != (num_keys, row_bytes) or rows.dtype != np.uint8:
-        raise StorageError(f"{name}: got {rows.dtype}{list(rows.shape)}, expected uint8[{num_keys}, {row_bytes}]")
+        raise StorageError(name, f"got {rows.dtype}{list(rows.shape)}, expected uint8[{num_keys}, {row_bytes}]")
     return rows
 
 
@@ -170,9 +170,7 @@ class MemoryRowStore:
         tensors, header = read_tensors(directory / _MEMORY_FILE)
         keys, rows = tensors.get("keys"), tensors.get("rows")
         if keys is None or rows is None or rows.ndim != 2 or keys.shape != rows.shape[:1]:
-            raise FormatError(
-                f"{directory / _MEMORY_FILE}: got {sorted(tensors)}, expected keys [n] and rows [n, bytes]"
-            )
+            raise FormatError(directory / _MEMORY_FILE, f"got {sorted(tensors)}, expected keys [n] and rows [n, bytes]")
         store = cls(rows.shape[1])
         store.write(keys, rows)
         store._committed = dict(store._rows)
@@ -256,7 +254,7 @@ class MemoryRowStore:
             held, changes = iter(list(self._rows.items())), self._changes
         while chunk := list(islice(held, chunk_rows)):
             if self._changes != changes:
-                raise StorageError("items: the store was changed during the scan, expected no writes before its end")
+                raise StorageError("items", "the store was changed during the scan, expected no writes before its end")
             yield _arrays(dict(chunk), self._row_bytes)
 
     def snapshot(self, directory: Path) -> None:

@@ -93,7 +93,7 @@ class StaticTable:
         if outside.any():
             key = int(keys[outside][0])
             raise KeyOutOfRangeError(
-                f"table {self.name!r}: got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
+                f"table {self.name!r}", f"got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
             )
         return keys + self.base
 
@@ -130,7 +130,7 @@ class StaticTable:
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Raise `StorageError`: a static table evicts no rows."""
-        raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
+        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
 
     def take_evicted(self) -> Tensor:
         """Return no keys."""
@@ -153,7 +153,7 @@ class StaticTable:
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: got keys, but the table is static")
+        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
 
     @property
     def changes_since(self) -> str | None:
@@ -177,7 +177,7 @@ class StaticTable:
 
     def remove(self, keys: Tensor) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: remove: the table is static, expected a dynamic one")
+        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""
@@ -185,7 +185,7 @@ class StaticTable:
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table has no state other than its rows."""
-        raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
+        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
 
     def _part(self, tensor: Tensor) -> Tensor:
         return tensor[self.base : self.base + self.spec.rows]

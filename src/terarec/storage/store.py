@@ -206,10 +206,10 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
     """
     kinds = {(spec.width, spec.dtype) for spec in specs}
     if len(kinds) != 1:
-        raise ConfigError(f"arena: got tables of widths and types {sorted(kinds)}, expected tables of one of them")
+        raise ConfigError("arena", f"got tables of widths and types {sorted(kinds)}, expected tables of one of them")
     optimizers = {spec.optimizer for spec in specs}
     if len(optimizers) != 1:
-        raise ConfigError(f"arena: got tables of the optimizers {sorted(optimizers)}, expected one optimizer")
+        raise ConfigError("arena", f"got tables of the optimizers {sorted(optimizers)}, expected one optimizer")
     width, dtype = kinds.pop()
     return width, getattr(torch, dtype), optimizers.pop()
 
@@ -217,7 +217,7 @@ def shared_row_type(specs: Sequence[TableSpec | DynamicTableSpec]) -> tuple[int,
 def check_has_memory(device: torch.device) -> None:
     """Raise `ConfigError` for a device on which tensors have no elements."""
     if device.type == "meta":
-        raise ConfigError("arena: got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
+        raise ConfigError("arena", "got device 'meta', expected one with memory such as 'cpu' or 'cuda'")
 
 
 def check_import(
@@ -228,7 +228,7 @@ def check_import(
     `rows` may have no state at all. `uses` has the tensors of ``rows.uses`` to import.
     """
     if rows.state and set(rows.state) != set(state):
-        raise StorageError(f"table {table!r}: got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
+        raise StorageError(f"table {table!r}", f"got optimizer states {sorted(rows.state)}, expected {sorted(state)}")
     tracked = uses or {}
     held = {"weights": weights, **state, **tracked}
     imported = {name: rows.uses[name] for name in tracked}
@@ -236,6 +236,6 @@ def check_import(
         expected = (rows.keys.numel(), *held[what].shape[1:])
         if tuple(values.shape) != expected or values.dtype != held[what].dtype:
             raise StorageError(
-                f"table {table!r}: got {what} {values.dtype}{list(values.shape)}, "
-                f"expected {held[what].dtype}{list(expected)}"
+                f"table {table!r}",
+                f"got {what} {values.dtype}{list(values.shape)}, expected {held[what].dtype}{list(expected)}",
             )

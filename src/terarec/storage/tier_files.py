@@ -51,8 +51,8 @@ class TierFiles:
             return None
         if of.num_bytes > MOST_ROW_BYTES:
             raise StorageError(
-                f"tiers file: tables {', '.join(self._tables)}: got rows of {of.num_bytes:,} bytes, optimizer state "
-                f"included, expected at most {MOST_ROW_BYTES:,}"
+                f"tiers file: tables {', '.join(self._tables)}",
+                f"got rows of {of.num_bytes:,} bytes, optimizer state included, expected at most {MOST_ROW_BYTES:,}",
             )
         if not self._generation:
             self._lock()
@@ -119,7 +119,7 @@ class TierFiles:
             self._is_made = not self._directory.exists()
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"tiers file: {self._directory}: {error.strerror}, expected a directory") from error
+            raise StorageError(f"tiers file: {self._directory}", f"{error.strerror}, expected a directory") from error
         for table in self._tables:
             path = self._directory / f"{table}{_SUFFIX}"
             if not self._try_lock(table):
@@ -130,7 +130,7 @@ class TierFiles:
                 if not self._try_lock(table):
                     self._locks.close()
                     raise StorageError(
-                        f"{path}: used by another process or model, expected a directory of its own for each"
+                        path, "used by another process or model, expected a directory of its own for each"
                     )
             shutil.rmtree(path, ignore_errors=True)
 

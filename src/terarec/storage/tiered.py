@@ -51,7 +51,7 @@ class TieredArena:
         self.width, self.dtype, self.optimizer = shared_row_type(specs)
         tiers = specs[0].tiers
         if tiers is None or any(spec.tiers != tiers for spec in specs):
-            raise ConfigError("arena: got tables without tiers or with several, expected the same tiers for all")
+            raise ConfigError("arena", "got tables without tiers or with several, expected the same tiers for all")
         self.table_names = tuple(spec.name for spec in specs)
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
@@ -166,7 +166,7 @@ class TieredTable:
         if outside.any():
             key = int(keys[outside][0])
             raise KeyOutOfRangeError(
-                f"table {self.name!r}: got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
+                f"table {self.name!r}", f"got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
             )
         return keys + self.base
 
@@ -226,7 +226,7 @@ class TieredTable:
 
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Raise `StorageError`: a static table evicts no rows."""
-        raise StorageError(f"table {self.name!r}: evict: the table is static, expected a dynamic one")
+        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
 
     def take_evicted(self) -> Tensor:
         """Return no keys."""
@@ -250,7 +250,7 @@ class TieredTable:
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: got keys, but the table is static")
+        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
 
     @property
     def changes_since(self) -> str | None:
@@ -274,7 +274,7 @@ class TieredTable:
 
     def remove(self, keys: Tensor) -> None:
         """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: remove: the table is static, expected a dynamic one")
+        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
 
     def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
         """Return nothing: a static table has no state other than its rows."""
@@ -282,7 +282,7 @@ class TieredTable:
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table has no state other than its rows."""
-        raise StorageError(f"table {self.name!r}: got {sorted(piece)}, but the table is static")
+        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
 
 
 def tiered_tables(arena: TieredArena) -> list[TieredTable]:

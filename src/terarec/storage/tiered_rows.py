@@ -95,8 +95,9 @@ class TieredRows:
             ConfigError: Always.
         """
         raise ConfigError(
-            f"{self._described()}: in tiers, which are not copied or pickled; expected a model made anew, with "
-            "load_state_dict() or a checkpoint"
+            self._described(),
+            "in tiers, which are not copied or pickled; expected a model made anew, with "
+            "load_state_dict() or a checkpoint",
         )
 
     @property
@@ -174,7 +175,9 @@ class TieredRows:
             return
         check_has_memory(device)
         if self.tiers.device is None:
-            raise ConfigError(f"tiers: got no device budget for tables on {device}, expected device='8GiB' or the like")
+            raise ConfigError(
+                "tiers", f"got no device budget for tables on {device}, expected device='8GiB' or the like"
+            )
         with self.lock:
             old, self.device = self._memory, device
             if old is not None:
@@ -609,9 +612,9 @@ class TieredRows:
         would_do = -(-int(wanted * slot_bytes / self._share()) // _MIB) * _MIB
         what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
         return BudgetError(
-            f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {self._described()}: {purpose} needs {needed:,} rows "
-            f"more beside {others:,} {what}, {slots.capacity:,} fit; expected {self.tiers.fast_name} of at least "
-            f"{would_do // _MIB:,}MiB, or smaller batches",
+            f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {self._described()}",
+            f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {slots.capacity:,} fit; expected "
+            f"{self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
             needed=wanted,
             held=slots.capacity,
             needed_bytes=would_do,

@@ -150,7 +150,9 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
     try:
         reader.load_state_dict(progress["reader"])
     except ConfigError as error:
-        raise ConfigError(f"{error}; to train on with other data use --init-from with a new RUN") from None
+        raise ConfigError(
+            error.where, f"{error.problem}; to train on with other data use --init-from with a new RUN"
+        ) from None
     trainer.load_state_dict(progress["trainer"])
     torch.set_rng_state(checkpoint.rng)
     _set_device_rng(trainer.device, progress.get("device_rng"))

@@ -67,10 +67,10 @@ def _parts_of(trainer: Trainer) -> tuple[Reader, PartKeysets]:
     """Return the train reader with its keysets."""
     reader = trainer.reader
     if not isinstance(reader, Reader) or not reader.parts:
-        raise ConfigError("training.passes: got a reader without parts, expected one that reads by parts")
+        raise ConfigError("training.passes", "got a reader without parts, expected one that reads by parts")
     if reader.keysets is None:
         raise DataNotFoundError(
-            "training.passes: the parts of the data set have no keysets, expected 'terarec prepare ... --parts N "
-            "--keysets'"
+            "training.passes",
+            "the parts of the data set have no keysets, expected 'terarec prepare ... --parts N --keysets'",
         )
     return reader, reader.keysets

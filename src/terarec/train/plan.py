@@ -86,8 +86,9 @@ class MemoryPlan:
             largest = max(counted, key=attrgetter(field), default=None)
             of_which = f", of which table {largest.name!r} takes {getattr(largest, field):,}" if largest else ""
             raise StorageError(
+                "memory",
                 f"training needs {total:,} bytes of {where} memory{of_which}; {available:,} are available; "
-                f"expected {self._what_would_do()}"
+                f"expected {self._what_would_do()}",
             )
 
     def _what_would_do(self) -> str:

@@ -76,12 +76,12 @@ def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         point = parse_json(line)
     except json.JSONDecodeError as error:
-        raise FormatError(path, f"line {number} column {error.colno}: {error.msg}, expected JSON") from None
+        raise FormatError(path, f"line {number} column {error.colno}", f"{error.msg}, expected JSON") from None
     except ValueError as error:
-        raise FormatError(path, f"line {number}: {error}, expected JSON") from None
+        raise FormatError(path, f"line {number}", f"{error}, expected JSON") from None
     if not isinstance(point, dict) or not all(isinstance(point.get(name), int) for name in ("step", "samples")):
         got = quoted(line.decode(errors="backslashreplace"))
-        raise FormatError(path, f"line {number}: got {got}, expected an object with step and samples")
+        raise FormatError(path, f"line {number}", f"got {got}, expected an object with step and samples")
     return point
 
 

@@ -159,7 +159,7 @@ class Run:
         try:
             has_rows = self.dataset.num_rows(split) > 0
         except ConfigError as error:
-            raise ConfigError("training.eval_split", f"{error}, or none") from None
+            raise ConfigError("training.eval_split", error.where, f"{error.problem}, or none") from None
         return self.reader(split) if has_rows else None
 
     def fit(self, *, resume: bool = False) -> FitReport:

@@ -205,8 +205,8 @@ def planned_tables(
     for name in given:
         if name not in tables:
             raise ConfigError(
-                f"rows: got table {name!r}{did_you_mean(name, list(tables))}, expected one of "
-                f"{', '.join(map(repr, tables))}"
+                "rows",
+                f"got table {name!r}{did_you_mean(name, list(tables))}, expected one of {', '.join(map(repr, tables))}",
             )
     budgets: dict[Tiers, TierBudget] = {}
     for arena in arenas:

@@ -365,8 +365,8 @@ class Trainer:
         if not math.isfinite(value):
             self.optimizers.zero_grad()
             raise TrainingError(
-                f"step {step} (epoch {self.epoch + 1}): the loss is {value}, expected a finite number; "
-                "a lower learning rate may help"
+                f"step {step} (epoch {self.epoch + 1})",
+                f"the loss is {value}, expected a finite number; a lower learning rate may help",
             )
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from terarec.formats.hugectr import read_keyset, read_records, write_records
 from terarec.spec import RecordLayout, RecordSplit, RecordsSpec, SparseInput
 from tests.data.records.samples import break_checksum, norm_files
 from tests.data.sources import assert_same_batches
+from tests.errors import at
 from tests.formats.samples import make_block, make_spec
 
 ROWS = {"train": 100, "valid": 30}
@@ -96,17 +97,17 @@ def test_whole_numbers_only_in_raw_async_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "hotness", "options", "message"),
+    ("kind", "hotness", "options", "where"),
     [
-        ("raw", (1, 3), {}, r"column 'C1' holds up to 3 keys, Raw files one a slot"),
-        ("raw", (1, 1), {"key_bytes": 8}, r"Raw: got 8-byte keys"),
-        ("norm", (1, 3), {"key_bytes": 5}, r"RecordLayout.key_bytes: got 5, expected one of 4, 8"),
-        ("csv", (1, 3), {}, r"RecordsSpec.kind: got 'csv', expected one of 'norm'"),
+        ("raw", (1, 3), {}, "column 'C1'"),
+        ("raw", (1, 1), {"key_bytes": 8}, "Raw"),
+        ("norm", (1, 3), {"key_bytes": 5}, "RecordLayout.key_bytes"),
+        ("csv", (1, 3), {}, "RecordsSpec.kind"),
     ],
 )
-def test_what_a_format_cannot_hold(tmp_path, kind, hotness, options, message):
+def test_what_a_format_cannot_hold(tmp_path, kind, hotness, options, where):
     dataset = make_dataset(tmp_path / "data", hotness=hotness)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(where)):
         write_as_records(dataset, tmp_path / "out", RecordOptions(kind=kind, **options))
     assert not (tmp_path / "out").exists()
 
@@ -117,7 +118,7 @@ def test_a_column_of_any_keys_has_no_size(tmp_path):
     dataset = tmp_path / "data"
     dataset.mkdir()
     write_dataset(dataclasses.replace(spec, categorical=(column,)), dataset)
-    with pytest.raises(ConfigError, match=r"column 'C0' holds any int64 keys, expected rows"):
+    with pytest.raises(ConfigError, check=at("column 'C0'")):
         write_as_records(dataset, tmp_path / "out", RecordOptions(kind="norm"))
 
 
@@ -155,14 +156,14 @@ def test_files_of_another_program_without_sizes_of_slots(tmp_path):
 
 def test_a_key_outside_its_slot(tmp_path):
     path = described(tmp_path, sizes=(20, 3000))
-    with pytest.raises(FormatError, match=r"column 'data.0': key [0-9]+ at position [0-9]+, expected 0 <= key < 20"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/list.txt, column 'data.0'")):
         write_as_dataset(path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
 def test_another_number_of_rows_than_reported(tmp_path):
     path = described(tmp_path, rows=13)
-    with pytest.raises(FormatError, match=r"list.txt: holds 12 samples, expected 13 of split 'train' \(records.json\)"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/list.txt")):
         write_as_dataset(path, tmp_path / "data")
 
 
@@ -174,19 +175,19 @@ def test_the_description_in_the_documents_is_one(tmp_path):
 
 
 def test_wrong_descriptions(tmp_path):
-    with pytest.raises(DataNotFoundError, match=r"records.json: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/records.json")):
         read_records(tmp_path / "records.json")
     path = described(tmp_path)
     text = path.read_text()
     path.write_text(text.replace('"rows": 12', '"rows": "x"'))
-    with pytest.raises(FormatError, match=r"records.json: \$.records.splits.train.rows"):
+    with pytest.raises(FormatError, check=at(f"{path}: $.records.splits.train.rows")):
         read_records(path)
     path.write_text(text.replace('"I2"', '"I2", "I3"'))
-    with pytest.raises(FormatError, match=r"dense_names: got 3 names, expected 2 as in the layout"):
+    with pytest.raises(FormatError, check=at(f"{path}: $.records.dense_names")):
         read_records(path)
     path.write_text(text.replace('"records": {', '"more": 1, "records": {'))
-    with pytest.raises(FormatError, match=r"\$.more: unknown field, expected only 'records'"):
+    with pytest.raises(FormatError, check=at(f"{path}: $.more")):
         read_records(path)
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"no split 'test', expected one of 'train'"):
+    with pytest.raises(ConfigError, check=at("split")):
         open_split(read_records(path), "test", tmp_path)

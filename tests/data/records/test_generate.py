@@ -184,8 +184,8 @@ def test_wrong_generators(tmp_path):
         generator(layout=make_layout())
     with pytest.raises(ConfigError, check=at("RecordGenerator.alpha")):
         generator(alpha=-1)
-    with pytest.raises(ConfigError, match=r"num_files: got 2, expected 1 file of kind 'raw'"):
+    with pytest.raises(ConfigError, check=at("num_files")):
         generate_records(generator("raw"), tmp_path / "x", num_files=2, rows_per_file=1)
-    with pytest.raises(ConfigError, match=r"rows_per_file: got 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, check=at("rows_per_file")):
         generate_records(generator(), tmp_path / "x", rows_per_file=0)
     assert list(tmp_path.iterdir()) == []

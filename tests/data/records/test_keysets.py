@@ -7,6 +7,7 @@ from terarec.data.records import RawSource, RecordReader, distinct_keys
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import FixedRecordWriter, raw_types
 from tests.data.records.samples import norm_source
+from tests.errors import at
 from tests.formats.hugectr.samples import make_layout, make_rows
 
 
@@ -35,5 +36,5 @@ def test_keys_have_the_offsets_of_their_slots(tmp_path):
 def test_no_keys(tmp_path):
     source = norm_source(tmp_path, (3,), layout=make_layout(slots=()))
     assert distinct_keys(source).tolist() == []
-    with pytest.raises(ConfigError, match=r"threads: got 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, check=at("threads")):
         distinct_keys(source, threads=0)

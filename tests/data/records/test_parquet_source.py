@@ -10,6 +10,7 @@ from terarec.data.records import ParquetSource, RecordLayout, RecordReader, Spar
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import write_file_list
 from tests.data.sources import row_numbers
+from tests.errors import at
 from tests.formats.samples import make_block, make_spec, write_split
 
 LAYOUT = RecordLayout(
@@ -78,20 +79,20 @@ def test_behind_a_url(split):
 def test_wrong_lists(split):
     directory, _ = split
     write_file_list(directory / "list.txt", [])
-    with pytest.raises(FormatError, match=r"list.txt: names no files, expected Parquet files"):
+    with pytest.raises(FormatError, check=at(f"{directory}/list.txt")):
         ParquetSource(directory / "list.txt", LAYOUT)
     write_file_list(directory / "list.txt", [directory / "other.parquet"])
-    with pytest.raises(FormatError, match=r"_metadata.json: \$.file_stats names none of the 1 files of .*list.txt"):
+    with pytest.raises(FormatError, check=at(f"{directory}/_metadata.json")):
         ParquetSource(directory / "list.txt", LAYOUT)
     (directory / "part-00000.parquet").unlink()
-    with pytest.raises(DataNotFoundError, match=r"part-00000.parquet: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{directory}/part-00000.parquet")):
         ParquetSource(directory / "_file_list.txt", LAYOUT)
     (directory / "_metadata.json").unlink()
-    with pytest.raises(DataNotFoundError, match=r"_metadata.json: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{directory}/_metadata.json")):
         ParquetSource(directory / "_file_list.txt", LAYOUT)
 
 
 def test_the_other_key_type(split):
     directory, _ = split
-    with pytest.raises(FormatError, match=r"column 'C0': type is int32, expected int64 or uint64 \(8-byte keys\)"):
+    with pytest.raises(FormatError, check=at(f"{directory}/part-00000.parquet, column 'C0'")):
         ParquetSource(directory / "_file_list.txt", dataclasses.replace(LAYOUT, key_bytes=8))

@@ -69,12 +69,12 @@ def test_raw_samples_behind_a_url(tmp_path):
 
 
 def test_wrong_sources(tmp_path):
-    with pytest.raises(ConfigError, match=r"num_samples: got 0, expected an integer >= 1"):
+    with pytest.raises(ConfigError, check=at("num_samples")):
         RawSource(tmp_path / "x.bin", ONE_HOT, num_samples=0, float_label_dense=True)
-    with pytest.raises(DataNotFoundError, match=r"x.bin: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/x.bin")):
         RawSource(tmp_path / "x.bin", ONE_HOT, num_samples=1, float_label_dense=True)
     raw_file(tmp_path / "x.bin", make_rows(ONE_HOT, 10))
-    with pytest.raises(FormatError, match=r"expected at least 11 records of 24 bytes each"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.bin")):
         RawSource(tmp_path / "x.bin", ONE_HOT, num_samples=11, float_label_dense=True)
 
 

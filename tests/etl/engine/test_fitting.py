@@ -12,6 +12,7 @@ from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, PrepareOptions, Split, SplitByFiles, SplitByFraction
+from tests.errors import at
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import SOURCE, shop_files, shop_workflow
 
@@ -71,7 +72,7 @@ def test_a_log_of_one_bad_line_tells_of_the_line(tmp_path: Path, make: Callable[
     path = tmp_path / "log.tsv"
     path.write_text("1,2\n")
     split = SplitByFraction(valid=0.1)
-    with pytest.raises(FormatError, match=r"log\.tsv: line 1: found 1 field, expected 6"):
+    with pytest.raises(FormatError, check=at(f"{path}: line 1")):
         prepare(make(split), [path], tmp_path / "out", PrepareOptions())
-    with pytest.raises(ConfigError, match="split: leaves 0 of 1 rows"):
+    with pytest.raises(ConfigError, check=at("split")):
         prepare(make(split), [path], tmp_path / "out", PrepareOptions(bad_input="skip"))

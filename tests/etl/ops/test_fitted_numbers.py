@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, kind_of
 from terarec.etl.ops import Bucketize, FillMissing, LogOp, Normalize, NormalizeMinMax
+from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import fit
 
@@ -104,26 +105,26 @@ def test_items_of_lists_count_one_by_one():
 
 
 def test_texts_have_no_median():
-    with pytest.raises(ConfigError, match="column 't' holds text, expected number or integer to have a median"):
+    with pytest.raises(ConfigError, check=at("column 't'")):
         FillMissing(columns=("t",), median=True).output_types({"t": ColumnType("text")})
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "place"),
     [
-        ('{"format": "terarec.state", "version": 1, "kind": "log_op", "state": {}}', r"\$.kind is 'log_op'"),
-        ('{"format": "terarec.state", "version": 1, "kind": "normalize", "state": 3}', r"\$.state is 3"),
+        ('{"format": "terarec.state", "version": 1, "kind": "log_op", "state": {}}', ("/s.json: $.kind",)),
+        ('{"format": "terarec.state", "version": 1, "kind": "normalize", "state": 3}', ("/s.json: $.state",)),
         (
             '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {"x": {"mean": 1}}}}',
-            r"\$.state.columns.x: got {'mean': 1}, expected mean and deviation",
+            ("/s.json: $.state.columns.x", "got {'mean': 1}"),
         ),
         (
             '{"format": "terarec.state", "version": 1, "kind": "normalize", "state": {"columns": {}}}',
-            r"\$.state.columns.x: got None, expected mean and deviation",
+            ("/s.json: $.state.columns.x", "got None"),
         ),
     ],
 )
-def test_damaged_states_are_refused(tmp_path, content, told):
+def test_damaged_states_are_refused(tmp_path, content, place):
     (tmp_path / "s.json").write_text(content)
-    with pytest.raises(FormatError, match=told):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         Normalize(columns=("x",)).load_state(tmp_path, "s")

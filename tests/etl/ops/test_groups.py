@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType, Rows, kind_of
 from terarec.etl.ops import DifferenceLag, History
+from tests.errors import at
 from tests.etl.column_values import column_of, values_of
 
 GROUPS = {
@@ -130,20 +131,20 @@ def test_groups_do_not_depend_on_the_block_that_they_stand_in():
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "place"),
     [
         (
             History(columns=("l",), group="t", order="x", max_length=2),
-            "column 'l' holds lists of integer, expected one",
+            ("column 'l'",),
         ),
-        (History(columns=("t",), group="x", order="x", max_length=2), "column 'x' holds number, expected one text or"),
-        (DifferenceLag(columns=("t",), group="t", order="x"), "column 't' holds text, expected one number or integer"),
-        (DifferenceLag(columns=("x",), group="t", order="t"), "column 't' holds text, expected one integer or number"),
+        (History(columns=("t",), group="x", order="x", max_length=2), ("column 'x'",)),
+        (DifferenceLag(columns=("t",), group="t", order="x"), ("column 't'", "holds text")),
+        (DifferenceLag(columns=("x",), group="t", order="t"), ("column 't'", "holds text")),
     ],
 )
-def test_inputs_of_other_kinds_are_refused(step, told):
+def test_inputs_of_other_kinds_are_refused(step, place):
     types = {"t": ColumnType("text"), "l": ColumnType("integer", is_list=True), "x": ColumnType("number")}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(types)
 
 

@@ -14,6 +14,7 @@ from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
 from terarec.etl.value_counts import encoding_bytes
 from terarec.kernels.ref.encoding import xxh64_int64
+from tests.errors import at
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.fitting import blocks_of, files_of, fit, saved, types_of
 
@@ -132,18 +133,18 @@ def test_join_groupby(kind, data):
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "place"),
     [
-        (TargetEncoding(columns=("l",), target="y"), "column 'l' holds lists of text, expected one text or integer or"),
-        (TargetEncoding(columns=("t",), target="t"), "column 't' holds text, expected one number or integer a row"),
-        (JoinGroupby(columns=("y",)), "column 'y' holds number, expected one text or integer or hex32 or id a row"),
-        (JoinGroupby(columns=("t",), values=("t",), statistics=("sum",)), "column 't' holds text, expected one number"),
-        (DropLowCardinality(columns=("y",)), "column 'y' holds number, expected text or integer or hex32 or id"),
+        (TargetEncoding(columns=("l",), target="y"), ("column 'l'",)),
+        (TargetEncoding(columns=("t",), target="t"), ("column 't'", "holds text")),
+        (JoinGroupby(columns=("y",)), ("column 'y'", "holds number")),
+        (JoinGroupby(columns=("t",), values=("t",), statistics=("sum",)), ("column 't'", "holds text")),
+        (DropLowCardinality(columns=("y",)), ("column 'y'", "holds number")),
     ],
 )
-def test_inputs_of_other_kinds_are_refused(step, told):
+def test_inputs_of_other_kinds_are_refused(step, place):
     types = {"t": ColumnType("text"), "l": ColumnType("text", is_list=True), "y": ColumnType("number")}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(types)
 
 
@@ -191,9 +192,8 @@ def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, 
 def test_statistics_of_groups_beyond_memory_are_refused_with_their_number_and_what_helps(step, kind):
     blocks = many_groups(kind)
     rows = group_rows(fit(step, blocks))
-    told = rf"column 'k': the statistics of its {rows.num_rows:,} groups need about .* are left; HashBucket, Categorify"
     for memory in (encoding_bytes(rows) * 9 // 10, 10_000):
-        with pytest.raises(StorageError, match=told):
+        with pytest.raises(StorageError, check=at("column 'k'", f"the statistics of its {rows.num_rows:,} groups")):
             fit(step, blocks, memory_bytes=memory)
 
 
@@ -201,7 +201,7 @@ def test_damaged_folds_are_refused(tmp_path):
     step = TargetEncoding(columns=("k",), target="y", folds=3)
     block = block_of(k=("text", list("abcabc")), y=("number", [1.0] * 6))
     fit(step, [block]).save(tmp_path, "s")
-    with pytest.raises(FormatError, match="expected count and sum of 2 folds"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/s.json: $.state")):
         TargetEncoding(columns=("k",), target="y", folds=2).load_state(tmp_path, "s")
 
 
@@ -253,11 +253,11 @@ def test_columns_of_a_side_table_for_items_of_lists():
 
 def test_a_key_that_a_side_table_has_twice_is_refused():
     step = JoinTable(table="items", on="k", columns=("v",))
-    with pytest.raises(FormatError, match="table 'items': got several rows with k 'a', expected at most one for each"):
+    with pytest.raises(FormatError, check=at("table 'items'")):
         fit(step, [block_of(k=("text", ["a", "b", "a"]), v=("integer", [1, 2, 3]))])
 
 
 def test_a_side_table_beyond_memory_is_refused():
     step = JoinTable(table="items", on="k", columns=("v",))
-    with pytest.raises(StorageError, match=r"table 'items': takes more than 0\.0 MiB"):
+    with pytest.raises(StorageError, check=at("table 'items'")):
         fit(step, [block_of(k=("integer", list(range(999))), v=("integer", [1] * 999))], memory_bytes=5000)

@@ -22,6 +22,7 @@ from terarec.etl.ops import (
     Pad,
     SplitText,
 )
+from tests.errors import at
 from tests.etl.column_values import block_of
 
 TYPES = {
@@ -47,61 +48,70 @@ def texts(array: pa.Array) -> pa.Array:
 
 
 @pytest.mark.parametrize(
-    ("step", "problem"),
+    ("step", "place"),
     [
-        (FillMissing(columns=("d",), value=0), "'d' holds id, expected number or integer or text or hex32"),
-        (FillMissing(columns=("i",), value=0.5), "'i': got 0.5, expected a 64-bit integer"),
-        (FillMissing(columns=("n",), value="x"), "'n': got 'x', expected a number for a column of number"),
-        (FillMissing(columns=("h",), value="xyz"), "'h': got 'xyz', expected up to 8 hexadecimal digits"),
-        (Clip(columns=("t",), low=0), "'t' holds text, expected number or integer"),
-        (Clip(columns=("i",), low=0.5), "'i': got 0.5, expected a 64-bit integer"),
-        (LogOp(columns=("h",)), "'h' holds hex32"),
-        (Bucketize(columns=("t",), boundaries=(1.0,)), "'t' holds text"),
-        (HashBucket(columns=("n",), buckets=2), "'n' holds number, expected text or integer or hex32"),
-        (GivenIds(columns=("n",), rows=(2,)), "'n' holds number, expected integer"),
-        (Cross(columns=("t", "l"), output="c"), "'l' holds lists of text, expected one value a row"),
-        (ListSlice(columns=("t",), stop=2), "'t' holds one text a row, expected lists"),
-        (Pad(columns=("l",), length=2, value=1.0), "'l': got 1.0, expected a text"),
-        (Explode(columns=("t",)), "'t' holds one text a row, expected lists"),
-        (SplitText(columns=("l",), separator=",", outputs=("a",), types=("text",)), "expected one text a row"),
-        (KeepRows(column="n", values=("1",)), "'n' holds number, expected text or integer or hex32"),
-        (KeepRows(column="t", at_least=1.0), "'t' holds text, expected number or integer"),
-        (KeepRows(column="i", values=("x",)), "got 'x', expected a 64-bit integer"),
-        (LambdaOp(columns=("t",), outputs=("a",), function="no.such:f", output_type="text"), "No module named 'no'"),
-        (LambdaOp(columns=("t",), outputs=("a",), function="json:nothing", output_type="text"), "no attribute"),
+        (FillMissing(columns=("d",), value=0), ("column 'd'", "holds id")),
+        (FillMissing(columns=("i",), value=0.5), ("column 'i'", "got 0.5")),
+        (FillMissing(columns=("n",), value="x"), ("column 'n'", "got 'x'")),
+        (FillMissing(columns=("h",), value="xyz"), ("column 'h'", "got 'xyz'")),
+        (Clip(columns=("t",), low=0), ("column 't'", "holds text")),
+        (Clip(columns=("i",), low=0.5), ("column 'i'", "got 0.5")),
+        (LogOp(columns=("h",)), ("column 'h'", "holds hex32")),
+        (Bucketize(columns=("t",), boundaries=(1.0,)), ("column 't'", "holds text")),
+        (HashBucket(columns=("n",), buckets=2), ("column 'n'", "holds number")),
+        (GivenIds(columns=("n",), rows=(2,)), ("column 'n'", "holds number")),
+        (Cross(columns=("t", "l"), output="c"), ("column 'l'", "holds lists of text")),
+        (ListSlice(columns=("t",), stop=2), ("column 't'", "holds one text a row")),
+        (Pad(columns=("l",), length=2, value=1.0), ("column 'l'", "got 1.0")),
+        (Explode(columns=("t",)), ("column 't'", "holds one text a row")),
+        (
+            SplitText(columns=("l",), separator=",", outputs=("a",), types=("text",)),
+            ("column 'l'", "expected one text a row"),
+        ),
+        (KeepRows(column="n", values=("1",)), ("column 'n'", "holds number")),
+        (KeepRows(column="t", at_least=1.0), ("column 't'", "holds text")),
+        (KeepRows(column="i", values=("x",)), ("column 'i'", "got 'x'")),
+        (
+            LambdaOp(columns=("t",), outputs=("a",), function="no.such:f", output_type="text"),
+            ("function 'no.such:f'", "No module named 'no'"),
+        ),
+        (
+            LambdaOp(columns=("t",), outputs=("a",), function="json:nothing", output_type="text"),
+            ("function 'json:nothing'", "no attribute"),
+        ),
     ],
 )
-def test_columns_of_other_types(step: Operator, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+def test_columns_of_other_types(step: Operator, place: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(TYPES)
 
 
 @pytest.mark.parametrize(
-    ("step", "problem"),
+    ("step", "place"),
     [
-        (LogOp(columns=("x",), shift=2.5), r"column 'x', row 12: got -2.5, expected more than -2.5"),
+        (LogOp(columns=("x",), shift=2.5), ("column 'x', row 12",)),
         (
             SplitText(columns=("t",), separator=",", outputs=("a",), types=("integer",)),
-            r"column 't', row 11: got '1.5,b', expected a 64-bit integer as part 1",
+            ("column 't', row 11", "got '1.5,b'"),
         ),
         (
             SplitText(columns=("t",), separator=",", outputs=("a", "b"), types=("text", "number")),
-            r"row 11: got '1.5,b', expected a finite number as part 2",
+            ("column 't', row 11", "got '1.5,b'"),
         ),
         (
             Explode(columns=("l", "m")),
-            r"column 'm', row 11: got a list of 1, expected as many items as in column 'l'",
+            ("column 'm', row 11",),
         ),
-        (GivenIds(columns=("i",), rows=(9,)), r"column 'i', row 10: got 9, expected an id, 0 <= id < 9"),
-        (GivenIds(columns=("i",), rows=(10,)), r"column 'i', row 11: got None, expected an id, 0 <= id < 10"),
-        (GivenIds(columns=("k",), rows=(8,)), r"column 'k', row 12: got -1, expected an id, 0 <= id < 8"),
+        (GivenIds(columns=("i",), rows=(9,)), ("column 'i', row 10",)),
+        (GivenIds(columns=("i",), rows=(10,)), ("column 'i', row 11",)),
+        (GivenIds(columns=("k",), rows=(8,)), ("column 'k', row 12", "got -1")),
         (
             GivenIds(columns=("k",), rows=(None,), max_length=1),
-            r"column 'k', row 12: got a list of 2, expected at most 1 items",
+            ("column 'k', row 12", "got a list of 2"),
         ),
     ],
 )
-def test_values_with_their_rows(step: Operator, problem: str) -> None:
+def test_values_with_their_rows(step: Operator, place: tuple[str, ...]) -> None:
     block = block_of(
         10,
         x=("number", [1.0, None, -2.5]),
@@ -111,21 +121,21 @@ def test_values_with_their_rows(step: Operator, problem: str) -> None:
         i=("integer", [9, None, 0]),
         k=("integer", [[7], [], [3, -1]]),
     )
-    with pytest.raises(FormatError, match=problem):
+    with pytest.raises(FormatError, check=at(*place)):
         step.transform(block, None)
 
 
 @pytest.mark.parametrize(
-    ("function", "problem"),
+    ("function", "where"),
     [
-        ("wrong", "returned list, expected an Arrow array of 2 values"),
-        ("short", "returned 1 values, expected an Arrow array of 2 values"),
-        ("texts", "returned string, expected values of number"),
+        ("wrong", "tests.etl.ops.test_rejections:wrong"),
+        ("short", "tests.etl.ops.test_rejections:short"),
+        ("texts", "tests.etl.ops.test_rejections:texts"),
     ],
 )
-def test_functions_that_return_something_else(function: str, problem: str) -> None:
+def test_functions_that_return_something_else(function: str, where: str) -> None:
     step = LambdaOp(columns=("x",), outputs=("y",), function=f"{__name__}:{function}", output_type="number")
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, check=at(where)):
         step.transform(block_of(x=("number", [1.0, 2.0])), None)
 
 

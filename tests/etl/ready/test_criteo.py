@@ -19,6 +19,7 @@ from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.inverse import IdValues
 from terarec.formats import ColumnBlock, merge, read_dataset
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction
+from tests.errors import at
 from tests.etl.criteo_lines import columns, line, random_lines, write
 from tests.etl.engine.test_prepare import equal, read_split
 
@@ -128,25 +129,25 @@ def test_what_hugectr_reads_names_the_place_of_the_data_set(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "place"),
     [
-        (lambda text: text + "\t", r"day_1: line 31: found 41 fields, expected 40"),
-        (lambda text: text.rsplit("\t", 3)[0], r"day_1: line 31: found 37 fields, expected 40"),
-        (lambda text: "3" + text[1:], r"day_1: line 31, column 'label': got 3, expected a number from 0 to 1"),
-        (lambda text: text[1:], r"day_1: line 31, column 'label': got a missing value, expected a label in every row"),
-        (lambda text: text[:2] + "x" + text[2:], r"day_1: line 31, column 'I1': got 'x.*', expected an integer"),
-        (lambda text: text + "ghi", r"day_1: line 31, column 'C26': got '.*ghi', expected up to 8 hex"),
+        (lambda text: text + "\t", ("/day_1: line 31", "found 41 fields")),
+        (lambda text: text.rsplit("\t", 3)[0], ("/day_1: line 31", "found 37 fields")),
+        (lambda text: "3" + text[1:], ("/day_1: line 31, column 'label'", "got 3")),
+        (lambda text: text[1:], ("/day_1: line 31, column 'label'", "got a missing value")),
+        (lambda text: text[:2] + "x" + text[2:], ("/day_1: line 31, column 'I1'",)),
+        (lambda text: text + "ghi", ("/day_1: line 31, column 'C26'",)),
     ],
 )
 def test_a_bad_line_is_reported_with_file_and_line_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, place: tuple[str, ...]
 ) -> None:
     small_blocks(monkeypatch, 2_000)
     lines = random_lines(60)
     lines[30] = damage(lines[30])
     sources = [write(tmp_path / "day_0", random_lines(40)), write(tmp_path / "day_1", lines)]
     for split in (SplitByFraction(valid=0.1), LAST_FILE):
-        with pytest.raises(FormatError, match=message):
+        with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
             prepare(sources, tmp_path / "out", split=split)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0", "day_1"]
 
@@ -156,7 +157,7 @@ def test_of_several_bad_lines_the_first_is_reported(tmp_path: Path, monkeypatch:
     lines = random_lines(200)
     lines[150] = lines[77] = lines[78] = "bad"
     source = write(tmp_path / "log", lines)
-    with pytest.raises(FormatError, match="line 78: found 1 field,"):
+    with pytest.raises(FormatError, check=at(f"{source}: line 78")):
         prepare([source], tmp_path / "out", threads=4)
 
 

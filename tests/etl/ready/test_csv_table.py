@@ -18,6 +18,7 @@ from terarec.etl.ready import CsvOptions, csv_workflow
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset
 from terarec.spec import MISSING_KEY, PrepareOptions, SplitByFiles, SplitByFraction
+from tests.errors import at
 from tests.etl.engine.test_prepare import equal, read_split
 
 TRAIN = """clicked,age,visits,city,user
@@ -135,43 +136,44 @@ def test_a_label_is_a_number_from_0_to_1_or_needs_positives(tmp_path: Path, labe
     bad.write_text(f"y,x\n0,1\n{label},2\n")
     sources = [bad] if split == "train" else [good, bad]
     asked = CsvOptions(label="y", dense=("x",), split=None if split == "train" else BY_TEST_FILE)
-    with pytest.raises(FormatError, match=r"bad\.csv: line 3, column 'y': got .*, expected a (finite )?number"):
+    with pytest.raises(FormatError, check=at(f"{bad}: line 3, column 'y'")):
         prepare(sources, tmp_path / "data", asked)
     assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "changed", "error", "words"),
+    ("content", "changed", "error", "place"),
     [
-        ("clicked,age\nyes,old\n", {}, FormatError, r"a\.csv: line 2, column 'age': got 'old', expected a number"),
+        ("clicked,age\nyes,old\n", {}, FormatError, (": line 2, column 'age'", "got 'old'")),
         (
             "clicked,age\nyes,1\n\n,2\n",
             {},
             FormatError,
-            r"line 4, column 'clicked': got a missing value, expected a label in every row",
+            (": line 4, column 'clicked'", "got a missing value"),
         ),
-        ("clicked,age\nyes,1\nno\n", {}, FormatError, r"a\.csv: line 3: found 1 field, expected 2"),
-        ("clicked,age\nYes,1\nNo,2\n", {}, ConfigError, r"holds 'yes'; it holds 'Yes', 'No'"),
-        ("clicked,age\n", {}, FormatError, r"a\.csv: the file is empty, expected at least one row"),
+        ("clicked,age\nyes,1\nno\n", {}, FormatError, (": line 3", "found 1 field")),
+        ("clicked,age\nYes,1\nNo,2\n", {}, ConfigError, ("label 'clicked'", "holds 'yes'; it holds 'Yes', 'No'")),
+        ("clicked,age\n", {}, FormatError, ("", "the file is empty")),
         (
             "clicked,aeg\nyes,1\n",
             {},
             ConfigError,
-            r"has no column 'age' \(did you mean 'aeg'\?\), expected clicked, aeg",
+            ("", "has no column 'age' (did you mean 'aeg'?)"),
         ),
-        ("clicked,age,age\nyes,1\n", {}, FormatError, "names column 'age' 2 times"),
-        ("clicked;age\nyes;1\n", {}, ConfigError, "its header is the single column 'clicked;age', expected .* ','"),
-        ("clicked,age\nyes,\udcff\n", {}, FormatError, "line 2"),
-        ("clicked,age\nyes,1\n", {"split": SplitByFraction(valid=0.9)}, ConfigError, "leaves 0 of 1 rows for training"),
+        ("clicked,age,age\nyes,1\n", {}, FormatError, ("", "names column 'age' 2 times")),
+        ("clicked;age\nyes;1\n", {}, ConfigError, ("", "its header is the single column 'clicked;age'")),
+        ("clicked,age\nyes,\udcff\n", {}, FormatError, (": line 2, column 'age'", "")),
+        ("clicked,age\nyes,1\n", {"split": SplitByFraction(valid=0.9)}, ConfigError, ("split", "leaves 0 of 1 rows")),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    tmp_path: Path, content: str, changed: dict[str, Any], error: type[Exception], words: str
+    tmp_path: Path, content: str, changed: dict[str, Any], error: type[Exception], place: tuple[str, str]
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode(errors="surrogateescape"))
     asked = CsvOptions(**({"label": "clicked", "positives": ("yes",), "dense": ("age",)} | changed))
-    with pytest.raises(error, match=words) as raised:
+    where = place[0] if place[0][:1].isalpha() else f"{path}{place[0]}"
+    with pytest.raises(error, check=at(where, place[1])) as raised:
         prepare([path], tmp_path / "data", asked)
     assert "\n" not in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
@@ -186,20 +188,20 @@ def test_new_rows_need_no_positive_one(files: tuple[Path, Path], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "place"),
     [
-        ({"buckets": {"city": 4}}, "'city' is also read as a number"),
-        ({"dense": (), "log": (), "categorical": (), "ids": (), "buckets": {}}, "no column to learn"),
-        ({"dense": ("clicked",)}, "'clicked' occurs twice"),
-        ({"keys": ("user",)}, "'user' occurs twice"),
-        ({"buckets": {"age": 1}}, "got 1 for 'age', expected an integer >= 2"),
-        ({"min_count": 0}, "min_count"),
-        ({"names": ("clicked", "age", "visits", "user")}, "names: got no column 'city', expected it among clicked"),
-        *(({"delimiter": text}, r"\.delimiter: got ") for text in ("", '"', "\n", "\u00e9")),
+        ({"buckets": {"city": 4}}, ("CsvOptions.categorical",)),
+        ({"dense": (), "log": (), "categorical": (), "ids": (), "buckets": {}}, ("CsvOptions",)),
+        ({"dense": ("clicked",)}, ("WorkflowSpec", "'clicked' occurs twice")),
+        ({"keys": ("user",)}, ("WorkflowSpec", "'user' occurs twice")),
+        ({"buckets": {"age": 1}}, ("CsvOptions.buckets",)),
+        ({"min_count": 0}, ("CsvOptions.min_count",)),
+        ({"names": ("clicked", "age", "visits", "user")}, ("CsvOptions.names",)),
+        *(({"delimiter": text}, ("SourceSpec.delimiter",)) for text in ("", '"', "\n", "\u00e9")),
     ],
 )
-def test_options_that_cannot_be(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_options_that_cannot_be(changed: dict[str, Any], place: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
         Workflow.of(csv_workflow(options(**changed)))
 
 
@@ -241,5 +243,5 @@ def test_integers_may_stay_the_keys_that_they_are(tmp_path: Path) -> None:
         encoded = workflow.encode({"user": values, "c": ["a"] * len(values)})
         assert encoded.keys[1].tolist() == keys * (len(values) // 4)
     for wrong in ([0.5], ["7"], [2**63], [True], np.array([1.5]), np.array([2**63], dtype=np.uint64)):
-        with pytest.raises(ConfigError, match=r"column 'user'.*expected a 64-bit integer"):
+        with pytest.raises(ConfigError, check=at("column 'user', row 0")):
             workflow.encode({"user": wrong, "c": ["a"]})

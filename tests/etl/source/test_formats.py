@@ -19,6 +19,7 @@ from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.source.samples import EXPECTED, MIXED, ROWS, arrow_table, delimited_line, mixed, rows_of, write_lines
 
 NAMES = [column.name for column in MIXED]
@@ -158,7 +159,7 @@ def test_moments_and_large_integers_of_arrow(tmp_path):
         "t": [-1, 1, None], "d": [86400, 0, None], "h": [2**32 - 1, None, None], "n": [2**63 - 1, None, None]
     }  # fmt: skip
     assert source.bad_input.counts == {"hex": 1, "integer_range": 1}
-    with pytest.raises(FormatError, match=r"a.parquet: row 2, column 'h': got '-1', expected up to 8 hexadecimal"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/a.parquet: row 2, column 'h'")):
         rows_of(open_source(spec, [tmp_path / "a.parquet"]))
 
 
@@ -200,7 +201,7 @@ def test_directories_globs_and_urls(tmp_path):
     pytest.importorskip("fsspec")
     assert found(f"file://{tmp_path}") == ["a.tsv", "b.tsv", "sub/c.tsv"]
     assert found(f"file://{tmp_path}/?.tsv") == ["a.tsv", "b.tsv"]
-    with pytest.raises(DataNotFoundError, match="no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"file://{tmp_path}/x.tsv")):
         found(f"file://{tmp_path}/x.tsv")
 
 
@@ -231,28 +232,28 @@ def test_fingerprints_change_with_the_files(tmp_path):
 
 
 REFUSED = {
-    "x": (None, DataNotFoundError, "x: no such file"),
-    "*.x": (None, DataNotFoundError, "matches no file"),
-    "empty": ([], FormatError, "empty: the file is empty, expected at least one row"),
-    "ends": (["", ""], FormatError, "ends: the file is empty"),
-    "header": (["n"], FormatError, "header: the file is empty"),
-    "other": (["m,nn", "1,2"], ConfigError, r"other: has no column 'n' \(did you mean 'nn'\?\), expected m, nn"),
-    "blank": (["", "n", "1"], FormatError, "blank: line 1 is empty, expected the names of columns"),
-    "long": ([b"m" * (MAX_LINE_BYTES + 1) + b"\n"], FormatError, r"line 1: got 'm+\.\.\.', expected a line of at most"),
-    "many": ([",".join(["m"] * 1000), "1"], ConfigError, r"many: has no column 'n', expected (m, ){100,200}\.\.\.$"),
-    "twice": (["n,n", "1,2"], FormatError, "twice: names column 'n' 2 times, expected once"),
-    "latin": ([b"\xe9\n", "1"], FormatError, "latin: line 1: byte 0 is not UTF-8"),
+    "x": (None, DataNotFoundError, "/x"),
+    "*.x": (None, DataNotFoundError, "/*.x"),
+    "empty": ([], FormatError, "/empty"),
+    "ends": (["", ""], FormatError, "/ends"),
+    "header": (["n"], FormatError, "/header"),
+    "other": (["m,nn", "1,2"], ConfigError, "/other"),
+    "blank": (["", "n", "1"], FormatError, "/blank: line 1"),
+    "long": ([b"m" * (MAX_LINE_BYTES + 1) + b"\n"], FormatError, "/long: line 1"),
+    "many": ([",".join(["m"] * 1000), "1"], ConfigError, "/many"),
+    "twice": (["n,n", "1,2"], FormatError, "/twice"),
+    "latin": ([b"\xe9\n", "1"], FormatError, "/latin: line 1"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_files_that_do_not_fit_are_rejected(tmp_path, case):
-    lines, error, message = REFUSED[case]
+    lines, error, where = REFUSED[case]
     if lines is not None:
         write_lines(tmp_path / case, lines)
     columns = (SourceColumn(name="n", type="integer"),)
     spec = SourceSpec(format="delimited", columns=columns, delimiter=",", header=case != "ends")
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, check=at(f"{tmp_path}{where}")):
         rows_of(open_source(spec, [tmp_path / case]))
 
 
@@ -262,19 +263,19 @@ def test_what_may_not_be_read_is_rejected(tmp_path):
     (tmp_path / "d" / "inner").mkdir(parents=True)
     for path in (write_lines(tmp_path / "d" / "a", ["1"]), tmp_path / "d" / "inner"):
         path.chmod(0)
-        with pytest.raises(FormatError, match=rf"{path}: cannot be read \(.*Permission denied"):
+        with pytest.raises(FormatError, check=at(path, "Permission denied")):
             rows_of(open_source(spec, [tmp_path / "d"]))
         path.chmod(0o700)
 
 
 def test_wrong_arguments_are_rejected(tmp_path):
     spec = mixed("delimited")
-    with pytest.raises(ConfigError, match="sources: got none"):
+    with pytest.raises(ConfigError, check=at("sources")):
         open_source(spec, [])
-    with pytest.raises(ConfigError, match="policy: got 'ignore', expected one of 'raise', 'skip', 'missing'"):
+    with pytest.raises(ConfigError, check=at("policy")):
         open_source(spec, [write_lines(tmp_path / "a", ["1"])], "ignore")
     (tmp_path / "d").mkdir()
-    with pytest.raises(FormatError, match="d: the directory has no data file"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/d")):
         open_source(spec, [tmp_path / "d"])
 
 
@@ -284,7 +285,7 @@ def test_a_truncated_file_is_rejected(tmp_path, pack):
     packed = pack(text)
     (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
     spec = SourceSpec(format="delimited", columns=(SourceColumn(name="n", type="integer"),))
-    with pytest.raises(FormatError, match=r"a: not a whole (gzip|bz2|zstd|lz4) file"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/a")):
         rows_of(open_source(spec, [tmp_path / "a"]))
 
 
@@ -299,17 +300,17 @@ def test_damaged_and_changing_arrow_files_are_rejected(tmp_path, file_format):
 
     spec = SourceSpec(format=file_format, columns=(SourceColumn(name="n", type="number"),))
     good = write(pa.table({"n": [1, 2]}), "good")
-    with pytest.raises(FormatError, match=r"other: column 'n' is double, expected int64 as in .*good"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/other, column 'n'")):
         rows_of(open_source(spec, [good, write(pa.table({"n": [1.5]}), "other")]))
-    with pytest.raises(FormatError, match="text: column 'n' is string, expected number"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/text, column 'n'")):
         rows_of(open_source(spec, [write(pa.table({"n": ["a"]}), "text")]))
-    with pytest.raises(FormatError, match=r"lists: column 'n' is list<.*>, expected number"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/lists, column 'n'")):
         rows_of(open_source(spec, [write(pa.table({"n": [[1]]}), "lists")]))
-    with pytest.raises(ConfigError, match=r"named: has no column 'n', expected m"):
+    with pytest.raises(ConfigError, check=at(f"{tmp_path}/named")):
         rows_of(open_source(spec, [write(pa.table({"m": [1]}), "named")]))
-    with pytest.raises(FormatError, match="none: the file is empty"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/none")):
         rows_of(open_source(spec, [write(pa.table({"n": np.array([], np.int64)}), "none")]))
     cut = tmp_path / "cut"
     cut.write_bytes(good.read_bytes()[:-9])
-    with pytest.raises(FormatError, match="cut: cannot be read"):
+    with pytest.raises(FormatError, check=at(cut)):
         rows_of(open_source(spec, [cut]))

@@ -3,7 +3,6 @@
 import bz2
 import lzma
 import os
-import re
 import zipfile
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pytest
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.source import open_source
 from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.source.samples import rows_of
 
 TEXT = b"n,x\n" + b"".join(b"%d,%d.5\n" % (row, row) for row in range(2000))
@@ -43,14 +43,14 @@ def test_compressed_files_are_known_by_their_content(tmp_path, kind):
     assert source.count_rows() == [2000]
     assert rows == columns["n"] == list(range(2000))
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(FormatError, match=f"not a whole {kind} file"):
+    with pytest.raises(FormatError, check=at(path, f"not a whole {kind} file")):
         rows_of(open_source(spec(), [path]))
 
 
 def test_a_zip_file_holds_one_file(tmp_path):
     """D13."""
     path = zipped(tmp_path / "log.zip", {"a": TEXT, "b": TEXT})
-    with pytest.raises(FormatError, match="holds 2 files, expected one"):
+    with pytest.raises(FormatError, check=at(path, "holds 2 files")):
         rows_of(open_source(spec(), [path]))
 
 
@@ -58,7 +58,7 @@ def test_pipes_and_devices_are_rejected(tmp_path):
     """D13: the file would be empty when it is read again."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "-", "/dev/null"):
-        with pytest.raises(ConfigError, match="read several times"):
+        with pytest.raises(ConfigError, check=at("sources" if path == "-" else path, "read several times")):
             open_source(spec(), [path])
 
 
@@ -70,7 +70,7 @@ def test_carriage_returns_alone_are_rejected(tmp_path, policy, file_format, head
     path.write_bytes(
         b'{"n": 1, "x": 2}\r' * 3 if file_format == "json_lines" else b"n,x\r1,2\r3,4\r"[0 if header else 4 :]
     )
-    with pytest.raises(FormatError, match="carriage returns alone"):
+    with pytest.raises(FormatError, check=at(path, "carriage returns alone")):
         rows_of(open_source(spec(file_format, header=header), [path], policy))
 
 
@@ -110,7 +110,9 @@ def test_columns_of_other_types_are_rejected(tmp_path, values, policy):
     """D12: with the column, its type and what is expected."""
     pq.write_table(pa.table({"n": [1, 2], "x": values}), tmp_path / "log")
     for kind in ("number", "integer", "text", "hex32"):
-        with pytest.raises(FormatError, match=re.escape(f"column 'x' is {values.type}, expected {kind}")):
+        with pytest.raises(
+            FormatError, check=at(f"{tmp_path}/log, column 'x'", f"type is {values.type}, expected {kind}")
+        ):
             rows_of(open_source(spec("parquet", x=kind), [tmp_path / "log"], policy))
 
 
@@ -120,9 +122,7 @@ def test_integers_beyond_64_bits_are_reported(tmp_path, policy):
     pq.write_table(pa.table({"n": pa.array([1, 2**63], pa.uint64()), "x": [1.0, 1.0]}), tmp_path / "log")
     source = open_source(spec("parquet"), [tmp_path / "log"], policy)
     if policy == "raise":
-        with pytest.raises(
-            FormatError, match=r"row 2, column 'n': got '9223372036854775808', expected a signed integer"
-        ):
+        with pytest.raises(FormatError, check=at(f"{tmp_path}/log: row 2, column 'n'")):
             rows_of(source)
     else:
         rows_of(source)
@@ -139,7 +139,7 @@ def test_deep_and_half_text_is_no_object(tmp_path, policy, line):
     path.write_text(f'{{"n": 1, "x": 1}}\n{line}\n')
     source = open_source(spec("json_lines"), [path], policy)
     if policy == "raise":
-        with pytest.raises(FormatError, match=r"line 2: .*expected a JSON object in one line"):
+        with pytest.raises(FormatError, check=at(f"{path}: line 2")):
             rows_of(source)
     else:
         rows_of(source)

@@ -12,6 +12,7 @@ from terarec.etl.source import open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.source.samples import rows_of
 
 HOSTILE = [
@@ -132,7 +133,7 @@ def test_the_line_numbers_count_quoted_line_ends(tmp_path):
     assert rows_of(source) == ([0], {"label": [0], "x": [1]})
     assert [(fault.number, fault.column) for fault in source.bad_input.first] == [(5, "x")]
     path.write_text('label,x,note\n0,1,"a"b\n')
-    with pytest.raises(FormatError, match="line 2, column 'note'"):
+    with pytest.raises(FormatError, check=at(f"{path}: line 2, column 'note'")):
         rows_of(open_source(spec(used=False), [path], "skip", threads=1))
 
 
@@ -140,5 +141,5 @@ def test_a_quote_that_hides_too_much_ends_the_reading(tmp_path):
     """A10: a line of which the quotes cannot be kept in memory is not cut, which would lose a quote."""
     path = tmp_path / "t.csv"
     path.write_text('label,x,note\n0,1,"' + "a" * (1 << 25) + '\n1,5,fake\n"\n')
-    with pytest.raises(FormatError, match="byte 13"):
+    with pytest.raises(FormatError, check=at(f"{path}: byte 13")):
         rows_of(open_source(spec(used=False), [path], "skip", threads=1))

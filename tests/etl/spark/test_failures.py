@@ -8,10 +8,11 @@ import pytest
 
 from terarec.errors import ClusterError, MissingDependencyError, StorageError
 from terarec.etl.spark.session import check_master, check_spark
+from tests.errors import at
 
 
 def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
-    with pytest.raises(ClusterError, match=r"spark_master: got 'spark://127.0.0.1:1', where no master answers \(127."):
+    with pytest.raises(ClusterError, check=at("spark_master", "got 'spark://127.0.0.1:1', where no master answers")):
         check_master("spark://127.0.0.1:1")
 
 
@@ -22,19 +23,19 @@ def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
             "An error occurred while calling o7.collect.\n: org.apache.spark.SparkException: Job aborted due to stage "
             "failure: Task 0 in stage 1.0 failed 4 times: ExecutorLostFailure\nDriver stacktrace:\n\tat a.B",
             ClusterError,
-            "Spark: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 "
+            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 "
             "times: ExecutorLostFailure",
         ),
         (
             "An exception was thrown from the Python worker. See below.\nTraceback (most recent call last):\n"
             "  File x, line 3\nZeroDivisionError: division by zero\n",
             ClusterError,
-            "Spark: ZeroDivisionError: division by zero",
+            "ZeroDivisionError: division by zero",
         ),
         (
             "java.io.IOException: No space left on device\n\tat a.B",
             StorageError,
-            "Spark: .*, expected room for shuffles",
+            "expected room for shuffles",
         ),
         (
             "failed\n\tat a.B\nCaused by: java.lang.OutOfMemoryError",
@@ -49,7 +50,7 @@ def test_what_spark_tells_becomes_one_line(told: str, error: type[Exception], li
 
     from terarec.etl.spark.errors import spark_errors
 
-    with pytest.raises(error, match=line) as caught, spark_errors():
+    with pytest.raises(error, check=at("Spark", line)) as caught, spark_errors():
         raise PySparkException(told)
     assert "\n" not in str(caught.value)
 
@@ -61,8 +62,8 @@ def test_errors_of_executors_keep_their_class() -> None:
     from terarec.etl.spark.errors import executor_errors, spark_errors
 
     with pytest.raises(RuntimeError) as told, executor_errors():
-        raise StorageError("disk: full, expected room")
-    with pytest.raises(StorageError, match="disk: full, expected room"), spark_errors():
+        raise StorageError("disk", "full, expected room")
+    with pytest.raises(StorageError, check=at("disk", "full, expected room")), spark_errors():
         raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {told.value}\n\tat a.B")
 
 
@@ -72,7 +73,7 @@ def test_executors_without_terarec_are_named() -> None:
 
     from terarec.etl.spark.errors import spark_errors
 
-    with pytest.raises(ClusterError, match="executors cannot import terarec"), spark_errors():
+    with pytest.raises(ClusterError, check=at("Spark", "executors cannot import terarec")), spark_errors():
         raise PySparkException("Job aborted\nModuleNotFoundError: No module named 'terarec'\n\tat a.B")
 
 

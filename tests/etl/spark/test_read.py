@@ -19,6 +19,7 @@ from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.source.source import reader_of
 from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parquet, cut_text, read_piece
 from terarec.spec import SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.source.samples import rows_of
 
 COLUMNS = (
@@ -130,8 +131,8 @@ def test_files_that_do_not_fit_are_rejected_while_they_are_counted(tmp_path: Pat
     (tmp_path / "good").write_text("word,count,sizes\na,1,\n")
     for name, text, error in (("empty", "word,count,sizes\n", FormatError), ("other", "words,n\na,1\n", ConfigError)):
         (tmp_path / name).write_text(text)
-        with pytest.raises(error, match=name):
+        with pytest.raises(error, check=at(tmp_path / name)):
             cut(spec, [tmp_path / "good", tmp_path / name])
     pq.write_table(pa.table({"word": [1]}), tmp_path / "table")
-    with pytest.raises(FormatError, match="column 'word' is int64, expected text"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/table, column 'word'", "type is int64")):
         cut(SourceSpec(format="parquet", columns=COLUMNS[:1]), [tmp_path / "table"])

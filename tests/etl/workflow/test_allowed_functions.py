@@ -21,6 +21,7 @@ from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.saved import PRESET_FUNCTIONS
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from terarec.spec.named_code import imported
+from tests.errors import at
 
 system = os.system  # what another module defines
 
@@ -88,8 +89,9 @@ def test_a_function_is_rejected_by_name_before_its_module_is_imported(tmp_path: 
 def test_names_that_nobody_allowed(field: str, name: str, tmp_path: Path) -> None:
     harmless = "terarec.etl.ready.row_functions:length"
     directory = saved(tmp_path / "workflow", **{"function": harmless, field: name})
+    place = f"{directory}/workflow.json: steps[0] LambdaOp: {field} '{name}'"
     for read in (Workflow.load, lambda path: Workflow.from_json(path / "workflow.json")):
-        with pytest.raises(ConfigError, match=r"workflow.json: steps\[0\] LambdaOp: .*--allow-import") as caught:
+        with pytest.raises(ConfigError, check=at(place, "--allow-import")) as caught:
             read(directory)
         assert "\n" not in str(caught.value)
         assert repr(name) in str(caught.value)
@@ -98,15 +100,19 @@ def test_names_that_nobody_allowed(field: str, name: str, tmp_path: Path) -> Non
 def test_what_a_package_only_reaches_is_not_defined_in_it(tmp_path: Path) -> None:
     """Neither another module's function under a name of the package, nor a module that it imports."""
     package = __name__.partition(".")[0]
-    with pytest.raises(ConfigError, match="is defined in posix, expected a function that is defined in"):
+    with pytest.raises(
+        ConfigError,
+        check=at(f"{tmp_path}/1/workflow.json: steps[0] LambdaOp: function '{__name__}:system'", "defined in posix"),
+    ):
         Workflow.load(saved(tmp_path / "1", function=f"{__name__}:system"), allow_import=(package,))
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, check=at("steps[0] LambdaOp: function 'terarec.cli.os:system'")):
         Workflow.load(saved(tmp_path / "2", function="terarec.cli.os:system"), allow_import=("terarec",))
-    with pytest.raises(ConfigError, match="is defined in posix"):
+    with pytest.raises(ConfigError, check=at(f"{tmp_path}/3/workflow.json: steps[0] LambdaOp: function 'os:system'")):
         Workflow.load(saved(tmp_path / "3", function="os:system"), allow_import=("os",))
-    with pytest.raises(ConfigError, match="--allow-import"):  # no prefix of the text
+    place = f"{tmp_path}/4/workflow.json: steps[0] LambdaOp: function '{__name__}:double'"
+    with pytest.raises(ConfigError, check=at(place, "--allow-import")):  # no prefix of the text
         Workflow.load(saved(tmp_path / "4", function=f"{__name__}:double"), allow_import=(package[:-1],))
-    with pytest.raises(ConfigError, match="a list of packages"):
+    with pytest.raises(ConfigError, check=at("allow_import", "a list of packages")):
         Workflow.load(saved(tmp_path / "5"), allow_import=package)
 
 
@@ -117,7 +123,9 @@ def test_another_module_of_an_allowed_name_in_the_table_of_modules(
     shop.__path__ = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shop", shop)
     monkeypatch.setitem(sys.modules, "shop.os", os)
-    with pytest.raises(ConfigError, match="is defined in posix"):
+    with pytest.raises(
+        ConfigError, check=at(f"{tmp_path}/workflow/workflow.json: steps[0] LambdaOp: function 'shop.os:system'")
+    ):
         Workflow.load(saved(tmp_path / "workflow", function="shop.os:system"), allow_import=("shop",))
 
 
@@ -156,6 +164,12 @@ def test_the_workflow_of_a_data_set_is_read_the_same_way(tmp_path: Path) -> None
     log = tmp_path / "log.tsv"
     log.write_text("1\t2\n0\t3\n")
     prepare(Workflow.of(doubling()), [log], tmp_path / "data")
-    with pytest.raises(ConfigError, match="--allow-import tests"):
+    with pytest.raises(
+        ConfigError,
+        check=at(
+            f"{tmp_path}/data/workflow/workflow.json: steps[0] LambdaOp: function '{__name__}:double'",
+            "--allow-import tests",
+        ),
+    ):
         workflow_of(tmp_path / "data")
     assert workflow_of(tmp_path / "data", allow_import=("tests",)).is_fitted

@@ -14,6 +14,7 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.etl.workflow import Workflow, identity_workflow, workflow_of
 from terarec.formats import write_dataset
 from terarec.spec import MISSING_KEY, CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
+from tests.errors import at
 
 DATASET = DatasetSpec(
     name="lists",
@@ -76,22 +77,22 @@ def test_records_one_by_one_are_those_of_the_block(rows: list[tuple[Any, ...]]) 
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "problem"),
+    ("column", "values", "place"),
     [
-        ("tags", [[5], [1], [0, 9]], "column 'tags', row 2: got 9, expected an id, 0 <= id < 9"),
-        ("tags", [[5], [None], []], "column 'tags', row 1: got None, expected an id, 0 <= id < 9"),
-        ("tags", [[5], [0] * 4, []], r"column 'tags', row 1: got \[0, 0, 0, 0\], expected a list of at most 3 values"),
-        ("seen", [[], [1] * 3, []], r"column 'seen', row 1: got \[1, 1, 1\], expected a list of at most 2 values"),
-        ("shop", [1, None, 2], "column 'shop', row 1: got None, expected an id, 0 <= id < 4"),
-        ("shop", [1, 2, -1], "column 'shop', row 2: got -1, expected an id, 0 <= id < 4"),
-        ("shop", [1, 0.5, 2], "column 'shop', row 1: got 0.5, expected a 64-bit integer"),
-        ("shop", [1, True, 2], "column 'shop', row 1: got True, expected a 64-bit integer"),
-        ("price", [1, 2, None], "column 'price', row 2: got nan, expected a number that float32 holds"),
-        ("city", ["a", "b", "c"], "column 'city': not in the workflow's records, expected price, user, tags"),
+        ("tags", [[5], [1], [0, 9]], ("column 'tags', row 2",)),
+        ("tags", [[5], [None], []], ("column 'tags', row 1", "got None")),
+        ("tags", [[5], [0] * 4, []], ("column 'tags', row 1", "got [0, 0, 0, 0]")),
+        ("seen", [[], [1] * 3, []], ("column 'seen', row 1",)),
+        ("shop", [1, None, 2], ("column 'shop', row 1", "got None")),
+        ("shop", [1, 2, -1], ("column 'shop', row 2",)),
+        ("shop", [1, 0.5, 2], ("column 'shop', row 1", "got 0.5")),
+        ("shop", [1, True, 2], ("column 'shop', row 1", "got True")),
+        ("price", [1, 2, None], ("column 'price', row 2",)),
+        ("city", ["a", "b", "c"], ("column 'city'",)),
     ],
 )
-def test_what_cannot_be_taken_is_reported(column: str, values: list[Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+def test_what_cannot_be_taken_is_reported(column: str, values: list[Any], place: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
         identity_workflow(DATASET).encode({**RAW, column: values})
 
 
@@ -100,7 +101,7 @@ def test_a_data_set_is_requested_its_workflow(tmp_path: Path) -> None:
     workflow = workflow_of(tmp_path / "given")
     assert workflow.spec == identity_workflow(DATASET).spec
     write_dataset(workflow.dataset_spec(), tmp_path / "made")
-    with pytest.raises(DataNotFoundError, match=r"workflow\.json: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/made/workflow/workflow.json")):
         workflow_of(tmp_path / "made")
     workflow.save(tmp_path / "made" / "workflow")
     assert isinstance(workflow_of(tmp_path / "made"), Workflow)

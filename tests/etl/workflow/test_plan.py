@@ -18,6 +18,7 @@ from terarec.etl.ops import (
 )
 from terarec.etl.workflow import plan
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByTime, SplitByUser, WorkflowSpec
+from tests.errors import at
 
 SOURCE = SourceSpec(
     format="delimited",
@@ -103,32 +104,35 @@ def test_a_column_that_a_later_step_replaces_is_the_earlier_one_before_it() -> N
 
 
 @pytest.mark.parametrize(
-    ("made", "problem"),
+    ("made", "place"),
     [
         (
             lambda: spec(Clip(columns=("x",), low=0)),
-            r"^steps\[0\] Clip: column 'x' does not exist here; there are 'user', 'time'",
+            ("steps[0] Clip: column 'x'", "does not exist here; there are 'user', 'time'"),
         ),
         (
             lambda: spec(Rename(names={"price": "cost"}), Clip(columns=("price",), low=0)),
-            r"^steps\[1\] Clip: column 'price' does not exist here",
+            ("steps[1] Clip: column 'price'", "does not exist here"),
         ),
-        (lambda: spec(LogOp(columns=("brand",))), r"^steps\[0\] LogOp: column 'brand' holds text, expected number"),
-        (lambda: spec(dense=("cost",)), "^dense: column 'cost' does not exist after the last step"),
-        (lambda: spec(dense=("brand",)), "^dense: column 'brand' holds text, expected number or integer, one a row"),
-        (lambda: spec(categorical=("brand",)), "^categorical: column 'brand' holds text, expected id"),
-        (lambda: spec(keys=("price2",)), "^keys: column 'price2' does not exist"),
+        (lambda: spec(LogOp(columns=("brand",))), ("steps[0] LogOp: column 'brand'", "holds text")),
+        (lambda: spec(dense=("cost",)), ("dense", "column 'cost' does not exist after the last step")),
+        (lambda: spec(dense=("brand",)), ("dense", "column 'brand' holds text")),
+        (lambda: spec(categorical=("brand",)), ("categorical", "column 'brand' holds text")),
+        (lambda: spec(keys=("price2",)), ("keys", "column 'price2' does not exist")),
         (
             lambda: spec(HashBucket(columns=("shown",), buckets=2), categorical=("shown",)),
-            "'shown' holds lists of any length, expected ListSlice or Pad before",
+            ("categorical", "'shown' holds lists of any length"),
         ),
-        (lambda: spec(labels=(LabelSpec(name="brand"),)), "^label 'brand': column 'brand' holds text"),
-        (lambda: spec(labels=(LabelSpec(name="clicks", positives=("x",)),)), "got 'x', expected a 64-bit integer"),
-        (lambda: spec(split=SplitByUser(column="who")), "^split: column 'who' does not exist"),
-        (lambda: spec(split=SplitByTime(column="brand", valid=0.1)), "^split: column 'brand' holds text"),
-        (lambda: spec(KeepRows(column="shown", values=("a",))), "'shown' holds lists of text"),
+        (lambda: spec(labels=(LabelSpec(name="brand"),)), ("label 'brand'", "column 'brand' holds text")),
+        (lambda: spec(labels=(LabelSpec(name="clicks", positives=("x",)),)), ("label 'clicks'", "got 'x'")),
+        (lambda: spec(split=SplitByUser(column="who")), ("split", "column 'who' does not exist")),
+        (lambda: spec(split=SplitByTime(column="brand", valid=0.1)), ("split", "column 'brand' holds text")),
+        (
+            lambda: spec(KeepRows(column="shown", values=("a",))),
+            ("steps[0] KeepRows: column 'shown'", "holds lists of text"),
+        ),
     ],
 )
-def test_what_does_not_fit_is_reported_with_its_step(made: object, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+def test_what_does_not_fit_is_reported_with_its_step(made: object, place: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, check=at(*place)):
         plan(made())  # type: ignore[operator]

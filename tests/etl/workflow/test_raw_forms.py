@@ -17,6 +17,7 @@ from terarec.etl.ops.categorical import Vocabularies
 from terarec.etl.values import ValueIds
 from terarec.etl.workflow import EncodedRecords, Workflow, raw_values
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
+from tests.errors import at
 
 NAMES = ("site", "city", "item", "tags", "seen")
 VOCABULARIES = {
@@ -155,49 +156,49 @@ def test_numbers_are_the_same_in_every_form_and_one_by_one(values: list[Any], re
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "message"),
+    ("column", "values", "place"),
     [
-        ("hits", [1, 2, 3, "4"], "column 'hits', row 3: got '4', expected a finite number"),
-        ("age", np.array([1, 2, -np.inf, 4]), "column 'age', row 2: got .*-?inf.*, expected a finite number"),
-        ("age", pa.array(list("abcd")), "column 'age': got values of type string, expected a finite number"),
-        ("age", [1, 2, 3, 1e300], "column 'age', row 3: got 1e.300, expected a number that float32 holds"),
-        ("plain", [1, None, 3, 4], "column 'plain', row 1: got nan, expected a number that float32 holds; FillMissing"),
-        ("site", pa.array(["a", "b", "123456789", "d"]), "column 'site', row 2: got '123456789', expected up to 8"),
-        ("site", [10, 11, 12, 13], "column 'site', row 0: got 10, expected up to 8 hexadecimal digits as text"),
-        ("site", np.arange(4), "column 'site', row 0: got .*0.*, expected up to 8 hexadecimal digits"),
-        ("city", ["a", "b", b"c", "d"], "column 'city', row 2: got b'c', expected text"),
-        ("city", ["x" * 99, 1, "", ""], "column 'city', row 1: got 1, expected text"),
-        ("city", [b"x" * 99, "", "", ""], r"column 'city', row 0: got b'x{55}\.\.\., expected text"),
-        ("item", np.array([1, 2, 2**63, 4], dtype=np.uint64), "column 'item', row 2: got .*9223372036854775808"),
-        ("item", pa.array([1.0, 2.5, 3, 4]), "column 'item', row 1: got 2.5, expected a 64-bit integer"),
-        ("item", np.array([0.5] * 4), "column 'item', row 0: got .*0.5.*, expected a 64-bit integer"),
-        ("row", [1, 2, 3, 100], "column 'row', row 3: got 100, expected an id, 0 <= id < 100"),
-        ("tags", [["red"], 7, [], []], "column 'tags', row 1: got 7, expected a list"),
-        ("tags", pa.array([1, 2, 3, 4]), "column 'tags': got values of type int64, expected lists"),
-        ("seen", [[], [5], [6, "x"], []], "column 'seen', row 2: got 'x', expected a 64-bit integer"),
-        ("city", "Oslo", "column 'city': got str, expected a list, a NumPy array or an Arrow array"),
+        ("hits", [1, 2, 3, "4"], ("column 'hits', row 3",)),
+        ("age", np.array([1, 2, -np.inf, 4]), ("column 'age', row 2",)),
+        ("age", pa.array(list("abcd")), ("column 'age'",)),
+        ("age", [1, 2, 3, 1e300], ("column 'age', row 3",)),
+        ("plain", [1, None, 3, 4], ("column 'plain', row 1",)),
+        ("site", pa.array(["a", "b", "123456789", "d"]), ("column 'site', row 2",)),
+        ("site", [10, 11, 12, 13], ("column 'site', row 0", "got 10")),
+        ("site", np.arange(4), ("column 'site', row 0", "got np.int64(0)")),
+        ("city", ["a", "b", b"c", "d"], ("column 'city', row 2",)),
+        ("city", ["x" * 99, 1, "", ""], ("column 'city', row 1",)),
+        ("city", [b"x" * 99, "", "", ""], ("column 'city', row 0",)),
+        ("item", np.array([1, 2, 2**63, 4], dtype=np.uint64), ("column 'item', row 2",)),
+        ("item", pa.array([1.0, 2.5, 3, 4]), ("column 'item', row 1",)),
+        ("item", np.array([0.5] * 4), ("column 'item', row 0",)),
+        ("row", [1, 2, 3, 100], ("column 'row', row 3",)),
+        ("tags", [["red"], 7, [], []], ("column 'tags', row 1",)),
+        ("tags", pa.array([1, 2, 3, 4]), ("column 'tags'",)),
+        ("seen", [[], [5], [6, "x"], []], ("column 'seen', row 2",)),
+        ("city", "Oslo", ("column 'city'",)),
     ],
 )
 def test_a_wrong_column_or_value_is_reported_in_one_line(
-    column: str, values: Any, message: str, monkeypatch: pytest.MonkeyPatch
+    column: str, values: Any, place: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raw_values, "SMALL_ROWS", 0)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, check=at(*place)) as caught:
         WORKFLOW.encode({**RECORDS, column: values})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "message"),
+    ("column", "values", "where"),
     [
-        ("age", pa.array(list("abcd")), "column 'age', row 0: got 'a', expected a finite number"),
-        ("site", pa.array([10, 11, 12, 13]), "column 'site', row 0: got 10, expected up to 8 hexadecimal digits"),
-        ("item", pa.array([1, 2, 3, 2.5]), "column 'item', row 3: got 2.5, expected a 64-bit integer"),
-        ("tags", pa.array([1, 2, 3, 4]), "column 'tags', row 0: got 1, expected a list"),
-        ("city", pa.array([True, False, True, True]), "column 'city', row 0: got True, expected text"),
+        ("age", pa.array(list("abcd")), "column 'age', row 0"),
+        ("site", pa.array([10, 11, 12, 13]), "column 'site', row 0"),
+        ("item", pa.array([1, 2, 3, 2.5]), "column 'item', row 3"),
+        ("tags", pa.array([1, 2, 3, 4]), "column 'tags', row 0"),
+        ("city", pa.array([True, False, True, True]), "column 'city', row 0"),
     ],
 )
-def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, values: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_small_arrow_array_is_reported_by_its_first_wrong_value(column: str, values: Any, where: str) -> None:
+    with pytest.raises(ConfigError, check=at(where)):
         WORKFLOW.encode({**RECORDS, column: values})

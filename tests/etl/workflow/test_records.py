@@ -26,6 +26,7 @@ from terarec.etl.ops import (
 )
 from terarec.etl.workflow import Workflow
 from terarec.spec import MISSING_KEY, LabelSpec, SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.column_values import block_of
 
 SOURCE = SourceSpec(
@@ -136,7 +137,7 @@ def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
     np.testing.assert_array_equal(made.encode(raw).dense, expected)
     np.testing.assert_array_equal(made.encode({name: pa.array(values) for name, values in raw.items()}).dense, expected)
     for wrong in (1.5, True, 2**63):
-        with pytest.raises(ConfigError, match=r"column 'user', row 1: got .*, expected a 64-bit integer"):
+        with pytest.raises(ConfigError, check=at("column 'user', row 1")):
             made.encode({"user": [1, wrong], "clicks": [1, 2]})
     as_tables_hold_them = {"user": users, "clicks": np.array([1, 2, 3, np.nan, 5, 6])}  # only their number matters
     np.testing.assert_array_equal(made.encode(as_tables_hold_them).dense, expected)
@@ -168,7 +169,7 @@ def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, 
 
 def test_a_number_that_a_step_refuses_is_told_though_a_later_step_would_fill_it() -> None:
     made = workflow(LogOp(columns=("price",), shift=0.0), FillMissing(columns=("price",), value=0.0), dense=["price"])
-    with pytest.raises(ConfigError, match=r"column 'price', row 1: got -1\.0, expected more than -0\.0"):
+    with pytest.raises(ConfigError, check=at("column 'price', row 1", "got -1.0")):
         made.encode({"price": [1.0, -1.0]})
 
 
@@ -182,7 +183,7 @@ def test_times_are_read_as_files_spell_them() -> None:
     made = workflow(Clip(columns=("time",), low=0), dense=["time"])
     dense = made.encode({"time": ["2024-02-29 13:05", 60, "1969-12-31 23:59"]}).dense
     assert dense[:, 0].tolist() == [float(np.float32(1709211900)), 60.0, 0.0]
-    with pytest.raises(ConfigError, match=r"column 'time', row 0: got '29\.2\.2024', expected a time such as"):
+    with pytest.raises(ConfigError, check=at("column 'time', row 0")):
         made.encode({"time": ["29.2.2024"]})
 
 
@@ -207,35 +208,35 @@ def test_a_record_is_one_item_of_what_is_exploded_and_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("change", "place"),
     [
-        ({"price": [1.0, "x", 2.0]}, "column 'price', row 1: got 'x', expected a finite number"),
-        ({"cost": [1.0, True, 2.0]}, "column 'cost', row 1: got True, expected a finite number"),
-        ({"cost": [1.0, float("inf"), 2.0]}, "column 'cost', row 1: got inf"),
-        ({"cost": [-2.0, 0.0, 0.0]}, "column 'cost', row 0: got -2.0, expected more than -2.0 for a logarithm"),
-        ({"brand": ["a", 3, "b"]}, "column 'brand', row 1: got 3, expected text"),
-        ({"brand": ["a", "\ud800", "b"]}, "column 'brand', row 1"),
-        ({"model": ["a", "xyz", "b"]}, "column 'model', row 1: got 'xyz', expected up to 8 hexadecimal digits"),
-        ({"user": [1, 1.5, 2]}, "column 'user', row 1: got 1.5, expected a 64-bit integer"),
-        ({"user": [1, 2**63, 2]}, "column 'user', row 1: got 9223372036854775808"),
-        ({"user": pa.array([1.5] * 200)}, "column 'price': holds 3 values, expected 200 as in column 'user'"),
-        ({"tags": [["a"], 5, None]}, "column 'tags', row 1: got 5, expected a list"),
-        ({"tags": [["a"], ["b", 5], None]}, "column 'tags', row 1: got 5, expected text"),
-        ({"price": [1.0, 2.0]}, "column 'price': holds 2 values"),
-        ({"colour": ["red"] * 3}, "column 'colour': not in the workflow's records, expected user"),
+        ({"price": [1.0, "x", 2.0]}, ("column 'price', row 1",)),
+        ({"cost": [1.0, True, 2.0]}, ("column 'cost', row 1", "got True")),
+        ({"cost": [1.0, float("inf"), 2.0]}, ("column 'cost', row 1", "got inf")),
+        ({"cost": [-2.0, 0.0, 0.0]}, ("column 'cost', row 0",)),
+        ({"brand": ["a", 3, "b"]}, ("column 'brand', row 1", "got 3")),
+        ({"brand": ["a", "\ud800", "b"]}, ("column 'brand', row 1", "got '\\ud800'")),
+        ({"model": ["a", "xyz", "b"]}, ("column 'model', row 1",)),
+        ({"user": [1, 1.5, 2]}, ("column 'user', row 1", "got 1.5")),
+        ({"user": [1, 2**63, 2]}, ("column 'user', row 1", "got 9223372036854775808")),
+        ({"user": pa.array([1.5] * 200)}, ("column 'price'", "holds 3 values")),
+        ({"tags": [["a"], 5, None]}, ("column 'tags', row 1", "got 5")),
+        ({"tags": [["a"], ["b", 5], None]}, ("column 'tags', row 1", "got 5")),
+        ({"price": [1.0, 2.0]}, ("column 'price'", "holds 2 values")),
+        ({"colour": ["red"] * 3}, ("column 'colour'",)),
     ],
 )
-def test_bad_records_are_told_with_column_and_row(change: dict[str, Any], problem: str) -> None:
+def test_bad_records_are_told_with_column_and_row(change: dict[str, Any], place: tuple[str, ...]) -> None:
     raw = {name: values for name, values in RAW.items() if name != "time"}
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, check=at(*place)):
         shop().encode({**raw, **change})
 
 
 def test_a_missing_column_is_told() -> None:
-    with pytest.raises(ConfigError, match="column 'user': missing, expected user, price"):
+    with pytest.raises(ConfigError, check=at("column 'user'")):
         shop().encode({"price": [1.0]})
 
 
 def test_a_missing_number_without_a_step_that_fills_it_is_told() -> None:
-    with pytest.raises(ConfigError, match="column 'price', row 1: got nan, expected a number that float32 holds"):
+    with pytest.raises(ConfigError, check=at("column 'price', row 1", "got nan")):
         workflow(Clip(columns=("cost",), low=0), dense=["price"]).encode({"price": [1.0, None]})

@@ -15,6 +15,7 @@ from terarec.etl.ops import Categorify, Clip, FillMissing, Normalize, NormalizeM
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.source.samples import rows_of
 
 MILLISECONDS = 1_700_000_000_000
@@ -38,7 +39,8 @@ def write(path: Path, file_format: str, times: list) -> Path:
 @pytest.mark.parametrize("file_format", ["delimited", "json_lines", "parquet"])
 def test_milliseconds_are_refused_in_every_format(tmp_path, file_format):
     path = write(tmp_path / "log", file_format, [5, MILLISECONDS, None, 1_700_000_000])
-    with pytest.raises(FormatError, match=r"[23], column 't': got '1700000000000', expected seconds since 1970"):
+    place = {"delimited": "line 3", "json_lines": "line 2", "parquet": "row 2"}[file_format]
+    with pytest.raises(FormatError, check=at(f"{path}: {place}, column 't'", "got '1700000000000'")):
         rows_of(open_source(source(file_format), [path], "raise"))
     assert rows_of(open_source(source(file_format), [path], "skip"))[1]["t"] == [5, None, 1_700_000_000]
     assert rows_of(open_source(source(file_format), [path], "missing"))[1]["t"] == [5, None, None, 1_700_000_000]
@@ -47,7 +49,7 @@ def test_milliseconds_are_refused_in_every_format(tmp_path, file_format):
 def test_a_list_with_milliseconds_is_refused(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"y,t\n0,1|2\n0,1|{MILLISECONDS}\n")
-    with pytest.raises(FormatError, match=r"line 3, column 't'"):
+    with pytest.raises(FormatError, check=at(f"{path}: line 3, column 't'")):
         rows_of(open_source(source(separator="|"), [path], "raise"))
 
 
@@ -55,12 +57,12 @@ def test_a_list_with_milliseconds_is_refused(tmp_path):
 def test_a_time_without_a_step_that_rescales_it_is_no_dense_column(tmp_path, steps):
     path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
     made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"])
-    with pytest.raises(ConfigError, match="dense: column 't' is a time"):
+    with pytest.raises(ConfigError, check=at("dense", "column 't' is a time")):
         prepare(made, [path], tmp_path / "data")
     renamed = Workflow(
         [*steps, Rename(names={"t": "when"})], source=source(), labels=[LabelSpec(name="y")], dense=["when"]
     )
-    with pytest.raises(ConfigError, match="dense: column 'when' is a time"):
+    with pytest.raises(ConfigError, check=at("dense", "column 'when' is a time")):
         fit(renamed, [path])
     assert not (tmp_path / "data").exists()
 
@@ -91,6 +93,6 @@ def test_records_with_milliseconds_are_refused(tmp_path, time):
     steps = [Categorify(columns=("t",), outputs=("id",)), Normalize(columns=("t",))]
     steps.append(FillMissing(columns=("t",), value=0.0))
     made = fit(Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"], categorical=["id"]), [path])
-    with pytest.raises(ConfigError, match=r"column 't', row 1: got .*, expected seconds since 1970"):
+    with pytest.raises(ConfigError, check=at("column 't', row 1")):
         made.encode({"t": [5, time]})
     assert made.encode({"t": [1_700_000_000, 1_700_000_000.0, None]}).keys[0].tolist() == [2, 2, 0]

@@ -11,6 +11,7 @@ from terarec.etl.columns import Rows
 from terarec.etl.ops import Bucketize, FillMissing, HashBucket, ListSlice, LogOp
 from terarec.etl.workflow import Workflow
 from terarec.spec import MISSING_KEY, CategoricalColumn, DenseColumn, LabelSpec, SourceColumn, SourceSpec
+from tests.errors import at
 from tests.etl.column_values import block_of
 
 SOURCE = SourceSpec(
@@ -112,37 +113,37 @@ def test_sample_columns_can_be_exchanged() -> None:
     changed = made.with_sample_columns(weight=None, metadata=[name])
     assert (changed.spec.metadata, changed.is_fitted) == ((name,), True)
     assert changed.dataset_spec().column_names == made.dataset_spec().column_names
-    with pytest.raises(ConfigError, match="metadata: got 'nothing', expected a column of the source: "):
+    with pytest.raises(ConfigError, check=at("WorkflowSpec.metadata")):
         made.with_sample_columns(weight=None, metadata=["nothing"])
-    with pytest.raises(ConfigError, match="weight: column 'nothing' does not exist after the last step"):
+    with pytest.raises(ConfigError, check=at("weight")):
         made.with_sample_columns(weight="nothing", metadata=())
 
 
 def test_what_no_workflow_is_read_from(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match="no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/workflow.json")):
         Workflow.load(tmp_path)
     path = tmp_path / "workflow.json"
     workflow().to_json(path)
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "version": 4}))
-    with pytest.raises(FormatError, match="version 4 is newer"):
+    with pytest.raises(FormatError, check=at(path)):
         Workflow.load(tmp_path)
     path.write_text(json.dumps({**data, "states": {}}))
-    with pytest.raises(FormatError, match=r"\$.states: unknown field"):
+    with pytest.raises(FormatError, check=at(f"{path}: $.states")):
         Workflow.load(tmp_path)
     data["workflow"]["steps"][1]["valeu"] = 1
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"workflow.json: \$.workflow.steps\[1\].valeu: unknown field .did you mean"):
+    with pytest.raises(ConfigError, check=at(f"{path}: $.workflow.steps[1].valeu")):
         Workflow.load(tmp_path)
 
 
 def test_values_that_a_data_set_does_not_hold() -> None:
     plain = Workflow([], source=SOURCE, labels=[LabelSpec(name="stars")], dense=["price"])
-    with pytest.raises(FormatError, match="column 'price', row 1: got nan, expected a number that float32 holds"):
+    with pytest.raises(FormatError, check=at("column 'price', row 1", "got nan")):
         plain.encode_rows(plain.apply(rows()))
     big = block_of(price=("number", [1.0, 1e39]), stars=("integer", [1, 2]))
-    with pytest.raises(FormatError, match=r"column 'price', row 1: got 1e\+39"):
+    with pytest.raises(FormatError, check=at("column 'price', row 1", "got 1e+39")):
         plain.encode_rows(big)
     unlabelled = block_of(price=("number", [1.0]), stars=("integer", [None]))
-    with pytest.raises(FormatError, match="column 'stars', row 0: got a missing value"):
+    with pytest.raises(FormatError, check=at("column 'stars', row 0")):
         plain.encode_rows(unlabelled)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, write_collection
+from tests.errors import at
 
 TABLES = [DumpedTable(table_id=1, count=2, width=2), DumpedTable(table_id=4, count=1, width=3)]
 
@@ -68,48 +69,48 @@ def test_half_precision_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "problem"),
     [
         (b"", "holds 0 bytes and 0 tables"),
         (struct.pack("<5i", 0, 1, 0, 0, 0), "holds 20 bytes and 0 tables"),
-        (struct.pack("<5ii", 1, 1, 0, 0, 0, 0), r"holds 24 bytes and 1 tables, expected 20 \+ 16 a table"),
+        (struct.pack("<5ii", 1, 1, 0, 0, 0, 0), "holds 24 bytes and 1 tables"),
         (struct.pack("<5iiQi", 1, 2, 0, 0, 0, 0, 5, 2), "got key type 2 at byte 4"),
         (struct.pack("<5iiQi", 1, 1, 7, 0, 0, 0, 5, 2), "value type 7 at byte 8"),
-        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, -1, 5, 2), r"got tables \[-1\]"),
-        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 0), r"of widths \[0\]"),
-        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 2**30), r"of widths \[1073741824\], .* from 1 to 536870911"),
-        (struct.pack("<5i2i2Q2i", 2, 1, 0, 0, 3, 4, 4, 2, 1, 2, 3), r"got tables \[4, 4\]"),
+        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, -1, 5, 2), "got tables [-1]"),
+        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 0), "of widths [0]"),
+        (struct.pack("<5iiQi", 1, 1, 0, 0, 0, 0, 5, 2**30), "got tables [0] of widths [1073741824]"),
+        (struct.pack("<5i2i2Q2i", 2, 1, 0, 0, 3, 4, 4, 2, 1, 2, 3), "got tables [4, 4]"),
     ],
 )
-def test_damaged_meta_data_is_rejected(tmp_path, content, message):
+def test_damaged_meta_data_is_rejected(tmp_path, content, problem):
     (tmp_path / "meta_data").write_bytes(content)
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/meta_data", problem)):
         open_collection(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "place"),
     [
-        ("key1", bytes(100), "key1: holds 100 bytes, expected records of 8 bytes after 128 bytes of header"),
-        ("key1", bytes(128 + 16), r"key1: starts with \[0, 0\], expected \[1, 1\]: kind and table"),
-        ("key1", struct.pack("<2i", 1, 1) + bytes(128), "key1: holds 1 rows, expected 2 by meta_data"),
-        ("weight1", struct.pack("<2i", 2, 1) + bytes(120 + 24), "weight1: holds 3 rows, expected 2 by meta_data"),
-        ("weight1", struct.pack("<2i", 2, 1) + bytes(120 + 9), "weight1: holds 137 bytes, expected records of 8"),
+        ("key1", bytes(100), ("/x/key1", "holds 100 bytes")),
+        ("key1", bytes(128 + 16), ("/x/key1", "starts with [0, 0]")),
+        ("key1", struct.pack("<2i", 1, 1) + bytes(128), ("/x/key1", "holds 1 rows")),
+        ("weight1", struct.pack("<2i", 2, 1) + bytes(120 + 24), ("/x/weight1", "holds 3 rows")),
+        ("weight1", struct.pack("<2i", 2, 1) + bytes(120 + 9), ("/x/weight1", "holds 137 bytes")),
     ],
 )
-def test_a_damaged_table_is_rejected(tmp_path, name, content, message):
+def test_a_damaged_table_is_rejected(tmp_path, name, content, place):
     write(tmp_path / "x")
     (tmp_path / "x" / name).write_bytes(content)
     dump = open_collection(tmp_path / "x")
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         list(dump.chunks(dump.tables[0]))
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(DataNotFoundError, match="meta_data: no such file, expected a dump"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/meta_data")):
         open_collection(tmp_path)
     write(tmp_path / "x")
     (tmp_path / "x" / "weight1").unlink()
     dump = open_collection(tmp_path / "x")
-    with pytest.raises(DataNotFoundError, match="weight1: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/x/weight1")):
         list(dump.chunks(dump.tables[0]))

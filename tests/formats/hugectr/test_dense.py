@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import BatchNormStatistics, read_floats, read_statistics, write_floats, write_statistics
+from tests.errors import at
 
 shapes = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=3).map(tuple), max_size=5)
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6)
@@ -47,25 +48,25 @@ def test_an_optimizer_without_states_has_an_empty_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "message"),
+    ("size", "problem"),
     [
-        (20, r"holds 20 bytes, expected 24: fc2.bias \[2\] is bytes 16 to 24"),
-        (8, r"holds 8 bytes, expected 24: fc1.kernel \[2, 2\] is bytes 0 to 16"),
-        (28, "holds 28 bytes, expected 24: the last array ends at byte 24"),
-        (22, "holds 22 bytes, expected records of 4 bytes"),
+        (20, "holds 20 bytes"),
+        (8, "holds 8 bytes"),
+        (28, "holds 28 bytes"),
+        (22, "holds 22 bytes"),
     ],
 )
-def test_a_wrong_size_is_rejected(tmp_path, size, message):
+def test_a_wrong_size_is_rejected(tmp_path, size, problem):
     path = tmp_path / "x.model"
     path.write_bytes(bytes(size))
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, check=at(path, problem)):
         read_floats(path, [("fc1.kernel", (2, 2)), ("fc2.bias", (2,))])
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(DataNotFoundError, match=r"absent.model: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent.model")):
         read_floats(tmp_path / "absent.model", [])
-    with pytest.raises(DataNotFoundError, match=r"absent.ntp.json: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent.ntp.json")):
         read_statistics(tmp_path / "absent.ntp.json")
 
 
@@ -87,18 +88,18 @@ def test_statistics_are_plain_json(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "place"),
     [
-        ("{", "not JSON"),
-        ("[]", 'expected an object with a list "layers"'),
-        ('{"layers": 3}', 'expected an object with a list "layers"'),
-        ('{"layers": [{"type": "GRU"}]}', r'layers\[0\]: expected an object with "type": "BatchNorm"'),
-        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": ["a"]}]}', r"layers\[0\].var: expected a list"),
-        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": []}]}', "got 1 means and 0 variances"),
+        ("{", ("", "not JSON")),
+        ("[]", ("", 'expected an object with a list "layers"')),
+        ('{"layers": 3}', ("", 'expected an object with a list "layers"')),
+        ('{"layers": [{"type": "GRU"}]}', (": layers[0]", 'expected an object with "type": "BatchNorm"')),
+        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": ["a"]}]}', (": layers[0].var",)),
+        ('{"layers": [{"type": "BatchNorm", "mean": [1], "var": []}]}', (": layers[0]", "got 1 means and 0 variances")),
     ],
 )
-def test_damaged_statistics_are_rejected(tmp_path, text, message):
+def test_damaged_statistics_are_rejected(tmp_path, text, place):
     path = tmp_path / "x.ntp.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, check=at(f"{path}{place[0]}", *place[1:])):
         read_statistics(path)

@@ -9,6 +9,7 @@ import pytest
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats.hugectr import NormFile, read_file_list, read_keyset, write_file_list, write_keyset
 from terarec.io import locate
+from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, make_layout, make_rows, norm_bytes
 
 
@@ -31,25 +32,26 @@ def test_blanks_around_lines_do_not_count(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "fault"),
     [
-        ("", "line 1 is '', expected the number of files"),
-        ("a.data\n", "line 1 is 'a.data', expected the number of files"),
-        ("-1\n", "line 1 is '-1', expected the number of files"),
-        ("2\na.data\n", "line 1 says 2 files, 1 paths follow"),
-        ("1\na.data\nb.data\n", "line 1 says 1 files, 2 paths follow"),
-        ("2\n\na.data\n", "line 2 is empty, expected a path"),
+        ("", (1, "got ''")),
+        ("a.data\n", (1, "got 'a.data'")),
+        ("-1\n", (1, "got '-1'")),
+        ("2\na.data\n", (1, "got 2 files, 1 paths follow")),
+        ("1\na.data\nb.data\n", (1, "got 1 files, 2 paths follow")),
+        ("2\n\na.data\n", (2, "empty")),
     ],
 )
-def test_a_wrong_list(tmp_path, text, message):
+def test_a_wrong_list(tmp_path, text, fault):
+    line, problem = fault
     (tmp_path / "list.txt").write_text(text)
-    with pytest.raises(FormatError, match=f"list.txt: {message}"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/list.txt: line {line}", problem)):
         read_file_list(tmp_path / "list.txt")
 
 
 def test_a_list_that_is_no_text(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"1\n\xff\xfe")
-    with pytest.raises(FormatError, match=r"byte 2 is not UTF-8 text"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/list.txt")):
         read_file_list(tmp_path / "list.txt")
 
 
@@ -64,11 +66,11 @@ def test_a_keyset_goes_round(tmp_path, key_bytes, code):
 
 def test_wrong_keysets(tmp_path):
     (tmp_path / "x.keyset").write_bytes(bytes(12))
-    with pytest.raises(FormatError, match=r"x.keyset: holds 12 bytes, expected a multiple of 8 bytes a key"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.keyset")):
         read_keyset(tmp_path / "x.keyset", 8)
-    with pytest.raises(FormatError, match=r"key -1 at position 1, expected 0 to 4294967295 \(4-byte keys\)"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/y.keyset")):
         write_keyset(tmp_path / "y.keyset", np.array([1, -1]), 4)
-    with pytest.raises(DataNotFoundError, match=r"nowhere: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/nowhere")):
         read_keyset(tmp_path / "nowhere", 4)
 
 
@@ -86,11 +88,11 @@ def test_files_behind_urls(memory):
 
 def test_urls_that_lead_nowhere(memory):
     memory.pipe("/terarec/short", b"abc")
-    with pytest.raises(DataNotFoundError, match=r"memory://terarec/nothing: no such file"):
+    with pytest.raises(DataNotFoundError, check=at("memory://terarec/nothing")):
         locate("memory://terarec/nothing")
-    with pytest.raises(ConfigError, match=r"nosuch://x: .*nosuch.*, expected a path or a URL that fsspec knows"):
+    with pytest.raises(ConfigError, check=at("nosuch://x")):
         locate("nosuch://x")
     file = locate("memory://terarec/short")
     memory.pipe("/terarec/short", b"a")
-    with pytest.raises(FormatError, match=r"ends at byte 1, expected at least 3 bytes as when it was opened"):
+    with pytest.raises(FormatError, check=at("memory://terarec/short")):
         file.read(0, 3)

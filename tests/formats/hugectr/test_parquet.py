@@ -20,6 +20,7 @@ from terarec.formats.hugectr import (
     write_parquet_metadata,
 )
 from terarec.ragged import Ragged
+from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, make_layout
 
 LAYOUT = make_layout(dense=2, slots=((1, True), (3, False)), key_bytes=8, sizes=(100, 100))
@@ -127,7 +128,7 @@ def test_a_damaged_piece_is_reported_every_time(tmp_path):
     file = ParquetRecordFile(path, LAYOUT, metadata(1000), piece_rows=300)
     (tmp_path / "x.parquet").write_bytes(b"\xff" * (tmp_path / "x.parquet").stat().st_size)
     for group in (0, 2, 0):
-        with pytest.raises(FormatError, match="row group 0: cannot be read as Parquet"):
+        with pytest.raises(FormatError, check=at(f"{path}: row group 0")):
             file.read(group)
 
 
@@ -165,23 +166,23 @@ def test_4_byte_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "place"),
     [
-        ({"u": pa.array([7, 8], pa.int32())}, r"column 'u': type is int32, expected int64 or uint64 \(8-byte keys\)"),
-        ({"u": pa.array([7.0, 8.0])}, r"column 'u': type is double, expected int64"),
-        ({"v": pa.array([[1], []], pa.list_(pa.int32()))}, r"column 'v': type is list<.*int32>, expected int64"),
-        ({"y": pa.array(["1", "0"])}, r"column 'y': type is string, expected a number"),
-        ({"a": pa.array(["1", "0"])}, r"column 'a': type is string, expected a number or a list of floats"),
-        ({"u": pa.array([7, None], pa.int64())}, r"row group 0, column 'u': 1 null, expected none"),
-        ({"v": pa.array([[7, None], []], pa.list_(pa.int64()))}, r"column 'v': 1 null, expected none"),
-        ({"a": pa.array([1.0, None])}, r"column 'a': 1 null, expected none"),
-        ({"v": pa.array([[1], [1, 2, 3, 4]])}, r"column 'v': record 1 holds 4 keys, expected 0 to 3"),
-        ({"a": pa.array([[1.0], [2.0, 3.0]])}, r"column 'a': row 1 holds 2 numbers, expected 1 as in row 0"),
-        ({"a": pa.array([[1.0, 2.0], [3.0, 4.0]])}, r"row group 0: holds 3 dense numbers, expected 2"),
+        ({"u": pa.array([7, 8], pa.int32())}, (", column 'u'", "type is int32")),
+        ({"u": pa.array([7.0, 8.0])}, (", column 'u'", "type is double")),
+        ({"v": pa.array([[1], []], pa.list_(pa.int32()))}, (", column 'v'", "type is list<")),
+        ({"y": pa.array(["1", "0"])}, (", column 'y'", "type is string")),
+        ({"a": pa.array(["1", "0"])}, (", column 'a'", "type is string")),
+        ({"u": pa.array([7, None], pa.int64())}, (": row group 0, column 'u'", "1 null")),
+        ({"v": pa.array([[7, None], []], pa.list_(pa.int64()))}, (": row group 0, column 'v'", "1 null")),
+        ({"a": pa.array([1.0, None])}, (": row group 0, column 'a'", "1 null")),
+        ({"v": pa.array([[1], [1, 2, 3, 4]])}, (": row group 0, column 'v'", "record 1 holds 4 keys")),
+        ({"a": pa.array([[1.0], [2.0, 3.0]])}, (": row group 0, column 'a'", "row 1 holds 2 numbers")),
+        ({"a": pa.array([[1.0, 2.0], [3.0, 4.0]])}, (": row group 0", "holds 3 dense numbers")),
     ],
 )
-def test_wrong_columns(tmp_path, changes, message):
-    with pytest.raises(FormatError, match=rf"x.parquet.*{message}"):
+def test_wrong_columns(tmp_path, changes, place):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.parquet{place[0]}", place[1])):
         read(tmp_path, {**COLUMNS, **changes})
 
 
@@ -195,7 +196,7 @@ def test_wrong_columns(tmp_path, changes, message):
     ],
 )
 def test_metadata_that_does_not_fit(tmp_path, positions, message):
-    with pytest.raises(FormatError, match=rf"x.parquet: {message}"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.parquet")):
         read(tmp_path, **positions)
 
 
@@ -215,10 +216,10 @@ def test_damaged_files(tmp_path):
     assert len(messages) > 30
     assert all("row group 0: cannot be read as Parquet" in message for message in messages)
     (tmp_path / "x.parquet").write_bytes(content[:-5])
-    with pytest.raises(FormatError, match=r"x.parquet: cannot be read as Parquet"):
+    with pytest.raises(FormatError, check=at(path)):
         ParquetRecordFile(path, LAYOUT, metadata())
     (tmp_path / "x.parquet").unlink()
-    with pytest.raises(DataNotFoundError, match=r"x.parquet: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(path)):
         ParquetRecordFile(path, LAYOUT, metadata())
 
 
@@ -231,7 +232,7 @@ def test_checksums_are_verified_when_a_row_group_is_read_first(tmp_path):
     (tmp_path / "x.parquet").write_bytes(damaged)
     file = ParquetRecordFile(path, LAYOUT, metadata())
     for _ in range(2):  # a failure does not count as verified
-        with pytest.raises(FormatError, match="row group 0: cannot be read as Parquet"):
+        with pytest.raises(FormatError, check=at(f"{path}: row group 0")):
             file.read(0)
     (tmp_path / "x.parquet").write_bytes(content)
     for _ in range(2):
@@ -275,29 +276,29 @@ def test_metadata_of_other_programs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "place"),
     [
-        ({"cats": None}, r"\$.cats: got None, expected a list"),
-        ({"file_stats": [{"num_rows": 3}]}, r"\$.file_stats\[0\].file_name: missing"),
+        ({"cats": None}, (".cats", "got None")),
+        ({"file_stats": [{"num_rows": 3}]}, (".file_stats[0].file_name", "missing")),
         (
             {"file_stats": [{"file_name": "a", "num_rows": -1}]},
-            r".*num_rows: got -1, expected an integer >= 0",
+            (".file_stats[0].num_rows", "got -1"),
         ),
-        ({"file_stats": [{"file_name": "a", "num_rows": True}]}, r".*num_rows: got True, expected an integer >= 0"),
-        ({"labels": [{"index": "0"}]}, r"\$.labels\[0\].index: got '0', expected an integer"),
-        ({"labels": [3]}, r"\$.labels\[0\]: got 3, expected an object"),
-        ({"conts": [{"index": 1}, {"index": 1}]}, r"\$.conts: an index occurs twice in \[1, 1\]"),
-        ({"conts": [{"index": 0}]}, r"\$: column 0 is of two kinds, expected one of labels, conts and cats"),
+        ({"file_stats": [{"file_name": "a", "num_rows": True}]}, (".file_stats[0].num_rows", "got True")),
+        ({"labels": [{"index": "0"}]}, (".labels[0].index", "got '0'")),
+        ({"labels": [3]}, (".labels[0]", "got 3")),
+        ({"conts": [{"index": 1}, {"index": 1}]}, (".conts", "an index occurs twice")),
+        ({"conts": [{"index": 0}]}, ("", "column 0 is of two kinds")),
     ],
 )
-def test_wrong_metadata(tmp_path, changes, message):
+def test_wrong_metadata(tmp_path, changes, place):
     content = {"file_stats": [], "cats": [], "conts": [], "labels": [{"index": 0}], **changes}
     (tmp_path / "_metadata.json").write_text(json.dumps(content))
-    with pytest.raises(FormatError, match=rf"_metadata.json: {message}"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/_metadata.json: ${place[0]}", place[1])):
         read_parquet_metadata(tmp_path / "_metadata.json")
 
 
 def test_metadata_that_is_no_json(tmp_path):
     (tmp_path / "_metadata.json").write_text('{"cats": [')
-    with pytest.raises(FormatError, match=r"_metadata.json: not JSON \(.*\), expected a _metadata.json"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/_metadata.json")):
         read_parquet_metadata(tmp_path / "_metadata.json")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.hugectr import FixedRecordFile, FixedRecordWriter, raw_async_types, raw_types
 from terarec.ragged import Ragged
+from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, layouts, make_layout, make_rows
 
 ONE_HOT = ((1, True),) * 2
@@ -101,7 +102,9 @@ def test_the_sizes_of_the_slots_before_are_added_in_raw_only(tmp_path):
 def test_a_size_that_is_no_whole_number_of_records(tmp_path, size):
     layout = make_layout(slots=ONE_HOT)
     (tmp_path / "x.bin").write_bytes(bytes(size))
-    with pytest.raises(FormatError, match=f"x.bin: holds {size} bytes, expected a multiple of 20 bytes each"):
+    with pytest.raises(
+        FormatError, check=at(f"{tmp_path}/x.bin", f"holds {size} bytes, expected a multiple of 20 bytes each")
+    ):
         FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=True))
 
 
@@ -110,7 +113,7 @@ def test_fewer_records_than_requested(tmp_path):
     (tmp_path / "x.bin").write_bytes(bytes(40))
     types = raw_types(layout, float_label_dense=True)
     assert FixedRecordFile(tmp_path / "x.bin", layout, types, 1).num_records == 1
-    with pytest.raises(FormatError, match=r"x.bin: holds 40 bytes, expected at least 3 records of 20 bytes each"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.bin", "holds 40 bytes")):
         FixedRecordFile(tmp_path / "x.bin", layout, types, 3)
 
 
@@ -119,7 +122,7 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
     (tmp_path / "x.bin").write_bytes(bytes(40))
     file = FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=True))
     (tmp_path / "x.bin").write_bytes(bytes(30))
-    with pytest.raises(FormatError, match=r"x.bin: ends at byte 30, expected at least 40 bytes as when it was opened"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.bin", "ends at byte 30")):
         file.read(0, 2)
 
 
@@ -134,17 +137,17 @@ def test_a_negative_integer_has_no_logarithm(tmp_path):
     layout = make_layout(slots=())
     (tmp_path / "x.bin").write_bytes(struct.pack("<6i", 0, 1, 2, 0, 3, -2))
     file = FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=False))
-    with pytest.raises(FormatError, match=r"x.bin: record 1, dense column 1 is -2, expected an integer >= 0"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x.bin", "record 1, dense column 1 is -2")):
         file.read(0, 2)
     assert file.read(0, 1).num_rows == 1
 
 
 def test_layouts_that_records_of_one_size_cannot_have():
-    with pytest.raises(ConfigError, match=r"Raw: got 8-byte keys, expected 4-byte keys"):
+    with pytest.raises(ConfigError, check=at("Raw")):
         raw_types(make_layout(slots=ONE_HOT, key_bytes=8), float_label_dense=True)
-    with pytest.raises(ConfigError, match=r"RawAsync without multi_hot: got 8-byte keys"):
+    with pytest.raises(ConfigError, check=at("RawAsync without multi_hot")):
         raw_async_types(make_layout(key_bytes=8), is_dense_float=True, multi_hot=False)
-    with pytest.raises(ConfigError, match=r"RawAsync: input 'in1' has up to 3 keys a slot, expected is_fixed_length"):
+    with pytest.raises(ConfigError, check=at("RawAsync")):
         raw_async_types(make_layout(), is_dense_float=True, multi_hot=True)
 
 

@@ -19,6 +19,7 @@ from terarec.formats.hugectr import (
     write_sparse_folder,
     write_sparse_states,
 )
+from tests.errors import at
 
 GOLDEN = SparseRows(
     np.array([7, -1]), np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), np.array([0, 5], dtype=np.uint64)
@@ -122,35 +123,35 @@ def test_a_failure_leaves_the_former_folder(tmp_path):
 
 def test_a_folder_with_files_of_others_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ConfigError, match=r"holds 'thesis.tex', expected a directory with nothing of others"):
+    with pytest.raises(ConfigError, check=at("out", "holds 'thesis.tex'")):
         write_sparse_folder(tmp_path, [GOLDEN])
-    with pytest.raises(ConfigError, match="exists"):
+    with pytest.raises(ConfigError, check=at("out", "exists")):
         write_sparse_folder(tmp_path / "thesis.tex", [GOLDEN])
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "message"),
+    ("name", "size", "place"),
     [
-        ("key", 15, r"key: holds 15 bytes, expected records of 8 bytes"),
-        ("key", 24, r"emb_vector: holds 16 bytes, expected 24: 3 keys of width 2"),
-        ("emb_vector", 12, r"emb_vector: holds 12 bytes, expected 16: 2 keys of width 2"),
-        ("slot_id", 8, r"slot_id: holds 1 slots, expected 2, one for each key"),
+        ("key", 15, ("/x/key",)),
+        ("key", 24, ("/x/emb_vector", "holds 16 bytes")),
+        ("emb_vector", 12, ("/x/emb_vector", "holds 12 bytes")),
+        ("slot_id", 8, ("/x/slot_id",)),
     ],
 )
-def test_a_damaged_folder_is_rejected(tmp_path, name, size, message):
+def test_a_damaged_folder_is_rejected(tmp_path, name, size, place):
     write_sparse_folder(tmp_path / "x", [GOLDEN])
     (tmp_path / "x" / name).write_bytes(bytes(size))
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         open_sparse_folder(tmp_path / "x", 2)
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(DataNotFoundError, match="absent: no such folder"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent", "no such folder")):
         open_sparse_folder(tmp_path / "absent", 2)
-    with pytest.raises(DataNotFoundError, match="key: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/key")):
         open_sparse_folder(tmp_path, 2)
-    with pytest.raises(DataNotFoundError, match="absent: no such file"):
+    with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent", "no such file")):
         list(read_sparse_file(tmp_path / "absent", SparseFileLayout(2, 8, False)))
 
 
@@ -158,27 +159,27 @@ def test_a_folder_that_shrinks_while_it_is_read(tmp_path):
     write_sparse_folder(tmp_path / "x", [GOLDEN])
     folder = open_sparse_folder(tmp_path / "x", 2)
     (tmp_path / "x" / "emb_vector").write_bytes(bytes(8))
-    with pytest.raises(FormatError, match="emb_vector: ended at byte 8"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x/emb_vector")):
         list(folder.chunks())
 
 
 def test_a_damaged_file_is_rejected(tmp_path):
     (tmp_path / "x").write_bytes(bytes(25))
-    with pytest.raises(FormatError, match="holds 25 bytes, expected records of 12 bytes"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x", "holds 25 bytes")):
         list(read_sparse_file(tmp_path / "x", SparseFileLayout(2, 4, False)))
 
 
 @pytest.mark.parametrize(
-    ("layout", "rows", "message"),
+    ("layout", "rows", "problem"),
     [
-        (SparseFileLayout(2, 4, True), GOLDEN, r"got key -1, expected 0 <= key < 2\*\*32"),
-        (SparseFileLayout(3, 8, True), GOLDEN, r"got vectors \[2, 2\], expected \[2, 3\]"),
+        (SparseFileLayout(2, 4, True), GOLDEN, "got key -1"),
+        (SparseFileLayout(3, 8, True), GOLDEN, "got vectors [2, 2]"),
         (SparseFileLayout(2, 8, False), GOLDEN, "expected keys without slots"),
         (SparseFileLayout(2, 8, True), GOLDEN._replace(slots=None), "expected a slot for each key"),
     ],
 )
-def test_rows_that_do_not_fit_are_not_written(tmp_path, layout, rows, message):
-    with pytest.raises(FormatError, match=message):
+def test_rows_that_do_not_fit_are_not_written(tmp_path, layout, rows, problem):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x", problem)):
         write_sparse_file(tmp_path / "x", layout, [rows])
     assert list(tmp_path.iterdir()) == []
 
@@ -197,13 +198,13 @@ def test_golden_bytes_of_states(tmp_path):
 
 def test_states_that_do_not_fit(tmp_path):
     layout = StateLayout(num_states=1, devices=1, rows=1, width=2)
-    with pytest.raises(FormatError, match="device 0 holds 2 rows, expected at most 1"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x", "device 0 holds 2 rows")):
         write_sparse_states(tmp_path / "x", layout, lambda state, device: iter([np.zeros((2, 2), np.float32)]))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "x").write_bytes(bytes(24))
-    with pytest.raises(FormatError, match="holds 24 bytes, expected 2 states of 1 devices with as many rows of 8"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x", "holds 24 bytes")):
         open_sparse_states(tmp_path / "x", num_states=2, devices=1, width=2)
-    with pytest.raises(FormatError, match="holds 24 bytes, expected 0 states"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/x", "holds 24 bytes")):
         open_sparse_states(tmp_path / "x", num_states=0, devices=1, width=2)
 
 

@@ -133,7 +133,7 @@ def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
         ),
     ]
     if not columns:
-        raise ConfigError(f"{reference.name} and {current.name} have no column in common, expected at least one")
+        raise ConfigError(f"{reference.name} and {current.name}", "have no column in common, expected at least one")
     names = {column.name for column in columns}
     return DriftReport(
         reference=reference,

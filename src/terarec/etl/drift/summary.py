@@ -230,7 +230,7 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
     workflow = workflow_of(reference, allow_import=allow_import)
     if workflow.plan.grouped_steps:
         steps = ", ".join(type(workflow.spec.steps[step]).__name__ for step in workflow.plan.grouped_steps)
-        raise ConfigError(f"{reference}: its workflow looks at other rows ({steps}), expected the logs as a data set")
+        raise ConfigError(reference, f"its workflow looks at other rows ({steps}), expected the logs as a data set")
     workflow = workflow.with_sample_columns(weight=None, metadata=())  # which are not compared, and may be bad here
     source = open_source(workflow.spec.source, files)
     dataset = workflow.dataset_spec()
@@ -267,7 +267,7 @@ def summarize_dataset(
     spec = read_dataset(directory)
     wanted = tuple(spec.splits) if splits is None else tuple(splits)
     if not sum(spec.num_rows(split) for split in wanted):
-        raise ConfigError(f"{directory}: got no rows in {', '.join(wanted) or 'any split'}, expected at least one")
+        raise ConfigError(directory, f"got no rows in {', '.join(wanted) or 'any split'}, expected at least one")
     workflow = workflow_of(directory, allow_import=allow_import)
     called = name or directory.absolute().name
     called = called if splits is None else f"{called} ({', '.join(wanted)})"

@@ -75,7 +75,7 @@ def fit_pass(
 def check_training(rows: int) -> None:
     """Raise `FormatError` if there was no row for training."""
     if not rows:
-        raise FormatError("the sources hold no row for training, expected at least one")
+        raise FormatError("sources", "got no row for training, expected at least one")
 
 
 def fit_while_counting(
@@ -168,7 +168,7 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
         FormatError: Bad input, under the policy "raise".
     """
     if name not in options.tables:
-        raise ConfigError(f"side table {name!r}: no file, expected --table {name}=PATH")
+        raise ConfigError(f"side table {name!r}", f"no file, expected --table {name}=PATH")
     source = open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
     for rows in source.blocks():
         statistic.merge(statistic.observe(rows))

@@ -180,7 +180,7 @@ class LocalRun:
                     checkpoints.save(sink, positives, at_end=True)
                 sink.close()
             if not rows:
-                raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
+                raise FormatError("sources", "got no row that the workflow keeps, expected at least one")
             missing = {name: (totals.missing[name], count) for name, count in totals.values.items()}
             bad_input = add_bad_input([checkpoints.bad_input, bad_input_to_json(self._source.bad_input)])
             return {"rows": rows, "missing": missing, "bad_input": bad_input}

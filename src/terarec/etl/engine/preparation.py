@@ -143,7 +143,7 @@ def prepare_with(
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
         written = run.write(spec, fitted, out.resolve())
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
-            raise FormatError(f"{source.files[0].path}: the sources changed while they were read")
+            raise FormatError(source.files[0].path, "the sources changed while they were read")
         # Steps that join the same side table read it alike: it counts once.
         tables = {found["bad_table"]["table"]: found["bad_table"] for found in phases.results if "bad_table" in found}
         bad_input = add_bad_input([*tables.values(), written["bad_input"]])
@@ -204,7 +204,7 @@ def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOpt
     for name in options.tables:
         if name not in workflow.spec.tables:
             known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
-            raise ConfigError(f"side table {name!r}: the workflow joins none of this name, expected {known}")
+            raise ConfigError(f"side table {name!r}", f"the workflow joins none of this name, expected {known}")
     if not workflow.states:  # a fitted one goes on as it was fitted
         check_times(workflow.spec)
     return open_source(workflow.spec.source, sources, options.bad_input, options.threads, options.limit)

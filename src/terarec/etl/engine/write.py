@@ -276,4 +276,4 @@ def no_positives(label: LabelSpec, values: Sequence[str]) -> ConfigError:
     """Return the error that no training row of `label` has one of its `positives`, but such `values`."""
     shown = ", ".join(map(repr, values[:SHOWN])) + (", ..." if len(values) > SHOWN else "")
     wanted = " or ".join(map(repr, label.positives))
-    return ConfigError(f"label {label.source!r}: no row of the training part holds {wanted}; it holds {shown}")
+    return ConfigError(f"label {label.source!r}", f"no row of the training part holds {wanted}; it holds {shown}")

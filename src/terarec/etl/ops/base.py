@@ -198,9 +198,9 @@ class Operator(OperatorSpec):
         """Return the type of the input `name`, checked against `accepted`."""
         found = types[name]
         if found.kind not in self.accepted:
-            raise ConfigError(f"column {name!r} holds {found}, expected {' or '.join(self.accepted)}")
+            raise ConfigError(f"column {name!r}", f"holds {found}, expected {' or '.join(self.accepted)}")
         if self.takes_lists and not found.is_list:
-            raise ConfigError(f"column {name!r} holds one {found} a row, expected lists")
+            raise ConfigError(f"column {name!r}", f"holds one {found} a row, expected lists")
         return found
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
@@ -333,7 +333,7 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
     found = tuple(step for step in steps if isinstance(step, Operator))
     if len(found) < len(steps):
         names = ", ".join(type(step).__name__ for step in steps if not isinstance(step, Operator))
-        raise ConfigError(f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")
+        raise ConfigError("steps", f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")
     return found
 
 
@@ -345,18 +345,18 @@ def result_array(where: str, array: Any, expected: ColumnType, num_rows: int) ->
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray) or len(array) != num_rows:
         shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
-        raise ConfigError(f"{where}: returned {shown}, expected an Arrow array of {num_rows} values")
+        raise ConfigError(where, f"returned {shown}, expected an Arrow array of {num_rows} values")
     try:
         result = from_arrow(array, expected.kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ConfigError(f"{where}: returned {array.type}, expected values of {expected.kind}") from None
+        raise ConfigError(where, f"returned {array.type}, expected values of {expected.kind}") from None
     if is_list(result) is not expected.is_list:
         each = "lists" if expected.is_list else "one value a row"
-        raise ConfigError(f"{where}: returned {array.type}, expected {each}")
+        raise ConfigError(where, f"returned {array.type}, expected {each}")
     if expected.kind == "number" and np.isinf(numbers_of(result)).any():
-        raise ConfigError(f"{where}: returned an infinite number, expected finite ones or null")
+        raise ConfigError(where, "returned an infinite number, expected finite ones or null")
     if expected.kind == "id" and flat(result).null_count:
-        raise ConfigError(f"{where}: returned null, expected ids, of which 0 is that of a missing value")
+        raise ConfigError(where, "returned null, expected ids, of which 0 is that of a missing value")
     return result
 
 
@@ -445,5 +445,5 @@ def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> Colu
     """
     found = types[name]
     if found.is_list or found.kind not in accepted:
-        raise ConfigError(f"column {name!r} holds {found}, expected one {' or '.join(accepted)} a row")
+        raise ConfigError(f"column {name!r}", f"holds {found}, expected one {' or '.join(accepted)} a row")
     return found

@@ -113,8 +113,8 @@ class Categorify(MappedColumns):
         for name, found in inputs.items():
             if self.joint and found.kind != inputs[first].kind:
                 raise ConfigError(
-                    f"column {name!r} holds {found}, expected {inputs[first].kind} as column {first!r}: "
-                    "they share a vocabulary"
+                    f"column {name!r}",
+                    f"holds {found}, expected {inputs[first].kind} as column {first!r}: they share a vocabulary",
                 )
         made = [ColumnType("id", found.is_list, found.max_length) for found in inputs.values()]
         return dict(zip(self.writes, made, strict=True))
@@ -195,7 +195,7 @@ class Categorify(MappedColumns):
             try:
                 _ = ids[part].table
             except ValueError as error:
-                raise FormatError(f"{path}: {error}") from error
+                raise FormatError(path, error) from error
         return Vocabularies(ids, counts)
 
 
@@ -487,7 +487,7 @@ class Cross(ColumnsOperator):
         """Return text."""
         for name in self.columns:
             if self.input_type(types, name).is_list:
-                raise ConfigError(f"column {name!r} holds {types[name]}, expected one value a row")
+                raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one value a row")
         return {self.output: ColumnType("text")}
 
     def transform(self, rows: Rows, state: State | None) -> Rows:
@@ -596,7 +596,7 @@ class DropLowCardinality(ColumnsOperator):
         columns = read_params(directory, name, self.kind).get("columns")
         counts = columns if isinstance(columns, dict) else {}
         if not all(isinstance(counts.get(column), int) for column in self.columns):
-            raise FormatError(f"{directory / name}.json: $.state.columns is {columns!r}, expected a count of each")
+            raise FormatError(f"{directory / name}.json: $.state.columns", f"got {columns!r}, expected a count of each")
         return _distinct_counts(self, counts)
 
 

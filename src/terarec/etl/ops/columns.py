@@ -206,7 +206,7 @@ class LambdaOp(ColumnsOperator):
         arrays = result if isinstance(result, tuple) else (result,)
         if len(arrays) != len(self.outputs):
             raise ConfigError(
-                f"{self.function}: returned {len(arrays)} arrays, expected {len(self.outputs)}, one for each of outputs"
+                self.function, f"returned {len(arrays)} arrays, expected {len(self.outputs)}, one for each of outputs"
             )
         expected = ColumnType(self.output_type)
         return [result_array(self.function, array, expected, num_rows) for array in arrays]
@@ -258,7 +258,7 @@ class SplitText(ColumnsOperator):
         """Return `types`."""
         (name,) = self.columns
         if self.input_type(types, name).is_list:
-            raise ConfigError(f"column {name!r} holds {types[name]}, expected one text a row")
+            raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one text a row")
         return {output: ColumnType(kind) for output, kind in zip(self.outputs, self.types, strict=True)}
 
     def transform(self, rows: Rows, state: State | None) -> Rows:
@@ -389,9 +389,9 @@ class KeepRows(Operator):
         found = types[self.column]
         accepted = ("text", "integer", "hex32") if self.values else ("number", "integer")
         if found.is_list or found.kind not in accepted:
-            raise ConfigError(f"column {self.column!r} holds {found}, expected {' or '.join(accepted)}")
+            raise ConfigError(f"column {self.column!r}", f"holds {found}, expected {' or '.join(accepted)}")
         for value in self.values:
-            value_of(found.kind, value)
+            value_of(found.kind, value, f"column {self.column!r}")
         return {}
 
     def transform(self, rows: Rows, state: State | None) -> Rows:

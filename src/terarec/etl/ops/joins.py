@@ -391,8 +391,8 @@ class JoinTable(Operator):
             found = types[name]
             if key.is_list and found.is_list:
                 raise ConfigError(
-                    f"column {name!r} of table {self.table!r} holds {found}, expected one value a row "
-                    f"to be joined to lists of {self.on!r}"
+                    f"column {name!r} of table {self.table!r}",
+                    f"holds {found}, expected one value a row to be joined to lists of {self.on!r}",
                 )
             lists = key if key.is_list else found
             made[name] = ColumnType(found.kind, lists.is_list, lists.max_length)
@@ -470,7 +470,7 @@ def _checked(side: SideTable, where: str) -> SideTable:
         keys = side.ids.values.value_counts()
         twice = keys.filter(pc.greater(keys.field("counts"), 1)).field("values")[0].as_py()
         raise FormatError(
-            f"{where}: got several rows with {side.rows.column_names[0]} {twice!r}, expected at most one for each"
+            where, f"got several rows with {side.rows.column_names[0]} {twice!r}, expected at most one for each"
         ) from None
     return side
 
@@ -511,8 +511,9 @@ class SideTableStatistic:
         self._held += partial.nbytes
         if self._memory_bytes is not None and _PEAK * self._held > self._memory_bytes:
             raise StorageError(
-                f"table {self._table!r}: takes more than {self._memory_bytes / 2**20:.1f} MiB, the bound of "
-                "memory; fewer columns or more memory would help"
+                f"table {self._table!r}",
+                f"takes more than {self._memory_bytes / 2**20:.1f} MiB, the bound of "
+                "memory; fewer columns or more memory would help",
             )
 
     def finish(self) -> SideTable:

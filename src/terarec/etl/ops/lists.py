@@ -132,12 +132,9 @@ class Pad(MappedColumns):
         made = {}
         for name, output in self.pairs:
             found = self.input_type(types, name)
-            try:
-                value = value_of(found.kind, self.value)
-            except ConfigError as error:
-                raise ConfigError(f"column {name!r}: {error}") from None
+            value = value_of(found.kind, self.value, f"column {name!r}")
             if found.kind == "id" and value < 0:
-                raise ConfigError(f"column {name!r}: got {self.value!r}, expected an id >= 0")
+                raise ConfigError(f"column {name!r}", f"got {self.value!r}, expected an id >= 0")
             made[output] = ColumnType(found.kind, True, self.length)
         return made
 

@@ -209,12 +209,9 @@ class FillMissing(NumberOperator):
 
     def _check_fill(self, name: str, found: ColumnType) -> None:
         if self.median and found.kind not in ("number", "integer"):
-            raise ConfigError(f"column {name!r} holds {found}, expected number or integer to have a median")
+            raise ConfigError(f"column {name!r}", f"holds {found}, expected number or integer to have a median")
         if self.value is not None:
-            try:
-                value_of(found.kind, self.value)
-            except ConfigError as error:
-                raise ConfigError(f"column {name!r}: {error}") from None
+            value_of(found.kind, self.value, f"column {name!r}")
 
     def fill_of(self, name: str, kind: Kind, state: State | None) -> Any:
         """Return the value for missing ones of the input `name`, a column of `kind`; a median of integers is one."""
@@ -331,10 +328,7 @@ class Clip(NumberOperator):
         for name in self.columns:
             for bound in (self.low, self.high):
                 if bound is not None and types[name].kind == "integer":
-                    try:
-                        value_of("integer", bound)
-                    except ConfigError as error:
-                        raise ConfigError(f"column {name!r}: {error}") from None
+                    value_of("integer", bound, f"column {name!r}")
         return made
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:

@@ -90,7 +90,7 @@ class NegativeSampling(Operator):
         assert isinstance(state, SideTable)
         candidates = state.ids.values
         if len(candidates) < 2:
-            raise ConfigError(f"table {self.table!r}: got {len(candidates)} rows, expected at least 2 to draw from")
+            raise ConfigError(f"table {self.table!r}", f"got {len(candidates)} rows, expected at least 2 to draw from")
         each = self.negatives + 1
         source = np.repeat(np.arange(rows.num_rows), each)
         repeated = rows.take(source)

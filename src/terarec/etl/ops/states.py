@@ -49,10 +49,10 @@ def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
     path = directory / f"{name}.json"
     content = read_versioned_json(path, STATE_FORMAT, STATE_VERSION)
     if content.get("kind") != kind:
-        raise FormatError(f"{path}: $.kind is {quoted(content.get('kind'))}, expected {kind!r}")
+        raise FormatError(f"{path}: $.kind", f"got {quoted(content.get('kind'))}, expected {kind!r}")
     state = content.get("state")
     if not isinstance(state, dict):
-        raise FormatError(f"{path}: $.state is {quoted(state)}, expected an object")
+        raise FormatError(f"{path}: $.state", f"got {quoted(state)}, expected an object")
     return state
 
 
@@ -86,17 +86,17 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
         FormatError: Not a Parquet file, other columns or types, or a null.
     """
     if not path.is_file():
-        raise DataNotFoundError(f"{path}: no such file")
+        raise DataNotFoundError(path, "no such file")
     with arrow_errors(str(path)):
         table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
     fields = {field.name: field.type for field in table.schema}
     if fields.keys() != types.keys() or any(found not in types[name] for name, found in fields.items()):
         shown = ", ".join(f"{name}: {found}" for name, found in fields.items())
         expected = ", ".join(f"{name}: {' or '.join(map(str, accepted))}" for name, accepted in types.items())
-        raise FormatError(f"{path}: got columns {shown}, expected {expected}")
+        raise FormatError(path, f"got columns {shown}, expected {expected}")
     for name in types:
         if name not in nullable and table.column(name).null_count:
-            raise FormatError(f"{path}: column {name!r} holds nulls, expected none")
+            raise FormatError(f"{path}, column {name!r}", "holds nulls, expected none")
     return table.combine_chunks()
 
 
@@ -145,7 +145,7 @@ class FittedNumbers:
             if not _are_params(found, params):
                 expected = " and ".join(params)
                 raise FormatError(
-                    f"{directory / name}.json: $.state.columns.{column}: got {quoted(found)}, expected {expected}"
+                    f"{directory / name}.json: $.state.columns.{column}", f"got {quoted(found)}, expected {expected}"
                 )
         assert isinstance(columns, dict)
         return cls(spec.kind, {column: dict(map(_decoded, found.items())) for column, found in columns.items()})

@@ -175,7 +175,7 @@ class TargetEncoding(MappedColumns):
             rows = read_table(path, {"value": tuple(VALUE_TYPES), **types}, nullable=("value",))
             folds = rows.column("fold").to_numpy()
             if len(folds) and not 0 <= folds.min() <= folds.max() < self.folds:
-                raise FormatError(f"{path}: got fold {folds.max()}, expected 0 <= fold < {self.folds}")
+                raise FormatError(path, f"got fold {folds.max()}, expected 0 <= fold < {self.folds}")
             columns[column] = TargetMeans(rows, totals, self.smoothing)
         return TargetEncodings(totals, columns)
 
@@ -188,7 +188,7 @@ def _read_totals(path: Path, params: Mapping[str, object], folds: int) -> FoldTo
             or len(found) != folds
             or not all(isinstance(item, int | float) for item in found)
         ):
-            raise FormatError(f"{path}: $.state is {params!r}, expected count and sum of {folds} folds")
+            raise FormatError(f"{path}: $.state", f"got {params!r}, expected count and sum of {folds} folds")
     assert isinstance(counts, list)
     assert isinstance(sums, list)
     return FoldTotals(tuple(counts), tuple(map(float, sums)))

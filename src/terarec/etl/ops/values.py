@@ -57,8 +57,13 @@ def accepted_list(max_length: int) -> str:
     return f"at most {max_length} items"
 
 
-def value_of(kind: Kind, value: float | str) -> Any:
+def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
     """Convert a value that a field spells to that of a column of `kind`.
+
+    Args:
+        kind: Kind of the column.
+        value: Value of the field.
+        where: Place for the error.
 
     Raises:
         ConfigError: A column of this kind cannot hold it.
@@ -74,7 +79,9 @@ def value_of(kind: Kind, value: float | str) -> Any:
     if kind == "hex32" and isinstance(value, str) and HEX_DIGITS.fullmatch(value):
         return int(value, 16)
     spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
-    raise ConfigError(f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}")
+    raise ConfigError(
+        where, f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}"
+    )
 
 
 def hashes_of(array: pa.Array, seed: int) -> NDArray[np.int64]:

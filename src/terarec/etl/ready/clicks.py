@@ -73,7 +73,7 @@ def criteo_terabyte(*, min_count: int = 15) -> WorkflowSpec:
 def _modulo(modulo: int | None) -> tuple[LambdaOp, ...]:
     names = {None: "", 10_000_000: "modulo_10_million", 40_000_000: "modulo_40_million"}
     if modulo not in names:
-        raise ConfigError(f"criteo: modulo: got {modulo!r}, expected one of None, 10000000, 40000000")
+        raise ConfigError("criteo: modulo", f"got {modulo!r}, expected one of None, 10000000, 40000000")
     if modulo is None:
         return ()
     function = f"terarec.etl.ready.row_functions:{names[modulo]}"

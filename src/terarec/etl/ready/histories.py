@@ -188,7 +188,7 @@ def movielens(
         split: Split; by default the latest tenth is for validation.
     """
     if layout not in ("latest", "1m"):
-        raise ConfigError(f"movielens: layout: got {layout!r}, expected one of 'latest', '1m'")
+        raise ConfigError("movielens: layout", f"got {layout!r}, expected one of 'latest', '1m'")
     ratings, movies = _sources(is_csv=layout == "latest")
     of_user = _OF_USER if layout == "1m" else ()
     return WorkflowSpec(
@@ -287,7 +287,7 @@ def amazon(
         valid: Share of the reviews, the latest ones, that becomes the split "valid"; 0 for none.
     """
     if layout not in _FIELDS:
-        raise ConfigError(f"amazon: layout: got {layout!r}, expected one of '2018', '2023'")
+        raise ConfigError("amazon: layout", f"got {layout!r}, expected one of '2018', '2023'")
     user, product, rating, time, brand, categories = _FIELDS[layout]
     return WorkflowSpec(
         name="amazon",

@@ -125,7 +125,9 @@ def compare_sizes(dataset: DatasetSpec, published: str) -> tuple[SizeDifference,
     rows = {column.name: column.rows for column in dataset.categorical}
     absent = [name for name in CATEGORY_NAMES if rows.get(name) is None]
     if absent:
-        raise ConfigError(f"data set {dataset.name!r} has no ids in column {absent[0]!r}, expected Criteo's C1 to C26")
+        raise ConfigError(
+            f"data set {dataset.name!r}", f"has no ids in column {absent[0]!r}, expected Criteo's C1 to C26"
+        )
     obtained = {name: (rows[name] or 0) - _RESERVED for name in CATEGORY_NAMES}
     return tuple(
         SizeDifference(column=name, obtained=obtained[name], published=size)

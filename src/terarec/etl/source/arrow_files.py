@@ -54,7 +54,7 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
     fits = holds_lists or written if column.separator is not None else not holds_lists
     if not (accepted and fits):
         lists = "" if column.separator is None else " in lists or separated text"
-        raise FormatError(f"{path}: column {column.name!r} is {found}, expected {column.type}{lists}")
+        raise FormatError(f"{path}, column {column.name!r}", f"type is {found}, expected {column.type}{lists}")
 
 
 def value_type(found: pa.DataType) -> pa.DataType:
@@ -201,7 +201,7 @@ class _TypedReader:
         for name in self._names:
             if found[name] != expected[name]:
                 raise FormatError(
-                    f"{path}: column {name!r} is {found[name]}, expected {expected[name]} as in {first_path}"
+                    f"{path}, column {name!r}", f"type is {found[name]}, expected {expected[name]} as in {first_path}"
                 )
 
     def head(self, part: RawPart, rows: int) -> RawPart:
@@ -309,7 +309,7 @@ def _opened(path: str) -> Iterator[Any]:
     try:
         yield source
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise FormatError(f"{path}: cannot be read ({str(error).splitlines()[0]}), expected a whole file") from error
+        raise FormatError(path, f"cannot be read ({str(error).splitlines()[0]}), expected a whole file") from error
     finally:
         if not isinstance(source, str):
             source.close()
@@ -342,4 +342,4 @@ def _batches(source: Any) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 
 def _no_rows(path: str) -> FormatError:
-    return FormatError(f"{path}: the file is empty, expected at least one row")
+    return FormatError(path, "the file is empty, expected at least one row")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from terarec.errors import FormatError
 from terarec.spec.quoting import quoted
 
 Place = Literal["line", "row"]
@@ -43,9 +44,13 @@ class InputFault:
     got: str
     expected: str
 
-    def __str__(self) -> str:
+    def error(self) -> FormatError:
+        """Return the error that says what is wrong."""
         column = "" if self.column is None else f", column {self.column!r}"
-        return f"{self.path}: {self.place} {self.number}{column}: {self.got}, expected {self.expected}"
+        return FormatError(f"{self.path}: {self.place} {self.number}{column}", f"{self.got}, expected {self.expected}")
+
+    def __str__(self) -> str:
+        return str(self.error())
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,9 @@ class DelimitedReader:
         names = split_header(path, header, self._spec)
         if len(names) == 1 < len(self._columns):
             raise ConfigError(
-                f"{path}: its header is the single column {names[0]!r}, expected the names of columns separated by the "
-                f"delimiter {self._spec.delimiter!r}"
+                path,
+                f"its header is the single column {names[0]!r}, expected the names of columns separated by the "
+                f"delimiter {self._spec.delimiter!r}",
             )
         check_names(path, tuple(self._columns), names)
         return tuple(names)
@@ -198,25 +199,27 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
         FormatError: an empty line, one that is too long, or not UTF-8.
     """
     if not header.strip():
-        raise FormatError(f"{path}: line 1 is empty, expected the names of columns")
+        raise FormatError(f"{path}: line 1", "empty, expected the names of columns")
     if len(header) > MAX_LINE_BYTES:
-        raise FormatError(f"{path}: line 1: {show(header)}, expected a line of at most {MAX_LINE_BYTES} bytes")
+        raise FormatError(f"{path}: line 1", f"{show(header)}, expected a line of at most {MAX_LINE_BYTES} bytes")
     try:
         line = header.decode()
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: line 1: byte {error.start} is not UTF-8, expected the names of columns") from None
+        raise FormatError(
+            f"{path}: line 1", f"byte {error.start} is not UTF-8, expected the names of columns"
+        ) from None
     if not spec.quote or b'"' not in header:
         return [field.strip() for field in line.split(spec.delimiter)]
     quotes = DelimitedLayout((DelimitedField("skip"),), spec.delimiter.encode(), quote=True, trim=spec.trim)
     if "quote" in parse_delimited(header, quotes).fault_counts:
-        raise FormatError(f"{path}: line 1: {show(header)}, expected {EXPECTED['quote']}")
+        raise FormatError(f"{path}: line 1", f"{show(header)}, expected {EXPECTED['quote']}")
     # The csv module takes one character.
     mark = spec.delimiter if len(spec.delimiter) == 1 else _MARK
     text = line.replace(spec.delimiter, mark)
     try:
         fields = next(csv.reader([text], delimiter=mark, skipinitialspace=spec.trim))
     except csv.Error as error:
-        raise FormatError(f"{path}: line 1: {show(header)}, expected the names of columns ({error})") from None
+        raise FormatError(f"{path}: line 1", f"{show(header)}, expected the names of columns ({error})") from None
     return [field.replace(mark, spec.delimiter).strip() for field in fields]
 
 

@@ -50,13 +50,13 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
         MissingDependencyError: a URL without fsspec, or without the library that it needs for this kind of URL.
     """
     if not paths:
-        raise ConfigError("sources: got none, expected at least one file")
+        raise ConfigError("sources", "got none, expected at least one file")
     files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
     if not files:
-        raise DataNotFoundError(f"{paths[0]}: what the generator leaves beside logs, expected a file of rows")
+        raise DataNotFoundError(paths[0], "what the generator leaves beside logs, expected a file of rows")
     for file in files:
         if file.bytes == 0:
-            raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+            raise FormatError(file.path, "the file is empty, expected at least one row")
     return tuple(files)
 
 
@@ -69,13 +69,13 @@ def fingerprint(files: Sequence[SourceFile]) -> str:
 def _local(path: Path) -> Iterator[SourceFile]:
     found = [path]
     if str(path) == "-":
-        raise ConfigError(f"sources: got '-' for standard input, expected a file: {_READ_SEVERAL_TIMES}")
+        raise ConfigError("sources", f"got '-' for standard input, expected a file: {_READ_SEVERAL_TIMES}")
     if not path.exists():
         if not glob.has_magic(str(path)):
-            raise DataNotFoundError(f"{path}: no such file")
+            raise DataNotFoundError(path, "no such file")
         found = sorted(map(Path, glob.glob(str(path))))
         if not found:
-            raise DataNotFoundError(f"{path}: matches no file")
+            raise DataNotFoundError(path, "matches no file")
     for entry in found:
         if not entry.is_dir():
             if not is_sidecar(entry):
@@ -85,18 +85,18 @@ def _local(path: Path) -> Iterator[SourceFile]:
         below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]
         inside = sorted(file for file in below if file.is_file() and _is_data(file.relative_to(entry).parts))
         if not inside:
-            raise FormatError(f"{entry}: the directory has no data file, expected at least one")
+            raise FormatError(entry, "the directory has no data file, expected at least one")
         yield from map(_local_file, inside)
 
 
 def _unreadable(error: OSError) -> NoReturn:
-    raise FormatError(f"{error.filename}: cannot be read ({error.strerror}), expected a readable directory") from error
+    raise FormatError(error.filename, f"cannot be read ({error.strerror}), expected a readable directory") from error
 
 
 def _local_file(path: Path) -> SourceFile:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{path}: is no regular file, expected one: {_READ_SEVERAL_TIMES}")
+        raise ConfigError(path, f"is no regular file, expected one: {_READ_SEVERAL_TIMES}")
     return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
 
 
@@ -104,10 +104,10 @@ def _remote(url: str) -> Iterator[SourceFile]:
     files, path = file_system(url)
     if not files.exists(path):
         if not glob.has_magic(path):
-            raise DataNotFoundError(f"{url}: no such file")
+            raise DataNotFoundError(url, "no such file")
         found = sorted(entry for entry in files.glob(path) if PurePosixPath(entry).name != SIDECAR)
         if not found:
-            raise DataNotFoundError(f"{url}: matches no file")
+            raise DataNotFoundError(url, "matches no file")
     else:
         found = [path]
     for entry in found:
@@ -116,7 +116,7 @@ def _remote(url: str) -> Iterator[SourceFile]:
             below = sorted(files.find(entry))
             inside = [file for file in below if _is_data(PurePosixPath(file).relative_to(entry).parts)]
             if not inside:
-                raise FormatError(f"{url}: the directory has no data file, expected at least one")
+                raise FormatError(url, "the directory has no data file, expected at least one")
         for file in inside:
             yield SourceFile(files.unstrip_protocol(file), int(files.size(file)), str(files.ukey(file)))
 
@@ -138,6 +138,6 @@ def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
     for name in wanted:
         if name not in names:
             listed = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" ...")
-            raise ConfigError(f"{path}: has no column {name!r}{did_you_mean(name, names)}, expected {listed}")
+            raise ConfigError(path, f"has no column {name!r}{did_you_mean(name, names)}, expected {listed}")
         if names.count(name) > 1:
-            raise FormatError(f"{path}: names column {name!r} {names.count(name)} times, expected once")
+            raise FormatError(path, f"names column {name!r} {names.count(name)} times, expected once")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, FormatError
+from terarec.errors import ConfigError
 from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.bad_input import FATAL, BadInputLog, BadInputReport, InputFault
@@ -94,9 +94,9 @@ class Source:
         """
         parsed = self._reader.parse(raw.part, self._policy)
         if parsed.faults and self._policy == "raise":
-            raise FormatError(str(parsed.faults[0]))
+            raise parsed.faults[0].error()
         if FATAL in parsed.counts:
-            raise FormatError(str(next(fault for fault in parsed.faults if fault.kind == FATAL)))
+            raise next(fault for fault in parsed.faults if fault.kind == FATAL).error()
         self._log.add(raw.first_row, parsed.counts, parsed.faults)
         return parsed.rows(raw)
 
@@ -126,7 +126,7 @@ class Source:
             for number, got in zip(numbers, fault.got, strict=True)
         ]
         if self._policy == "raise":
-            raise FormatError(str(faults[0])) from None
+            raise faults[0].error() from None
         return faults
 
     def leave_out(self, raw: RawBlock, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
@@ -220,7 +220,7 @@ def open_source(
         FormatError: an empty file, or a directory without one.
     """
     if policy not in BAD_INPUT_POLICIES:
-        raise ConfigError(f"policy: got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
+        raise ConfigError("policy", f"got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")
     return Source(find_files(paths), reader_of(spec), policy, threads or available_threads(), limit)
 
 

@@ -87,7 +87,7 @@ def read_text(
         position = stored.tell()
         for text, end in _cut(file.path, stream, block_bytes, begin, quoting):
             if end == len(text) and b"\n" not in text and b"\r" in text[:-1]:
-                raise FormatError(f"{file.path}: {CARRIAGE_RETURNS}")
+                raise FormatError(file.path, CARRIAGE_RETURNS)
             ask_ahead(stored, block_bytes)
             before, position = position, stored.tell()
             yield TextBlock(text, position - before, end)
@@ -96,7 +96,7 @@ def read_text(
 def check_rows(file: SourceFile, rows: int) -> None:
     """Raise `FormatError` for a file without rows."""
     if not rows:
-        raise FormatError(f"{file.path}: the file is empty, expected at least one row")
+        raise FormatError(file.path, "the file is empty, expected at least one row")
 
 
 def text_bytes(file: SourceFile) -> int:
@@ -133,17 +133,17 @@ def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
             yield stored, stream
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, OSError) as error:
         if compression is None:
-            raise FormatError(f"{file.path}: cannot be read ({error})") from error
-        raise FormatError(f"{file.path}: not a whole {compression} file ({error})") from error
+            raise FormatError(file.path, f"cannot be read ({error})") from error
+        raise FormatError(file.path, f"not a whole {compression} file ({error})") from error
 
 
 def _only_member(path: str, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """Return the file in a zip archive."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
-        raise FormatError(f"{path}: the zip archive holds {len(members)} files, expected one")
+        raise FormatError(path, f"the zip archive holds {len(members)} files, expected one")
     if members[0].flag_bits & 1:
-        raise FormatError(f"{path}: the zip archive is encrypted, expected one without a password")
+        raise FormatError(path, "the zip archive is encrypted, expected one without a password")
     return members[0]
 
 
@@ -219,8 +219,8 @@ def _check_length(path: str, rest: bytes, position: int) -> None:
     """Raise if a record that has no end yet is too long to go on."""
     if len(rest) > _LONGEST_RECORD:
         raise FormatError(
-            f"{path}: byte {position - len(rest)}: got a line of more than {_LONGEST_RECORD} bytes, expected a line "
-            "end, or a quote that closes"
+            f"{path}: byte {position - len(rest)}",
+            f"got a line of more than {_LONGEST_RECORD} bytes, expected a line end, or a quote that closes",
         )
 
 

@@ -15,7 +15,7 @@ from terarec.errors import ClusterError, StorageError, TerarecError
 from terarec.spec.quoting import shortened
 
 _MARK = "\x1e"
-"""Surrounds the class and the message of an error of terarec in a stack trace of Spark."""
+"""Surrounds the class, the place and the problem of an error of terarec in a stack trace of Spark."""
 _SHOWN_CHARACTERS = 400
 _ADVICE = {
     "No space left on device": "expected room for shuffles in spark.local.dir and for the data set",
@@ -36,7 +36,7 @@ def executor_errors() -> Iterator[None]:
     try:
         yield
     except TerarecError as error:
-        raise RuntimeError(f"{_MARK}{type(error).__name__}{_MARK}{error}{_MARK}") from error
+        raise RuntimeError(f"{_MARK}{type(error).__name__}{_MARK}{error.where}{_MARK}{error.problem}{_MARK}") from error
 
 
 @contextmanager
@@ -54,29 +54,30 @@ def spark_errors() -> Iterator[None]:
         raise _translated(str(error)) from error
 
 
-def raise_error(kind: str, message: str) -> NoReturn:
-    """Raise the error of terarec whose class is named `kind`."""
+def raise_error(kind: str, *parts: str) -> NoReturn:
+    """Raise the error of terarec whose class is named `kind`, with its message or the parts of it."""
     found = getattr(errors, kind, None)
-    raise (found if isinstance(found, type) and issubclass(found, TerarecError) else ClusterError)(message)
+    raise (found if isinstance(found, type) and issubclass(found, TerarecError) else ClusterError)(*parts)
 
 
 def _translated(text: str) -> TerarecError:
     parts = text.split(_MARK)
-    if len(parts) > 3:
+    if len(parts) > 4:
         try:
-            raise_error(parts[1], parts[2])
+            raise_error(*parts[1:4])
         except TerarecError as error:
             return error
     line = _first_line(text)
     for sign, advice in _ADVICE.items():
         if sign in text:
-            return StorageError(f"Spark: {line}, {advice}")
+            return StorageError("Spark", f"{line}, {advice}")
     if _NO_TERAREC in text:
         return ClusterError(
-            "Spark: executors cannot import terarec, expected it in their Python (spark.archives with a packed "
-            "environment, or PYSPARK_PYTHON; see docs/spark.md)"
+            "Spark",
+            "executors cannot import terarec, expected it in their Python (spark.archives with a packed "
+            "environment, or PYSPARK_PYTHON; see docs/spark.md)",
         )
-    return ClusterError(f"Spark: {line}")
+    return ClusterError("Spark", line)
 
 
 def _first_line(text: str) -> str:

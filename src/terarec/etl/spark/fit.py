@@ -91,7 +91,7 @@ def fit_steps(
     found: list[_Observed] = [part for key, _, part in rows if key == REPORT]
     raise_first(piece.report for piece in found)
     if not any(piece.report.rows[TRAIN] for piece in found):
-        raise FormatError("the sources hold no row for training, expected at least one")
+        raise FormatError("sources", "got no row for training, expected at least one")
     for key, _, part in rows:
         if key != REPORT:
             statistics[int(key.split("/")[0])].merge(part)

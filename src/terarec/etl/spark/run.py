@@ -266,5 +266,5 @@ def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int,
     try:
         result: Any = count_range(reader_of(spec), spec, files[found.file], found, piece_bytes)
     except TerarecError as error:
-        result = Fault(number, type(error).__name__, str(error))
+        result = Fault(number, type(error).__name__, error.where, error.problem)
     return [(0, number, result)]

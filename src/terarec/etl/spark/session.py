@@ -115,7 +115,7 @@ def check_master(master: str) -> None:
             return
         except (OSError, ValueError, OverflowError) as error:
             refused = f"{address}: {error}"
-    raise ClusterError(f"spark_master: got {master!r}, where no master answers ({refused})")
+    raise ClusterError("spark_master", f"got {master!r}, where no master answers ({refused})")
 
 
 def _java_version(java: str) -> int | None:

@@ -76,11 +76,12 @@ class Job:
 
 
 class Fault(NamedTuple):
-    """The error that ended a piece: row id where its block begins, class and message."""
+    """The error that ended a piece: row id where its block begins, class, place and problem."""
 
     row: int
     kind: str
-    message: str
+    where: str
+    problem: str
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class OpenJob:
                 invalid.flush()
                 yield result
         except TerarecError as error:  # not raised here: of all tasks the first fault in the order of rows counts
-            report.fault = Fault(row, type(error).__name__, str(error))
+            report.fault = Fault(row, type(error).__name__, error.where, error.problem)
         found = source.bad_input
         report.bad_input, report.first = dict(found.counts), found.first
 
@@ -188,7 +189,7 @@ def raise_first(reports: Iterable[PieceReport]) -> None:
     """Raise the first error, in the order of the sources, that ended a piece."""
     faults = sorted(report.fault for report in reports if report.fault is not None)
     if faults:
-        raise_error(faults[0].kind, faults[0].message)
+        raise_error(*faults[0][1:])
 
 
 def merged_bad_input(reports: Sequence[PieceReport]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def write_shards(
     most += [options.rows_per_shard] * (len(SPLIT_NAMES) - 1)
     shards, routes = _cut(units, most)
     if not shards:
-        raise FormatError("the sources hold no row that the workflow keeps, expected at least one")
+        raise FormatError("sources", "got no row that the workflow keeps, expected at least one")
     of_shards: list[list[tuple[int, int]]] = [[] for _ in shards]
     for number, _, parts in encoded:
         for split, unit, _, begin in parts.tolist():

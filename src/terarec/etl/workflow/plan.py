@@ -209,11 +209,11 @@ def plan(spec: WorkflowSpec) -> Plan:
         try:
             types.append(_types_after(spec, operator, types[-1]))
         except ConfigError as error:
-            raise ConfigError(f"steps[{position}] {type(operator).__name__}: {error}") from None
+            raise ConfigError(f"steps[{position}] {type(operator).__name__}", error.where, error.problem) from None
     exploding = [step for step, operator in enumerate(steps) if operator.explodes]
     if len(exploding) > 1:  # row ids have room for the items of one step
         first, second = (f"steps[{step}] {type(steps[step]).__name__}" for step in exploding[:2])
-        raise ConfigError(f"{second}: makes several rows of one, as {first} does; expected one such step")
+        raise ConfigError(second, f"makes several rows of one, as {first} does; expected one such step")
     _check_results(spec, types[-1])
     rows = _num_row_steps(spec, steps, types)
     _check_order(steps, rows)
@@ -252,12 +252,13 @@ def side_types(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> Co
     for name in operator.side_columns:
         if name not in side:
             there = ", ".join(map(repr, side))
-            raise ConfigError(f"column {name!r} does not exist in table {operator.side_table!r}; there are {there}")
+            raise ConfigError(f"column {name!r}", f"does not exist in table {operator.side_table!r}; there are {there}")
     for name in operator.reads:
         if side[name].is_list or side[name].kind != types[name].kind:
             raise ConfigError(
-                f"column {name!r} holds {types[name]}, and {side[name]} in table {operator.side_table!r}; expected one "
-                "kind, and one value a row of the table"
+                f"column {name!r}",
+                f"holds {types[name]}, and {side[name]} in table {operator.side_table!r}; expected one "
+                "kind, and one value a row of the table",
             )
     return {name: side[name] for name in operator.side_columns if name not in operator.reads}
 
@@ -279,15 +280,16 @@ def check_times(spec: WorkflowSpec) -> None:
         step, source = producer(operators(spec.steps), name, time_of)
         if step is None and source in times:
             raise ConfigError(
-                f"dense: column {name!r} is a time in seconds since 1970, which float32 rounds to 128 s; expected a "
-                "step that rescales it before, such as Normalize, NormalizeMinMax, DifferenceLag or Bucketize"
+                "dense",
+                f"column {name!r} is a time in seconds since 1970, which float32 rounds to 128 s; expected a "
+                "step that rescales it before, such as Normalize, NormalizeMinMax, DifferenceLag or Bucketize",
             )
 
 
 def _types_after(spec: WorkflowSpec, operator: Operator, types: ColumnTypes) -> ColumnTypes:
     for name in operator.reads:
         if name not in types:
-            raise ConfigError(f"column {name!r} does not exist here; there are {', '.join(map(repr, types))}")
+            raise ConfigError(f"column {name!r}", f"does not exist here; there are {', '.join(map(repr, types))}")
     made = operator.output_types({**types, **side_types(spec, operator, types)})
     kept = {name: found for name, found in types.items() if name not in operator.removes}
     return {**kept, **made}
@@ -299,7 +301,7 @@ def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
         accepted = ("text", "integer", "hex32") if label.positives else ("number", "integer")
         _check_result(types, f"label {label.name!r}", label.source, accepted)
         for value in label.positives:
-            value_of(types[label.source].kind, value)
+            value_of(types[label.source].kind, value, f"label {label.name!r}")
     for name in spec.dense:
         _check_result(types, "dense", name, ("number", "integer"))
     for name in spec.categorical:
@@ -314,8 +316,9 @@ def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
         for name in step.may_drop:
             if name not in results or name in written:
                 raise ConfigError(
-                    f"steps[{position}] {type(step).__name__}: column {name!r} is not among dense, categorical and "
-                    "keys, or a later step makes it; expected columns that are results as they stand there"
+                    f"steps[{position}] {type(step).__name__}",
+                    f"column {name!r} is not among dense, categorical and "
+                    "keys, or a later step makes it; expected columns that are results as they stand there",
                 )
 
 
@@ -323,12 +326,12 @@ def _check_result(types: ColumnTypes, role: str, name: str, accepted: Sequence[s
     found = types.get(name)
     if found is None:
         there = ", ".join(map(repr, types))
-        raise ConfigError(f"{role}: column {name!r} does not exist after the last step; there are {there}")
+        raise ConfigError(role, f"column {name!r} does not exist after the last step; there are {there}")
     if found.kind not in accepted or (found.is_list and not lists):
         expected = " or ".join(accepted) + ("" if lists else ", one a row")
-        raise ConfigError(f"{role}: column {name!r} holds {found}, expected {expected}")
+        raise ConfigError(role, f"column {name!r} holds {found}, expected {expected}")
     if found.is_list and found.max_length is None:
-        raise ConfigError(f"{role}: column {name!r} holds lists of any length, expected ListSlice or Pad before")
+        raise ConfigError(role, f"column {name!r} holds lists of any length, expected ListSlice or Pad before")
 
 
 def _split_columns(spec: WorkflowSpec) -> set[str]:
@@ -341,12 +344,12 @@ def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequenc
     for name in _split_columns(spec):
         makes = [stop for stop in range(rows, len(types)) if name in types[stop]]
         if not makes:
-            raise ConfigError(f"split: column {name!r} does not exist; there are {', '.join(map(repr, types[-1]))}")
+            raise ConfigError("split", f"column {name!r} does not exist; there are {', '.join(map(repr, types[-1]))}")
         rows = makes[0]
         found = types[rows][name]
         accepted = ("text", "integer", "hex32") if isinstance(spec.split, SplitByUser) else ("integer", "number")
         if found.is_list or found.kind not in accepted:
-            raise ConfigError(f"split: column {name!r} holds {found}, expected one {' or '.join(accepted)} a row")
+            raise ConfigError("split", f"column {name!r} holds {found}, expected one {' or '.join(accepted)} a row")
     return rows
 
 
@@ -358,14 +361,16 @@ def _check_order(steps: Sequence[Operator], rows: int) -> None:
         is_fitted = operator.stage == "fitted" and operator.side_table is None
         if step < rows and (is_fitted or operator.stage == "grouped"):
             raise ConfigError(
-                f"{name}: comes before steps[{rows - 1}], after which the rows are chosen and split; expected a fitted "
-                "or grouped step after that"
+                name,
+                f"comes before steps[{rows - 1}], after which the rows are chosen and split; expected a fitted "
+                "or grouped step after that",
             )
         if step < last_grouped and is_fitted:
             after = type(steps[last_grouped]).__name__
             raise ConfigError(
-                f"{name}: is fitted, and comes before steps[{last_grouped}] {after}, which needs other rows; expected "
-                "it after that"
+                name,
+                f"is fitted, and comes before steps[{last_grouped}] {after}, which needs other rows; expected "
+                "it after that",
             )
 
 

@@ -148,7 +148,7 @@ def read_array(
         if error.row is not None:
             record = error.row if offsets is None else int(np.searchsorted(offsets, error.row, side="right")) - 1
             where += f", row {record}"
-        raise ConfigError(f"{where}: got {error.got}, expected {error.accepted}") from None
+        raise ConfigError(where, f"got {error.got}, expected {error.accepted}") from None
     return read if offsets is None else lists_of(read, offsets)
 
 

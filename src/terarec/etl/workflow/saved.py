@@ -45,7 +45,7 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
     version, data = read_json_and_version(path, FORMAT, VERSION)
     for field in data:
         if field != "workflow":
-            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'workflow'")
+            raise FormatError(f"{path}: $.{field}", "unknown field, expected only 'workflow'")
     if version == 1:
         _add_cleaning(data.get("workflow"))
     _remove_spark_functions(data.get("workflow"))
@@ -98,7 +98,7 @@ def load_states(plan: Plan, directory: Path) -> dict[int, State]:
     try:
         return {step: plan.operators[step].load_state(directory / STATES, state_name(plan, step)) for step in fitted}
     except ConfigError as error:
-        raise FormatError(f"{directory / STATES}: {error}") from None
+        raise FormatError(directory / STATES, error.where, error.problem) from None
 
 
 def state_name(plan: Plan, step: int) -> str:
@@ -139,7 +139,7 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
         ConfigError: Names the step, the function, and what would allow it.
     """
     if isinstance(allow_import, str):
-        raise ConfigError(f"allow_import: got the text {allow_import!r}, expected a list of packages")
+        raise ConfigError("allow_import", f"got the text {allow_import!r}, expected a list of packages")
     for position, step in enumerate(operators(spec.steps)):
         place = f"{where}: steps[{position}] {type(step).__name__}"
         for field, function in step.functions.items():

@@ -72,16 +72,16 @@ class RecordEncoder:
         expected = ", ".join(self.inputs)
         for name in columns:
             if name not in self._accepted:
-                raise ConfigError(f"column {name!r}: not in the workflow's records, expected {expected}")
+                raise ConfigError(f"column {name!r}", f"not in the workflow's records, expected {expected}")
         first, num_records = "", 0
         for name in self.inputs:
             if name not in columns:
-                raise ConfigError(f"column {name!r}: missing, expected {expected}")
+                raise ConfigError(f"column {name!r}", f"missing, expected {expected}")
             size = len(columns[name])
             first, num_records = (first, num_records) if first else (name, size)
             if size != num_records:
                 raise ConfigError(
-                    f"column {name!r}: holds {size} values, expected {num_records} as in column {first!r}"
+                    f"column {name!r}", f"holds {size} values, expected {num_records} as in column {first!r}"
                 )
         return num_records
 
@@ -129,7 +129,7 @@ def _as_config_error(work: Any, *arguments: Any) -> Any:
     try:
         return work(*arguments)
     except FormatError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(error.where, error.problem) from None
 
 
 def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
@@ -158,8 +158,9 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
     if needed & brought.keys():
         name = min(needed & brought.keys())
         raise ConfigError(
-            f"column {name!r}: a record would need it as it is in the source and as a grouped step makes it; expected "
-            "other names in the step's outputs"
+            f"column {name!r}",
+            "a record would need it as it is in the source and as a grouped step makes it; expected "
+            "other names in the step's outputs",
         )
     steps = tuple(reversed(chosen))
     exact = _exact_integers(plan, steps, results)
@@ -212,5 +213,5 @@ def _types_of_steps(plan: Plan, steps: Sequence[int], inputs: Mapping[str, Colum
             found.update(plan.operators[step].output_types(types[step]))
         except ConfigError as error:
             kind = type(plan.spec.steps[step]).__name__
-            raise ConfigError(f"steps[{step}] {kind}: cannot be done to a served record: {error}") from None
+            raise ConfigError(f"steps[{step}] {kind}", f"cannot be done to a served record: {error}") from None
     return types

@@ -97,7 +97,7 @@ def state_of(plan: Plan, step: int, states: Mapping[int, State]) -> State | None
     """
     if plan.operators[step].is_fitted and step not in states:
         kind = type(plan.spec.steps[step]).__name__
-        raise ConfigError(f"steps[{step}] {kind}: is not fitted yet, expected a fitted workflow")
+        raise ConfigError(f"steps[{step}] {kind}", "is not fitted yet, expected a fitted workflow")
     return states.get(step)
 
 

@@ -217,7 +217,7 @@ class Workflow:
 
     def _check_fitted(self) -> None:
         if not self.is_fitted:
-            raise ConfigError(f"workflow {self.spec.name!r}: is not fitted, expected a fitted one")
+            raise ConfigError(f"workflow {self.spec.name!r}", "is not fitted, expected a fitted one")
 
 
 def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:

@@ -105,22 +105,23 @@ def open_collection(path: Path) -> CollectionDump:
     """
     meta = path / META
     if not meta.is_file():
-        raise DataNotFoundError(f"{meta}: no such file, expected a dump of an embedding collection")
+        raise DataNotFoundError(meta, "no such file, expected a dump of an embedding collection")
     content = meta.read_bytes()
     count = _HEAD.unpack_from(content)[0] if len(content) >= _HEAD.size else 0
     if count < 1 or len(content) != _HEAD.size + 16 * count:
-        raise FormatError(f"{meta}: holds {len(content)} bytes and {count} tables, expected {_HEAD.size} + 16 a table")
+        raise FormatError(meta, f"holds {len(content)} bytes and {count} tables, expected {_HEAD.size} + 16 a table")
     _, key, value, _, _ = _HEAD.unpack_from(content)
     if key not in (0, 1) or value not in (0, 1):
-        raise FormatError(f"{meta}: got key type {key} at byte 4 and value type {value} at byte 8, expected 0 or 1")
+        raise FormatError(meta, f"got key type {key} at byte 4 and value type {value} at byte 8, expected 0 or 1")
     rest = content[_HEAD.size :]
     ids, counts = np.frombuffer(rest, "<i4", count), np.frombuffer(rest, "<u8", count, 4 * count)
     widths = np.frombuffer(rest, "<i4", count, 12 * count)
     widths_fit = (widths >= 1).all() and (widths <= _WIDEST).all()
     if not widths_fit or (ids < 0).any() or max(Counter(ids.tolist()).values()) > 1:
         raise FormatError(
-            f"{meta}: got tables {ids.tolist()} of widths {widths.tolist()}, expected distinct ids >= 0 and "
-            f"widths from 1 to {_WIDEST}"
+            meta,
+            f"got tables {ids.tolist()} of widths {widths.tolist()}, expected distinct ids >= 0 and "
+            f"widths from 1 to {_WIDEST}",
         )
     tables = sorted(map(DumpedTable, ids.tolist(), counts.tolist(), widths.tolist()), key=lambda table: table.table_id)
     return CollectionDump(path, _KEY_TYPES[key], _VALUE_TYPES[value], tuple(tables))
@@ -147,7 +148,7 @@ def _open(folder: Path, name: str, dtype: np.dtype[Any], kind: int, table: Dumpe
     with path.open("rb") as stream:
         found = struct.unpack("<2i", stream.read(8))
     if found != (kind, table.table_id):
-        raise FormatError(f"{path}: starts with {list(found)}, expected {[kind, table.table_id]}: kind and table")
+        raise FormatError(path, f"starts with {list(found)}, expected {[kind, table.table_id]}: kind and table")
     if file.count != table.count:
-        raise FormatError(f"{path}: holds {file.count} rows, expected {table.count} by {META}")
+        raise FormatError(path, f"holds {file.count} rows, expected {table.count} by {META}")
     return file

@@ -42,7 +42,7 @@ def read_floats(path: Path, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> li
     file = open_plain(path, FLOAT)
     if file.count != sum(sizes):
         where = _where_it_ends(file.count, arrays)
-        raise FormatError(f"{path}: holds {4 * file.count} bytes, expected {4 * sum(sizes)}: {where}")
+        raise FormatError(path, f"holds {4 * file.count} bytes, expected {4 * sum(sizes)}: {where}")
     flat = file.read(0, file.count)
     stops = list(itertools.accumulate(sizes))
     return [
@@ -90,26 +90,26 @@ def read_statistics(path: Path) -> list[BatchNormStatistics]:
     content = read_json(path)
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, list):
-        raise FormatError(f'{path}: expected an object with a list "layers"')
+        raise FormatError(path, 'expected an object with a list "layers"')
     return [_statistics(layer, f"{path}: layers[{index}]") for index, layer in enumerate(layers)]
 
 
 def _statistics(layer: Any, where: str) -> BatchNormStatistics:
     if not isinstance(layer, dict) or layer.get("type") != "BatchNorm":
-        raise FormatError(f'{where}: expected an object with "type": "BatchNorm"')
+        raise FormatError(where, 'expected an object with "type": "BatchNorm"')
     mean, var = (_array(layer.get(name), f"{where}.{name}") for name in ("mean", "var"))
     if len(mean) != len(var):
-        raise FormatError(f"{where}: got {len(mean)} means and {len(var)} variances, expected as many")
+        raise FormatError(where, f"got {len(mean)} means and {len(var)} variances, expected as many")
     return BatchNormStatistics(mean, var)
 
 
 def _array(values: Any, where: str) -> NDArray[np.float32]:
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-        raise FormatError(f"{where}: expected a list of numbers")
+        raise FormatError(where, "expected a list of numbers")
     try:
         return np.array(values, np.float32)
     except OverflowError:
-        raise FormatError(f"{where}: got an integer beyond float64, expected numbers that fit float32") from None
+        raise FormatError(where, "got an integer beyond float64, expected numbers that fit float32") from None
 
 
 def _numbers(array: NDArray[np.float32]) -> list[float]:

@@ -34,8 +34,7 @@ def check_key_range(keys: NDArray[Any], key_bytes: int, where: str) -> None:
     if wrong.any():
         position = int(np.argmax(wrong))
         raise FormatError(
-            f"{where}: key {int(keys[position])} at position {position}, "
-            f"expected {low} to {high} ({key_bytes}-byte keys)"
+            where, f"key {int(keys[position])} at position {position}, expected {low} to {high} ({key_bytes}-byte keys)"
         )
 
 
@@ -87,18 +86,18 @@ def check_records(
     num_rows = len(label)
     for name, array, width in (("label", label, layout.label_dim), ("dense", dense, layout.dense_dim)):
         if array.shape != (num_rows, width):
-            raise FormatError(f"{where}: got {name} {list(array.shape)}, expected [{num_rows}, {width}]")
+            raise FormatError(where, f"got {name} {list(array.shape)}, expected [{num_rows}, {width}]")
     if len(keys) != layout.num_slots:
-        raise FormatError(f"{where}: got keys of {len(keys)} slots, expected {layout.num_slots}")
+        raise FormatError(where, f"got keys of {len(keys)} slots, expected {layout.num_slots}")
     bags = []
     for name, slot_keys, most in zip(layout.slot_names, keys, layout.most_keys, strict=True):
         if not isinstance(slot_keys, Ragged | np.ndarray):
             got = type(slot_keys).__name__
-            raise FormatError(f"{where}, slot {name!r}: got {got}, expected an array or Ragged(values, offsets)")
+            raise FormatError(f"{where}, slot {name!r}", f"got {got}, expected an array or Ragged(values, offsets)")
         values, offsets = bags_of(slot_keys)
         if len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != len(values):
             raise FormatError(
-                f"{where}, slot {name!r}: got {len(offsets) - 1} bags of {len(values)} keys for {num_rows} rows"
+                f"{where}, slot {name!r}", f"got {len(offsets) - 1} bags of {len(values)} keys for {num_rows} rows"
             )
         check_bag_lengths(np.diff(offsets), most, f"{where}, slot {name!r}")
         check_key_range(values, layout.key_bytes, f"{where}, slot {name!r}")
@@ -111,7 +110,7 @@ def check_bag_lengths(lengths: NDArray[Any], most: int, where: str) -> None:
     wrong = (lengths < 0) | (lengths > most)
     if wrong.any():
         record = int(np.argmax(wrong))
-        raise FormatError(f"{where}: record {record} holds {int(lengths[record])} keys, expected 0 to {most}")
+        raise FormatError(where, f"record {record} holds {int(lengths[record])} keys, expected 0 to {most}")
 
 
 class RecordStream:

@@ -56,16 +56,16 @@ def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *
     """
     size = header_size(checksum=checksum)
     if len(content) < size:
-        raise FormatError(f"{where}: ends at byte {len(content)}, expected a header of {size} bytes")
+        raise FormatError(where, f"ends at byte {len(content)}, expected a header of {size} bytes")
     first = HEADER.size if not checksum else _framed_payload(content, where)
     found = HEADER.unpack(content[first - HEADER.size : first].tobytes())
     expected = (int(checksum), found[1], layout.label_dim, layout.dense_dim, layout.num_slots)
     for index, (field, value, right) in enumerate(zip(_FIELDS, found, expected, strict=False)):
         byte = first - HEADER.size + 8 * index
         if value != right:
-            raise FormatError(f"{where}: byte {byte}: {field} is {value}, expected {right}")
+            raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected {right}")
         if value < 0:
-            raise FormatError(f"{where}: byte {byte}: {field} is {value}, expected 0 or more")
+            raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected 0 or more")
     return int(found[1])
 
 
@@ -74,12 +74,12 @@ def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
     (length,) = struct.unpack_from("<i", content.data)
     if length != HEADER.size:
         raise FormatError(
-            f"{where}: byte 0: the header's length is {length}, expected {HEADER.size} (a file with checksums)"
+            f"{where}: byte 0", f"the header's length is {length}, expected {HEADER.size} (a file with checksums)"
         )
     end = 4 + HEADER.size
     total, found = int(content[4:end].sum()) % 256, int(content[end])
     if total != found:
-        raise FormatError(f"{where}: byte {end}: the header's checksum is {found}, its bytes sum to {total}")
+        raise FormatError(f"{where}: byte {end}", f"the header's checksum is {found}, its bytes sum to {total}")
     return end
 
 
@@ -115,8 +115,9 @@ class Piece:
         if self.start + len(self.content) < self.file_bytes:
             return CutShortError()
         return FormatError(
-            f"{self.where}: ends at byte {self.file_bytes}, in record {self.first_record + record} at byte "
-            f"{self.start + byte}, expected {total} records"
+            self.where,
+            f"ends at byte {self.file_bytes}, in record {self.first_record + record} at byte "
+            f"{self.start + byte}, expected {total} records",
         )
 
 
@@ -184,8 +185,8 @@ def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
         start, end = byte + 4, byte + 4 + length
         if length < 0 or end >= left:
             raise FormatError(
-                f"{piece.where}: record {piece.first_record + record} at byte {piece.start + byte}: its length is "
-                f"{length}, expected 0 to {left - start - 1}, the bytes that are left"
+                f"{piece.where}: record {piece.first_record + record} at byte {piece.start + byte}",
+                f"its length is {length}, expected 0 to {left - start - 1}, the bytes that are left",
             )
         if end >= size:
             raise CutShortError
@@ -235,9 +236,9 @@ def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> t
                 step = steps[position]
                 if not step:
                     raise FormatError(
-                        f"{piece.where}, slot {names[slot]!r} at byte {piece.start + 4 * position}: record "
-                        f"{piece.first_record + record} holds {words[position]} keys, expected 0 to "
-                        f"{layout.most_keys[slot]}"
+                        f"{piece.where}, slot {names[slot]!r} at byte {piece.start + 4 * position}",
+                        f"record {piece.first_record + record} holds {words[position]} keys, expected 0 to "
+                        f"{layout.most_keys[slot]}",
                     )
                 position += step
         except IndexError:
@@ -402,7 +403,7 @@ class _Fields:
             record = int(np.argmax(wrong))
             start, end = int(self._spans.starts[record]), int(self._spans.ends[record])
             problem = f"record at byte {self._start + start}: holds {end - start} bytes, its fields take {expected}"
-            raise FormatError(f"{self._where}: {problem}")
+            raise FormatError(self._where, problem)
 
 
 def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
@@ -455,8 +456,9 @@ class NormFile:
         least = 5 if checksum else max(1, 4 * (layout.label_dim + layout.dense_dim + layout.num_slots))
         if self.num_records > max(self._file.size - first, 0) // least:
             raise FormatError(
-                f"{path}: ends at byte {self._file.size}, expected at least {first + self.num_records * least} for the "
-                f"{self.num_records} records of its header: it is cut short, or the header is damaged"
+                path,
+                f"ends at byte {self._file.size}, expected at least {first + self.num_records * least} for the "
+                f"{self.num_records} records of its header: it is cut short, or the header is damaged",
             )
         self._at_once = group_rows
         self.group_rows = [
@@ -564,9 +566,7 @@ class NormFile:
         if self._bounds[-1] != self._file.size:
             size, end = self._file.size, self._bounds[-1]
             self._bounds.pop()
-            raise FormatError(
-                f"{self._file.name}: holds {size} bytes, its {self.num_records} records end at byte {end}"
-            )
+            raise FormatError(self._file.name, f"holds {size} bytes, its {self.num_records} records end at byte {end}")
 
 
 class NormWriter(RecordStream):

@@ -121,9 +121,9 @@ class ParquetRecordFile:
         self.num_records: int = self._footer.num_rows
         promised = metadata.num_rows.get(base_name(path))
         if promised is None:
-            raise FormatError(f"{metadata.path}: names no file {base_name(path)!r}, expected its number of rows")
+            raise FormatError(metadata.path, f"names no file {base_name(path)!r}, expected its number of rows")
         if self.num_records != promised:
-            raise FormatError(f"{path}: holds {self.num_records} rows, expected {promised} ({metadata.path})")
+            raise FormatError(path, f"holds {self.num_records} rows, expected {promised} ({metadata.path})")
         sizes = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
         starts = [(group, start) for group, rows in enumerate(sizes) for start in range(0, rows, piece_rows)]
         self._groups = [(group, start // piece_rows) for group, start in starts]
@@ -139,7 +139,7 @@ class ParquetRecordFile:
         ):
             for field in fields:
                 if not is_good(field.type):
-                    raise FormatError(f"{path}, column {field.name!r}: type is {field.type}, expected {expected}")
+                    raise FormatError(f"{path}, column {field.name!r}", f"type is {field.type}, expected {expected}")
         for field in self._keys:
             _check_key_type(field, layout.key_bytes, path)
         self._names = [field.name for field in (*self._labels, *self._dense, *self._keys)]
@@ -168,7 +168,7 @@ class ParquetRecordFile:
         check_row_count(table, num_rows, where)
         dense = _floats(table, self._dense, num_rows, where)
         if dense.shape[1] != self._layout.dense_dim:
-            raise FormatError(f"{where}: holds {dense.shape[1]} dense numbers, expected {self._layout.dense_dim}")
+            raise FormatError(where, f"holds {dense.shape[1]} dense numbers, expected {self._layout.dense_dim}")
         return ColumnBlock(
             label=_floats(table, self._labels, num_rows, where),
             dense=dense,
@@ -219,10 +219,10 @@ def _fields(schema: pa.Schema, positions: Sequence[int], path: str) -> list[pa.F
     fields = []
     for position in positions:
         if position >= len(schema):
-            raise FormatError(f"{path}: holds {len(schema)} columns, expected one at index {position}")
+            raise FormatError(path, f"holds {len(schema)} columns, expected one at index {position}")
         field = schema.field(position)
         if len(schema.get_all_field_indices(field.name)) > 1:
-            raise FormatError(f"{path}, column {field.name!r}: occurs twice, expected distinct names")
+            raise FormatError(f"{path}, column {field.name!r}", "occurs twice, expected distinct names")
         fields.append(field)
     return fields
 
@@ -233,7 +233,7 @@ def _check_counts(metadata: ParquetMetadata, layout: RecordLayout, path: str) ->
         ("key columns (cats)", metadata.keys, layout.num_slots),
     ):
         if len(positions) != expected:
-            raise FormatError(f"{path}: {metadata.path} names {len(positions)} {what}, expected {expected}")
+            raise FormatError(path, f"{metadata.path} names {len(positions)} {what}, expected {expected}")
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -249,8 +249,8 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
     if kind not in _KEY_TYPES[key_bytes]:
         expected = " or ".join(str(accepted) for accepted in _KEY_TYPES[key_bytes])
         raise FormatError(
-            f"{path}, column {field.name!r}: type is {field.type}, expected {expected} ({key_bytes}-byte keys), "
-            "or lists of it"
+            f"{path}, column {field.name!r}",
+            f"type is {field.type}, expected {expected} ({key_bytes}-byte keys), or lists of it",
         )
 
 
@@ -279,6 +279,6 @@ def _matrix(array: pa.Array, num_rows: int, where: str) -> NDArray[Any]:
     lengths = np.diff(offsets)
     if (lengths != lengths[0]).any():
         row = int(np.argmax(lengths != lengths[0]))
-        raise FormatError(f"{where}: row {row} holds {lengths[row]} numbers, expected {lengths[0]} as in row 0")
+        raise FormatError(where, f"row {row} holds {lengths[row]} numbers, expected {lengths[0]} as in row 0")
     matrix: NDArray[Any] = values.reshape(num_rows, int(lengths[0]))
     return matrix

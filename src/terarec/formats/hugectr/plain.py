@@ -33,7 +33,7 @@ class PlainFile:
         records = np.fromfile(self.path, self.dtype, stop - start, offset=offset)
         if len(records) != stop - start:
             end = offset + records.nbytes
-            raise FormatError(f"{self.path}: ended at byte {end}, expected {self.count} records of {self.dtype}")
+            raise FormatError(self.path, f"ended at byte {end}, expected {self.count} records of {self.dtype}")
         return records
 
 
@@ -45,12 +45,12 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
         FormatError: A size that no integer number of records has.
     """
     if not path.is_file():
-        raise DataNotFoundError(f"{path}: no such file")
+        raise DataNotFoundError(path, "no such file")
     size = path.stat().st_size
     count, rest = divmod(size - header_bytes, dtype.itemsize)
     if size < header_bytes or rest:
         after = f" after {header_bytes} bytes of header" if header_bytes else ""
-        raise FormatError(f"{path}: holds {size} bytes, expected records of {dtype.itemsize} bytes{after}")
+        raise FormatError(path, f"holds {size} bytes, expected records of {dtype.itemsize} bytes{after}")
     return PlainFile(path, dtype, header_bytes, count)
 
 

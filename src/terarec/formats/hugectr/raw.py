@@ -70,14 +70,15 @@ def _check_fixed(layout: RecordLayout, kind: str) -> None:
     for sparse in layout.inputs:
         if not sparse.is_fixed_length and sparse.nnz_per_slot != (1,) * sparse.slot_num:
             raise ConfigError(
-                f"{kind}: input {sparse.name!r} has up to {max(sparse.nnz_per_slot)} keys a slot, "
-                "expected is_fixed_length: the records have one size"
+                kind,
+                f"input {sparse.name!r} has up to {max(sparse.nnz_per_slot)} keys a slot, "
+                "expected is_fixed_length: the records have one size",
             )
 
 
 def _one_hot_types(layout: RecordLayout, kind: str, *, is_float: bool, adds_offsets: bool) -> FieldTypes:
     if layout.key_bytes != 4:
-        raise ConfigError(f"{kind}: got {layout.key_bytes}-byte keys, expected 4-byte keys")
+        raise ConfigError(kind, f"got {layout.key_bytes}-byte keys, expected 4-byte keys")
     number = FLOAT if is_float else INT32
     ones = (1,) * layout.num_slots
     return FieldTypes(label=number, dense=number, keys=INT32, keys_per_slot=ones, adds_offsets=adds_offsets)
@@ -115,9 +116,7 @@ class FixedRecordFile:
         held, rest = divmod(self._file.size, self._stride)
         if rest or (num_records is not None and held < num_records):
             promised = "a multiple" if rest else f"at least {num_records} records"
-            raise FormatError(
-                f"{path}: holds {self._file.size} bytes, expected {promised} of {self._stride} bytes each"
-            )
+            raise FormatError(path, f"holds {self._file.size} bytes, expected {promised} of {self._stride} bytes each")
         self.num_records = held if num_records is None else num_records
 
     def read(self, start: int, stop: int) -> ColumnBlock:
@@ -143,8 +142,9 @@ class FixedRecordFile:
         if numbers.size and numbers.min() < 0:
             record, column = np.unravel_index(int(np.argmax(numbers < 0)), numbers.shape)
             raise FormatError(
-                f"{self._file.name}: record {first + int(record)}, dense column {int(column)} is "
-                f"{int(numbers[record, column])}, expected an integer >= 0 to take ln(x + 1) of"
+                self._file.name,
+                f"record {first + int(record)}, dense column {int(column)} is "
+                f"{int(numbers[record, column])}, expected an integer >= 0 to take ln(x + 1) of",
             )
         numbers += 1.0
         return np.log(numbers, out=numbers)
@@ -207,9 +207,9 @@ class FixedRecordWriter(RecordStream):
         first = 0
         for name, count, (values, _) in zip(layout.slot_names, types.keys_per_slot, bags, strict=True):
             if len(values) != count * len(label):
-                raise FormatError(f"{where}, slot {name!r}: got {len(values)} keys, expected {count} in each record")
+                raise FormatError(f"{where}, slot {name!r}", f"got {len(values)} keys, expected {count} in each record")
             if types.keys == INT32 and values.size and values.max() > np.iinfo(np.int32).max:
-                raise FormatError(f"{where}, slot {name!r}: key {int(values.max())} does not fit int32")
+                raise FormatError(f"{where}, slot {name!r}", f"key {int(values.max())} does not fit int32")
             key_fields[:, first : first + count] = values.reshape(-1, count)
             first += count
         self._append(content, len(label))
@@ -224,5 +224,5 @@ def _as_integers(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: s
     wrong = (values != np.floor(values)) | (values < low) | (values > limits.max)
     if wrong.any():
         value = values[np.unravel_index(int(np.argmax(wrong)), wrong.shape)]
-        raise FormatError(f"{where}: {what} {value:g}, expected integers from {low} to {limits.max}")
+        raise FormatError(where, f"{what} {value:g}, expected integers from {low} to {limits.max}")
     return values.astype(dtype)

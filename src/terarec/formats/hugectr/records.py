@@ -65,9 +65,11 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
     inputs = []
     for column in spec.categorical:
         if column.rows is None:
-            raise ConfigError(f"column {column.name!r} holds any int64 keys, expected rows, which size HugeCTR's slot")
+            raise ConfigError(
+                f"column {column.name!r}", "holds any int64 keys, expected rows, which size HugeCTR's slot"
+            )
         if options.kind == "raw" and column.hotness > 1:
-            raise ConfigError(f"column {column.name!r} holds up to {column.hotness} keys, Raw files one a slot")
+            raise ConfigError(f"column {column.name!r}", f"holds up to {column.hotness} keys, Raw files one a slot")
         is_fixed = column.hotness == 1 or options.kind == "raw_async"
         inputs.append(SparseInput(name=column.name, nnz_per_slot=(column.hotness,), is_fixed_length=is_fixed))
     sizes = tuple(column.rows for column in spec.categorical if column.rows is not None)
@@ -155,11 +157,11 @@ def read_records(path: Path) -> RecordsSpec:
     data = read_versioned_json(path, FORMAT, VERSION)
     for field in data:
         if field != "records":
-            raise FormatError(f"{path}: $.{field}: unknown field, expected only 'records'")
+            raise FormatError(f"{path}: $.{field}", "unknown field, expected only 'records'")
     try:
         return from_data(RecordsSpec, data.get("records"), f"{path}: $.records")
     except ConfigError as error:
-        raise FormatError(str(error)) from None
+        raise FormatError(error.where, error.problem) from None
 
 
 def write_records(spec: RecordsSpec, path: Path) -> None:

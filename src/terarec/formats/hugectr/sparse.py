@@ -93,12 +93,12 @@ def _entries(path: Path, layout: SparseFileLayout, chunk: SparseRows) -> NDArray
     if layout.key_bytes == 4:
         outside = (chunk.keys < 0) | (chunk.keys >= 2**32)
         if outside.any():
-            raise FormatError(f"{path}: got key {chunk.keys[outside][0]}, expected 0 <= key < 2**32 in 4 bytes")
+            raise FormatError(path, f"got key {chunk.keys[outside][0]}, expected 0 <= key < 2**32 in 4 bytes")
     if chunk.vectors.shape != (len(chunk.keys), layout.width):
         expected = [len(chunk.keys), layout.width]
-        raise FormatError(f"{path}: got vectors {list(chunk.vectors.shape)}, expected {expected}")
+        raise FormatError(path, f"got vectors {list(chunk.vectors.shape)}, expected {expected}")
     if (chunk.slots is not None) != layout.has_slots:
-        raise FormatError(f"{path}: expected {'a slot for each key' if layout.has_slots else 'keys without slots'}")
+        raise FormatError(path, f"expected {'a slot for each key' if layout.has_slots else 'keys without slots'}")
     entries = np.empty(len(chunk.keys), layout.record)
     entries["key"], entries["vector"] = chunk.keys, chunk.vectors
     if chunk.slots is not None:
@@ -157,20 +157,20 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
         FormatError: Files of different numbers of keys, or vectors of another width.
     """
     if not path.is_dir():
-        raise DataNotFoundError(f"{path}: no such folder")
+        raise DataNotFoundError(path, "no such folder")
     keys = open_plain(path / KEYS, _KEY)
     size = keys.count * width * _FLOAT.itemsize
     numbers = open_plain(path / VECTORS, _FLOAT)
     if numbers.count != keys.count * width:
         raise FormatError(
-            f"{path / VECTORS}: holds {numbers.count * _FLOAT.itemsize} bytes, expected {size}: "
-            f"{keys.count} keys of width {width}"
+            path / VECTORS,
+            f"holds {numbers.count * _FLOAT.itemsize} bytes, expected {size}: {keys.count} keys of width {width}",
         )
     has_slots = (path / SLOTS).exists()
     if has_slots:
         slots = open_plain(path / SLOTS, _SLOT)
         if slots.count != keys.count:
-            raise FormatError(f"{path / SLOTS}: holds {slots.count} slots, expected {keys.count}, one for each key")
+            raise FormatError(path / SLOTS, f"holds {slots.count} slots, expected {keys.count}, one for each key")
     return SparseFolder(path, width, keys.count, has_slots)
 
 
@@ -247,8 +247,9 @@ def open_sparse_states(path: Path, *, num_states: int, devices: int, width: int)
     rows, rest = divmod(file.count, num_states * devices) if num_states else (0, file.count)
     if rest:
         raise FormatError(
-            f"{path}: holds {path.stat().st_size} bytes, expected {num_states} states of {devices} devices "
-            f"with as many rows of {4 * width} bytes each"
+            path,
+            f"holds {path.stat().st_size} bytes, expected {num_states} states of {devices} devices "
+            f"with as many rows of {4 * width} bytes each",
         )
     return SparseStates(file, StateLayout(num_states, devices, rows, width))
 
@@ -279,7 +280,7 @@ def _buffers(
             for chunk in chunks(state, device):
                 used += len(chunk)
                 if used > layout.rows:
-                    raise FormatError(f"{path}: device {device} holds {used} rows, expected at most {layout.rows}")
+                    raise FormatError(path, f"device {device} holds {used} rows, expected at most {layout.rows}")
                 yield chunk
             for start, stop in spans(layout.rows - used, CHUNK_ROWS):
                 yield np.zeros((stop - start, layout.width), np.float32)

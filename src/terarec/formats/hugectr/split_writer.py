@@ -35,7 +35,7 @@ def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:
     """
     file = locate(path)
     if file.size % key_bytes:
-        raise FormatError(f"{path}: holds {file.size} bytes, expected a multiple of {key_bytes} bytes a key")
+        raise FormatError(path, f"holds {file.size} bytes, expected a multiple of {key_bytes} bytes a key")
     return file.read(0, file.size).view(key_dtype(key_bytes)).astype(np.int64)
 
 

@@ -79,11 +79,12 @@ def _without_rows(spec: GraphSpec) -> GraphSpec:
 
 def _load_embeddings(network: Network, model: GraphModel, folders: Sequence[str]) -> None:
     if network.of_type(EmbeddingCollectionConfig):
-        raise WrongInputError("convert: got an embedding collection, expected convert_embedding=False with one")
+        raise WrongInputError("convert", "got an embedding collection, expected convert_embedding=False with one")
     embeddings = network.of_type(SparseEmbedding)
     if len(folders) != len(embeddings):
         raise WrongInputError(
-            f"convert: sparse_models: got {len(folders)} folders, expected one for each of {len(embeddings)} embeddings"
+            "convert: sparse_models",
+            f"got {len(folders)} folders, expected one for each of {len(embeddings)} embeddings",
         )
     for part, folder in zip(embeddings, folders, strict=True):
         load_sparse(embedding_file(part, model.collection(part.sparse_embedding_name)), Path(folder))

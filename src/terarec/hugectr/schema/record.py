@@ -70,7 +70,10 @@ class Record(metaclass=_RecordType):
 
     def __setattr__(self, name: str, value: object) -> None:
         if not self.is_writable:
-            raise IllegalCallError(f"{type(self).__name__} is frozen: make a new one instead of setting {name}")
+            raise IllegalCallError(
+                f"{type(self).__name__}.{name}",
+                "got another value, but the object is frozen; expected a new object",
+            )
         found = {one.name: one for one in forms()[self.CALL][0].parameters}
         if name not in found:
             raise AttributeError(f"{type(self).__name__} has no {name!r} to set; it has {', '.join(found)}")

@@ -107,7 +107,7 @@ class Parameter:
 
 def _wrong(owner: str, field: str, value: object, expected: str) -> WrongInputError:
     problem = f"got {quoted(value)}, expected {expected}"
-    return WrongInputError(f"{owner}: {field}: {problem}", field=field, received=value)
+    return WrongInputError(f"{owner}: {field}", problem, field=field, received=value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,13 +140,15 @@ class Form:
         missing = [one.name for one in self.parameters if one.default is REQUIRED and one.name not in provided]
         if missing:
             names = ", ".join(missing)
-            raise WrongInputError(f"{self.name}: no value for {names}, which has no default", field=missing[0])
+            raise WrongInputError(self.name, f"no value for {names}, which has no default", field=missing[0])
         values = {one.name: one.accept(self.name, provided.get(one.name, one.default)) for one in self.parameters}
         for rule in self.rules:
             problem = rule(values)
             if problem:
-                field = problem.partition(":")[0]
-                raise WrongInputError(f"{self.name}: {problem}", field=field if field in values else "")
+                field, _, rest = problem.partition(": ")
+                if field in values:
+                    raise WrongInputError(self.name, field, rest, field=field)
+                raise WrongInputError(self.name, problem)
         return values
 
     def defaults(self) -> dict[str, Any]:
@@ -157,17 +159,17 @@ class Form:
         positions = [one.name for one in self.parameters if one.is_positional]
         if len(args) > len(positions):
             most = len(positions)
-            raise WrongInputError(f"{self.name}: got {len(args)} positional values, expected at most {most}")
+            raise WrongInputError(self.name, f"got {len(args)} positional values, expected at most {most}")
         provided = dict(zip(positions, args, strict=False))
         known = {name: one.name for one in self.parameters for name in (one.name, *one.aliases)}
         for name, value in kwargs.items():
             if name not in known:
                 close = nearest(name, known)
                 hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
-                raise WrongInputError(f"{self.name}: got an unknown parameter {name!r}, {hint}", field=name)
+                raise WrongInputError(self.name, f"got an unknown parameter {name!r}, {hint}", field=name)
             if known[name] in provided:
                 repeated = f"got {known[name]} twice, by place and by name, or by two names"
-                raise WrongInputError(f"{self.name}: {repeated}", field=known[name])
+                raise WrongInputError(self.name, repeated, field=known[name])
             provided[known[name]] = value
         return provided
 

@@ -90,7 +90,7 @@ def _opened(
     for number, (name, table) in enumerate(tables.items()):
         if name in wanted and (names or number in found):
             if number not in found:
-                raise BrokenFileError(f"{folder}: holds no table {number} ({name!r}), expected what load names")
+                raise BrokenFileError(folder, f"holds no table {number} ({name!r}), expected what load names")
             _check(dump, found[number], table)
             chosen.append((found[number], table))
     return dump, chosen
@@ -99,7 +99,7 @@ def _opened(
 def _checked(tables: Tables, names: Sequence[str]) -> set[str]:
     for name in names:
         if name not in tables:
-            raise WrongInputError(f"table_names: got {name!r}, expected some of {', '.join(tables)}")
+            raise WrongInputError("table_names", f"got {name!r}, expected some of {', '.join(tables)}")
     return set(names or tables)
 
 
@@ -112,12 +112,12 @@ def _check(dump: CollectionDump, described: DumpedTable, table: AnyTable) -> Non
     """Raise unless `table` can take what the dump holds for it."""
     where = f"{dump.path}, table {described.table_id} ({table.name!r})"
     if described.width != table.width:
-        raise BrokenFileError(f"{where}: has width {described.width}, expected {table.width}")
+        raise BrokenFileError(where, f"has width {described.width}, expected {table.width}")
     keys = np.concatenate([np.empty(0, np.int64), *(chunk.keys for chunk in dump.chunks(described))])
     distinct, counts = np.unique(keys, return_counts=True)
     if len(distinct) != len(keys):
-        raise BrokenFileError(f"{where}: holds key {distinct[counts > 1][0]} twice, expected distinct keys")
+        raise BrokenFileError(where, f"holds key {distinct[counts > 1][0]} twice, expected distinct keys")
     if not table.is_dynamic:
         outside = distinct[(distinct < 0) | (distinct >= len(table))]
         if len(outside):
-            raise OutOfBoundError(f"{where}: holds key {outside[0]}, expected 0 <= key < {len(table)}")
+            raise OutOfBoundError(where, f"holds key {outside[0]}, expected 0 <= key < {len(table)}")

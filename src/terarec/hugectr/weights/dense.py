@@ -124,7 +124,7 @@ def _batch_norms(model: GraphModel) -> list[BatchNorm]:
 def _check_widths(path: Path, found: Sequence[BatchNormStatistics], layers: Sequence[BatchNorm]) -> None:
     widths, expected = [len(one.mean) for one in found], [len(layer.running_mean) for layer in layers]
     if widths != expected:
-        raise FormatError(f"{path}: holds BatchNorm layers of widths {widths}, expected {expected}")
+        raise FormatError(path, f"holds BatchNorm layers of widths {widths}, expected {expected}")
 
 
 def _statistics_path(path: Path) -> Path:
@@ -136,8 +136,9 @@ def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
     states = dense_states(optimizer)
     if tuple(states) not in _KNOWN:
         raise ConfigError(
-            f"optimizer states: got {', '.join(states)} of {type(optimizer).__name__}, expected those of an optimizer "
-            "that HugeCTR has (with momentum in HugeCTR's form)"
+            "optimizer states",
+            f"got {', '.join(states)} of {type(optimizer).__name__}, expected those of an optimizer "
+            "that HugeCTR has (with momentum in HugeCTR's form)",
         )
     weights = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     return {name: dict(zip(weights, held, strict=True)) for name, held in states.items()}

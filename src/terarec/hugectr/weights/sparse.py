@@ -172,12 +172,12 @@ class EmbeddingFile:
         if not self.has_slots:
             return np.maximum(np.searchsorted(self.bases, keys, side="right") - 1, 0)
         if slots is None:
-            raise BrokenFileError(f"{path}: holds no slot_id, expected one for each key of embedding {self.name!r}")
+            raise BrokenFileError(path, f"holds no slot_id, expected one for each key of embedding {self.name!r}")
         if len(slots) and int(slots.max()) >= count:
             place = int(np.argmax(slots >= count))
             raise BrokenFileError(
-                f"{path}: slot_id {slots[place]} at byte {8 * place}, expected less than {count}, the slots of "
-                f"{self.name!r}"
+                path,
+                f"slot_id {slots[place]} at byte {8 * place}, expected less than {count}, the slots of {self.name!r}",
             )
         return slots.astype(np.int64)
 
@@ -301,8 +301,9 @@ def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
     used = np.bincount(embedding.device_of(keys, slots), minlength=layout.devices)
     if names and used.max() > layout.rows:
         raise OutOfBoundError(
-            f"{path}: embedding {embedding.name!r} holds {used.max()} keys on a device, expected at most "
-            f"{layout.rows}, for which its workspace has room"
+            path,
+            f"embedding {embedding.name!r} holds {used.max()} keys on a device, expected at most "
+            f"{layout.rows}, for which its workspace has room",
         )
 
     def chunks(state: int, device: int) -> Iterator[NDArray[np.float32]]:
@@ -357,8 +358,9 @@ def _opened_states(
     used = np.bincount(embedding.device_of(keys, slots), minlength=embedding.devices)
     if num_states and used.max() > states.layout.rows:
         raise BrokenFileError(
-            f"{path}: holds {states.layout.rows} rows a device, expected at least {used.max()} for embedding "
-            f"{embedding.name!r}"
+            path,
+            f"holds {states.layout.rows} rows a device, expected at least {used.max()} for embedding "
+            f"{embedding.name!r}",
         )
     return states, (keys, slots)
 
@@ -406,10 +408,10 @@ def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArra
         mine = keys[slots == slot]
         distinct, counts = np.unique(mine, return_counts=True)
         if len(distinct) != len(mine):
-            raise BrokenFileError(f"{path}: holds key {distinct[counts > 1][0]} twice, expected distinct keys")
+            raise BrokenFileError(path, f"holds key {distinct[counts > 1][0]} twice, expected distinct keys")
         if not table.is_dynamic and len(mine):
             outside = distinct[(distinct < base) | (distinct >= base + len(table))]
             if len(outside):
                 raise OutOfBoundError(
-                    f"{path}: holds key {outside[0]} in slot {slot}, expected {base} <= key < {base + len(table)}"
+                    path, f"holds key {outside[0]} in slot {slot}, expected {base} <= key < {base + len(table)}"
                 )

@@ -50,4 +50,4 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
 
 def _check_units(op: str) -> None:
     if not has_pair_dots():
-        raise KernelError(f"{op}: the processor, or the set of TERAREC_CPU, has no AVX512-BF16, expected 'ref' for it")
+        raise KernelError(op, "the processor, or the set of TERAREC_CPU, has no AVX512-BF16, expected 'ref' for it")

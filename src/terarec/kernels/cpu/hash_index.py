@@ -123,6 +123,6 @@ class HashIndex:
 
     def _out_of_memory(self, keys: int) -> StorageError:
         return StorageError(
-            f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes: "
-            f"no memory for up to {keys:,} keys more, the system refused it"
+            f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes",
+            f"no memory for up to {keys:,} keys more, the system refused it",
         )

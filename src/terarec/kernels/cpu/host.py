@@ -38,7 +38,7 @@ def select(name: str) -> None:
         KernelError: a name that is unknown or that this CPU cannot run.
     """
     if not _embedding.select(name):
-        raise KernelError(f"CPU kernels: got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
+        raise KernelError("CPU kernels", f"got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
 
 
 def _use_one_thread() -> None:

@@ -43,7 +43,7 @@ def row_update_(
         KernelError: rows that are not contiguous, or 2^32 keys and more.
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
-        raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
+        raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     _check_count(gradients)
     *wide, last_steps = state if rule.catches_up else (*state, None)
     report = _embedding.row_update(
@@ -91,7 +91,7 @@ def row_gradient_norm(
 def _check_count(gradients: Sequence[KernelGradient]) -> None:
     """Raise `KernelError` for more keys than the core counts."""
     if sum(gradient.keys.numel() for gradient in gradients) > _MAX_KEYS:
-        raise KernelError(f"row_update_: got more than {_MAX_KEYS} keys, expected fewer in one update")
+        raise KernelError("row_update_", f"got more than {_MAX_KEYS} keys, expected fewer in one update")
 
 
 def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:

@@ -23,7 +23,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     rows: NDArray[np.float32] | None = _embedding.allocate_rows(list(shape), torch.get_num_threads())
     if rows is None:
         asked = 4 * math.prod(shape)
-        raise StorageError(f"rows float32{list(shape)}: {asked:,} bytes requested, the system refused them")
+        raise StorageError(f"rows float32{list(shape)}", f"{asked:,} bytes requested, the system refused them")
     return rows
 
 
@@ -74,6 +74,8 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     asked = math.prod(shape) * np.dtype(dtype).itemsize
     memory: NDArray[np.uint8] | None = _embedding.reserve(asked) if asked < 1 << 63 else None
     if memory is None:
-        raise StorageError(f"rows {list(shape)}: {asked:,} bytes of address space requested, the system refused them")
+        raise StorageError(
+            f"rows {list(shape)}", f"{asked:,} bytes of address space requested, the system refused them"
+        )
     address = memory.ctypes.data
     return ReservedRows(memory, shape, dtype, lambda begin, end: _embedding.commit(address, begin, end))

@@ -33,7 +33,9 @@ def quantize_rows(weights: Tensor) -> Tensor:
         lowest, highest = part.amin(dim=1), part.amax(dim=1)
         wrong = (~(highest - lowest).isfinite()).nonzero()
         if wrong.numel():
-            raise ConfigError(f"weights[{first + int(wrong[0])}]: got values that are not finite, or of infinite range")
+            raise ConfigError(
+                f"weights[{first + int(wrong[0])}]", "got values that are not finite, or of infinite range"
+            )
         scale = (highest - lowest) / 255.0
         steps = torch.where(scale > 0.0, scale, 1.0)[:, None]
         codes = ((part - lowest[:, None]) / steps).round_().clamp_(0.0, 255.0)

@@ -30,7 +30,9 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     try:
         return np.zeros(shape, dtype=np.float32)
     except MemoryError:
-        raise StorageError(f"rows {shape}: {4 * math.prod(shape)} bytes requested, the system refused them") from None
+        raise StorageError(
+            f"rows {shape}", f"{4 * math.prod(shape)} bytes requested, the system refused them"
+        ) from None
 
 
 def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
@@ -43,7 +45,9 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     try:
         memory = mmap.mmap(-1, max(asked, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, OverflowError):
-        raise StorageError(f"rows {shape}: {asked} bytes of address space requested, the system refused them") from None
+        raise StorageError(
+            f"rows {shape}", f"{asked} bytes of address space requested, the system refused them"
+        ) from None
     return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, lambda begin, end: True)
 
 

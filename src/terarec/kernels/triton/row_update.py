@@ -48,7 +48,7 @@ def row_update_(
         KernelError: rows that are not contiguous.
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
-        raise KernelError("row_update_: got weights or state that are not contiguous, expected contiguous tensors")
+        raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     held = segments_of(gradients, weights, table_lr, is_checked)
     touched = torch.zeros(weights.shape[0] if rule.updates_all_rows else 0, dtype=torch.uint8, device=weights.device)
     update = _Update(weights, tuple(state), touched, held, rule, step, step_stream(rounding_seed, step))
