@@ -25,7 +25,7 @@ from terarec.storage.row_store import MOST_ROW_BYTES
 from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_files import own_directory
 
-_BLOCKS = 1  # of a Cached embedding without a CreateHMemCache
+_BLOCKS = 1  # where no CreateHMemCache says how many: room for the rows of the next pass
 _COUNTER_BYTES = 16  # of a row, which some rules keep besides their states
 _STAGED_SHARE = 0.5  # of the available host memory, for all Staged embeddings of a model on a GPU
 
@@ -56,9 +56,9 @@ def with_cache_tiers(
     """Return `plan` with the tables of its embeddings in tiers, and a message for each where something differs.
 
     The fastest tier has the size of the workspace. Behind it is host memory, for Staged embeddings and
-    ``use_host_memory_ps=True``, or files, with blocks of host memory in front of them for a Cached embedding. On a CPU
-    the fastest tier is host memory: rows that would be behind it in host memory simply stay in memory, and blocks make
-    it larger. Rows of a Cached embedding without ``local_paths``, and rows too long for a file, are in host memory.
+    ``use_host_memory_ps=True``, or files, with blocks of host memory in front of them. On a CPU the fastest tier is
+    host memory: rows that would be behind it in host memory simply stay in memory, and blocks make it larger. Rows of a
+    Cached embedding without ``local_paths``, and rows too long for a file, are in host memory.
 
     Args:
         plan: As planned.
@@ -116,9 +116,9 @@ def _places(
         if params.use_host_memory_ps:
             return [_Place(folder=None)] * count
         if folder is not None:
-            return [_Place(folder=_local("temp_embedding_dir", folder))] * count
+            return [_Place(folder=_local("temp_embedding_dir", folder), blocks=_BLOCKS)] * count
         name = "dest_sparse_models" if params.train_from_scratch else "trained_sparse_models"
-        return [_Place(folder=_local(name, path).parent) for path in getattr(params, name)]
+        return [_Place(folder=_local(name, path).parent, blocks=_BLOCKS) for path in getattr(params, name)]
     if not params.local_paths:
         return [_Place(folder=None) for _ in params.ps_types]
     local = _local("local_paths", params.local_paths[0])  # the others are those of other processes

@@ -745,10 +745,11 @@ class Model:
         log = self._log_of_fit(f"Use training cache mode with number of epochs: {num_epochs}", every)
         iterations = Iterations(self, log, every, has_target=False)
         self.get_data_reader_eval().set_source()
+        cache, keysets = self.get_embedding_training_cache(), params.keyset * num_epochs
         for epoch in range(num_epochs):
             log.epoch(epoch)
-            for source, keyset in zip(params.source, params.keyset, strict=True):
-                self.get_embedding_training_cache().update(keyset)
+            for number, source in enumerate(params.source, epoch * len(params.source)):
+                cache.begin_pass(keysets[number], next(iter(keysets[number + 1 :]), None))
                 self._train_epoch(source, iterations)
         log.finish(f"{num_epochs} epochs {iterations.index + 1} global iterations with batchsize")
 

@@ -77,6 +77,10 @@ class TrainingCache:
             DataNotFoundError: No such file.
             FormatError: A size that is no multiple of a key's.
         """
+        self.begin_pass(keyset_file, self._after(keyset_file))
+
+    def begin_pass(self, keyset_file: str | Sequence[str], coming: str | None) -> None:
+        """Begin a pass as `update` does, and read rows of the keyset that is `coming` after it, if any, ahead."""
         paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
         if len(paths) != len(self._files):
             raise WrongInputError("update", f"got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
@@ -92,16 +96,15 @@ class TrainingCache:
             return
         own = dict(zip(self._passes, paths, strict=True))
         self._rows.begin([one.keys_of(read[own[one]]) for one in self._in_tiers])
-        coming = self._after(keyset_file)
         if coming is not None:
             self._rows.read_ahead(partial(self._keys_of, coming))
 
     def _after(self, keyset_file: str | Sequence[str]) -> str | None:
-        """Return the keyset of the pass that is likely to follow; None if it is not known."""
+        """Return the keyset of the pass that is likely to follow; None after the last."""
         known = list(self._keysets())
-        if not isinstance(keyset_file, str) or keyset_file not in known or len(known) == 1:
+        if not isinstance(keyset_file, str) or keyset_file not in known[:-1]:
             return None
-        return known[(known.index(keyset_file) + 1) % len(known)]
+        return known[known.index(keyset_file) + 1]
 
     def _keys_of(self, path: str) -> PartKeys:
         keys = read_keyset(path, self._key_bytes)

@@ -50,7 +50,9 @@ class Passes(Callback):
         assert self._rows is not None, "on_start comes first"
         count = len(collections_in_tiers(trainer.model))
         self._rows.begin(_keys(keysets, part, count))
-        self._rows.read_ahead(partial(_keys, keysets, (part + 1) % len(reader.parts), count))
+        following = (part + 1) % len(reader.parts)
+        if following or trainer.epoch + 1 < trainer.spec.epochs:
+            self._rows.read_ahead(partial(_keys, keysets, following, count))
 
     def on_end(self, trainer: Trainer) -> None:
         """End the thread."""
