@@ -116,6 +116,7 @@ NB_MODULE(_embedding, m) {
     return commit_memory(at<void>(reserved), begin, end);
   });
   bind_hash_index(m);
+  bind_slot_map(m);
   m.def("select", [](const std::string& name) { return select_kernels(name.c_str()); });
   m.def("selected", []() { return std::string(kernels().name); });
   m.def("runnable", &runnable);

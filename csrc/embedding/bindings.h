@@ -30,4 +30,7 @@ void bind_lookup(nanobind::module_& module);
 // Adds row_update and gradient_squares to `module`.
 void bind_row_update(nanobind::module_& module);
 
+// Adds the classes SlotMap and RowSet, and copies of rows, to `module`.
+void bind_slot_map(nanobind::module_& module);
+
 }  // namespace terarec

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from terarec.errors import StorageError
+from terarec.kernels.slots import RowBatch
 from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, TableStores, WrittenBehind
 from terarec.storage.row_store import MemoryRowStore
-from terarec.storage.slots import RowBatch
 
 ROW_BYTES = 16
 

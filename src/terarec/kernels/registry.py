@@ -39,6 +39,10 @@ OPS = {
     "has_pair_dots": "dense",
     "pair_dots": "dense",
     "pair_gradients": "dense",
+    "SlotMap": "slots",
+    "RowSet": "slots",
+    "gather_rows": "slots",
+    "scatter_rows": "slots",
 }
 """Op, which is the name of a function or a class -> its module."""
 _DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any

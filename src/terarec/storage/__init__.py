@@ -1,5 +1,6 @@
 """Stores, which map keys to rows behind one protocol, and the arenas of their rows."""
 
+from terarec.kernels.slots import RowBatch
 from terarec.storage.arena import Arena
 from terarec.storage.changes import ChangedRows, lose_changes
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
@@ -8,7 +9,7 @@ from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import BudgetError
 from terarec.storage.row_store import MemoryRowStore, RowStore
-from terarec.storage.slots import Pin, RowBatch
+from terarec.storage.slots import Pin
 from terarec.storage.static import StaticTable, static_tables
 from terarec.storage.store import Rows, Store
 from terarec.storage.tier_budget import TierBudget

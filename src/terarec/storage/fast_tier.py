@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from terarec.kernels.slots import RowBatch, RowPart, gather_rows, new_slot_map, scatter_rows
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import WrittenBehind
-from terarec.storage.slots import RowBatch, SlotMap
+from terarec.storage.slots import Pin
 from terarec.storage.tier_use import TierUse
 
 ROWS_AT_ONCE = 1 << 16
@@ -40,7 +42,7 @@ class FastTier:
         self, of: RowFormat, capacity: int, device: torch.device, below: WrittenBehind | None, num_defaults: int
     ) -> None:
         self.format = of
-        self.slots = SlotMap(capacity, device)
+        self.slots = new_slot_map(capacity, device)
         self.below = below
         self.written = TierUse()
         self._num_defaults = num_defaults
@@ -48,12 +50,46 @@ class FastTier:
         self.state = {name: GrowingTensor(shape, dtype, device) for name, (dtype, shape) in of.states.items()}
         for held in (self.weights, *self.state.values()):
             held.grow(capacity)
+        self._released: deque[Tensor] = deque()
+
+    def pin(self, slots: Tensor) -> Pin:
+        """Return what lets go of ``slots int64[n]``, which are held."""
+        return Pin(slots, self._released)
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots that are pinned."""
+        self._let_released_go()
+        return self.slots.num_pinned
+
+    def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
+        """Return slots that may be released; see `terarec.kernels.ref.slots.SlotMap.victims`."""
+        self._let_released_go()
+        return self.slots.victims(count, batch, keeps_dirty=keeps_dirty)
+
+    def _let_released_go(self) -> None:
+        while self._released:
+            self.slots.let_go(self._released.popleft())
 
     def put(self, slots: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write rows to ``slots int64[n]``."""
         self.weights.tensor.index_copy_(0, slots, weights.to(slots.device))
         for name, values in state.items():
             self.state[name].tensor.index_copy_(0, slots, values.to(slots.device))
+
+    def unpack(self, slots: Tensor, values: Tensor, places: Tensor) -> None:
+        """Write rows ``places int64[n]`` of ``values uint8[m, row_bytes]`` to ``slots int64[n]``; none for -1."""
+        scatter_rows(self._parts(), slots, values, places.to(slots.device))
+
+    def packed(self, slots: Tensor) -> Tensor:
+        """Return the rows of ``slots int64[n]`` as uint8[n, row_bytes] in host memory."""
+        values = self.format.new_rows(slots.numel())
+        gather_rows(self._parts(), slots, values)
+        return values
+
+    def _parts(self) -> list[RowPart]:
+        held = [self.weights, *self.state.values()]
+        return [RowPart(each.tensor, offset) for each, offset in zip(held, self.format.offsets, strict=True)]
 
     def changed(self, table: int) -> Tensor:
         """Return the slots int64[n] of a table's rows that were changed and not written."""
@@ -66,10 +102,9 @@ class FastTier:
         if not slots.numel() or self.below is None:
             return
         owners = self.slots.owners
-        slots = slots[owners.tables[slots].argsort(stable=True)]  # so that the rows of a table lie together
+        slots = self.slots.by_table(slots)  # so that the rows of a table lie together
         batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(torch.device("cpu"))
-        state = {name: held.tensor[slots].cpu() for name, held in self.state.items()}
-        self.below.write(batch, self.format.pack(self.weights.tensor[slots].cpu(), state))
+        self.below.write(batch, self.packed(slots))
         rows = slots.numel()
         self.written = self.written.plus(TierUse(rows_written=rows, bytes_written=rows * self.format.num_bytes))
 

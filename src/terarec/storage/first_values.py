@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from terarec.kernels.rows import initialise_keys
+from terarec.kernels.slots import RowBatch
 from terarec.spec import DynamicTableSpec, TableSpec
 from terarec.storage.arena import first_scale
 from terarec.storage.row_levels import by_table
-from terarec.storage.slots import RowBatch
 
 
 class FirstValues:

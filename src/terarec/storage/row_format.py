@@ -24,6 +24,7 @@ class RowFormat:
         dtype: Element type of the weights.
         states: Name -> element type and shape of a row's state.
         num_bytes: Bytes of a row, at least 16.
+        offsets: Where the weights and each state begin in a row.
 
     Args:
         width: As above.
@@ -47,6 +48,8 @@ class RowFormat:
             self._parts.append((name, of_part, shape, end, size))
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_bytes = max(end, _FEWEST_BYTES)
+        self.offsets = tuple(begin for *_, begin, _ in self._parts)
+        self._is_dense = sum(size for *_, size in self._parts) == self.num_bytes
 
     @classmethod
     def of_columns(cls, columns: Sequence[RowColumn]) -> RowFormat:
@@ -75,6 +78,11 @@ class RowFormat:
             for name, of, shape, *_ in self._parts
         )
 
+    def new_rows(self, rows: int) -> Tensor:
+        """Return uint8[rows, num_bytes] in host memory; bytes between the parts of a row are 0."""
+        make = torch.empty if self._is_dense else torch.zeros
+        return make(rows, self.num_bytes, dtype=torch.uint8)
+
     def pack(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return rows as uint8[n, num_bytes] in host memory.
 
@@ -82,7 +90,7 @@ class RowFormat:
             weights: [n, D] in host memory.
             state: Name -> state [n, ...] in host memory.
         """
-        values = torch.zeros(weights.shape[0], self.num_bytes, dtype=torch.uint8)
+        values = self.new_rows(weights.shape[0])
         for (name, *_), part in zip(self._parts, self._views(values), strict=True):
             part.copy_(state[name] if name else weights)
         return values

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
+from terarec.kernels.slots import RowBatch, RowPart, SlotMap, gather_rows, new_slot_map, scatter_rows
 from terarec.storage.row_file import RowFile
 from terarec.storage.row_store import RowStore
-from terarec.storage.slots import RowBatch, SlotMap
 
 _CPU = torch.device("cpu")
 _SPACE_RATIO = 1.6
@@ -190,7 +190,7 @@ class CachedRows:
 
     def __init__(self, num_bytes: int, row_bytes: int, below: RowLevel | None, *, slot_bytes: int, name: str) -> None:
         self.below = below
-        self.slots = SlotMap(max(1, num_bytes // (row_bytes + slot_bytes)), _CPU)
+        self.slots = new_slot_map(max(1, num_bytes // (row_bytes + slot_bytes)), _CPU)
         self._name = name
         self._row_bytes = row_bytes
         self._slot_bytes = slot_bytes
@@ -209,21 +209,15 @@ class CachedRows:
             return self._read(batch, out)
 
     def _read(self, batch: RowBatch, out: Tensor) -> Tensor:
-        slots = self.slots.find(batch.rows)
+        slots, _, absent = self.slots.touch(batch.rows, pins=False)
+        gather_rows([RowPart(self._values, 0)], slots, out)
         found = slots >= 0
-        here = found.nonzero()[:, 0]
-        out[here] = self._values[slots[here]]
-        absent = (~found).nonzero()[:, 0]
         if absent.numel() and self.below is not None:
-            part = batch.part(absent)
             values = torch.empty(absent.numel(), out.shape[1], dtype=torch.uint8)
-            there = self.below.read(part, values)
+            there = self.below.read(batch.part(absent), values)
             got = absent[there]
             out[got] = values[there]
             found[got] = True
-        used = self.slots.distinct(slots[here])
-        self.slots.hold(used)  # counts their use
-        self.slots.let_go(used)
         return found
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
@@ -235,17 +229,17 @@ class CachedRows:
                 self._write(batch.part(part), values[part])
 
     def _write(self, batch: RowBatch, values: Tensor) -> None:
-        slots = self.slots.find(batch.rows)
-        with_slot = slots >= 0
-        held = slots[with_slot]
-        self.slots.hold(held)
-        absent = (~with_slot).nonzero()[:, 0]
-        if absent.numel() > self.slots.room:
-            self._make_room(absent.numel())
-        slots[absent] = self.slots.assign(batch.part(absent))
-        self._values[slots] = values
-        self.slots.is_dirty[slots] = True
-        self.slots.let_go(held)
+        slots, held, absent = self.slots.touch(batch.rows, pins=True)
+        try:
+            if absent.numel() > self.slots.room:
+                self._make_room(absent.numel())
+            new = self.slots.assign(batch.part(absent))
+        finally:
+            self.slots.let_go(held)
+        self.slots.let_go(new)
+        slots[absent] = new
+        scatter_rows([RowPart(self._values, 0)], slots, values)
+        self.slots.mark_changed(slots)
 
     def _make_room(self, wanted: int) -> None:
         missing = wanted - self.slots.room
@@ -260,7 +254,7 @@ class CachedRows:
                 needed_bytes=needed,
             )
         victims = self.slots.victims(max(missing, self.slots.capacity // 64), 0)
-        dirty = victims[self.slots.is_dirty[victims]]
+        dirty = self.slots.by_table(victims[self.slots.is_dirty[victims]])
         self.below.write(_owners(self.slots, dirty), self._values[dirty])
         self.slots.release(victims)
 

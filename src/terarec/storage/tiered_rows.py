@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
+from terarec.kernels.slots import RowBatch, row_set
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from terarec.storage.fast_tier import ROWS_AT_ONCE, FastTier
@@ -20,7 +21,7 @@ from terarec.storage.first_values import FirstValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, WrittenBehind
-from terarec.storage.slots import SLOT_BYTES, Pin, RowBatch
+from terarec.storage.slots import SLOT_BYTES, Pin
 from terarec.storage.store import check_has_memory
 from terarec.storage.tier_budget import TierBudget
 from terarec.storage.tier_files import TierFiles
@@ -197,11 +198,8 @@ class TieredRows:
         with self.lock:
             memory = self._open()
             self._batch += is_trained
-            slots = memory.slots.find(batch.rows)
-            absent = (slots < 0).nonzero()[:, 0]
-            used = memory.slots.distinct(slots[slots >= 0] if absent.numel() else slots)
+            slots, used, absent = memory.slots.touch(batch.rows, pins=True)
             hits = used.numel()
-            memory.slots.hold(used)
             if absent.numel():
                 try:
                     slots[absent], new = self._bring(memory, batch.part(absent), purpose)
@@ -210,14 +208,14 @@ class TieredRows:
                     raise
                 used = torch.cat([used, new])
             self._count(lookups=used.numel(), hits=hits)
-            return PlacedRows(slots, memory.slots.pin(used))
+            return PlacedRows(slots, memory.pin(used))
 
     def share_pin(self, pin: Pin) -> Pin:
         """Return another pin of the same slots."""
         with self.lock:
-            slots = self._open().slots
-            slots.hold(pin.slots, counts=False)
-            return slots.pin(pin.slots)
+            memory = self._open()
+            memory.slots.hold(pin.slots)
+            return memory.pin(pin.slots)
 
     def hold(self, pin: Pin) -> bool:
         """Keep rows in the fast tier until `updated`: a gradient waits for them.
@@ -252,7 +250,7 @@ class TieredRows:
                 if table_lr is not None:
                     learns = table_lr.to(self.device)[memory.slots.owners.tables[changed].long()] != 0.0
                     changed = changed[learns]
-                memory.slots.is_dirty[changed] = True
+                memory.slots.mark_changed(changed)
             self._release_taken()
 
     def ahead(self, batch: RowBatch, number: int) -> None:
@@ -267,11 +265,8 @@ class TieredRows:
             if memory.below is None:
                 return
             batch = batch.to(self.device)
-            slots = memory.slots.find(batch.rows)
-            wanted = self._batch + number
-            memory.slots.wanted_until[slots[slots >= 0]] = wanted
-            absent = batch.part((slots < 0).nonzero()[:, 0]).to(_CPU)
-            staged = self._ahead.reserve(absent, self._format.num_bytes)
+            absent = memory.slots.want(batch.rows, self._batch + number)
+            staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._format)
             below = memory.below
         staged.fill(below)
 
@@ -288,7 +283,7 @@ class TieredRows:
         with self.lock:
             memory = self._open()
             absent = memory.slots.find(batch.rows) < 0
-            pin = memory.slots.pin(torch.empty(0, dtype=torch.int64, device=self.device))
+            pin = memory.pin(torch.empty(0, dtype=torch.int64, device=self.device))
             has_room = memory.below is not None
             if has_room:
                 has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin, evicts=evicts)
@@ -297,11 +292,8 @@ class TieredRows:
     def keep(self, batch: RowBatch) -> Pin:
         """Return what keeps those rows, which may repeat, in the fast tier that are there."""
         with self.lock:
-            slots = self._open().slots
-            found = slots.find(batch.rows)
-            here = slots.distinct(found[found >= 0])
-            slots.hold(here)
-            return slots.pin(here)
+            memory = self._open()
+            return memory.pin(memory.slots.touch(batch.rows, pins=True).used)
 
     def make_room(self, rows: int) -> None:
         """Take the slots of rows that nothing keeps away, until so many have room."""
@@ -309,7 +301,7 @@ class TieredRows:
             memory = self._open()
             missing = rows - memory.slots.room
             if missing > 0 and memory.below is not None:
-                self._release(memory, memory.slots.victims(missing, self._batch))
+                self._release(memory, memory.victims(missing, self._batch))
 
     def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin, *, evicts: bool) -> bool:
         """Give slots to as many rows without one, which may repeat, as there is room for; `pin` keeps them.
@@ -317,10 +309,7 @@ class TieredRows:
         Returns:
             Whether these are all rows.
         """
-        rows, order = batch.rows.sort()
-        is_first = torch.ones_like(rows, dtype=torch.bool)
-        is_first[1:] = rows[1:] != rows[:-1]
-        batch = batch.part(order[is_first])
+        batch = batch.part(row_set(batch.rows).firsts)
         if evicts:
             self.make_room(batch.rows.numel())
         has_room = batch.rows.numel() <= memory.slots.room
@@ -528,7 +517,7 @@ class TieredRows:
         memory = FastTier(self._format, capacity, self.device, behind, self._num_defaults)
         if self._num_defaults:
             first = torch.arange(self._num_defaults, device=self.device)
-            memory.slots.hold(memory.slots.assign(RowBatch(first, first, first)))
+            memory.slots.assign(RowBatch(first, first, first))  # pinned for good
             self._write_defaults(memory)
         return memory
 
@@ -574,27 +563,24 @@ class TieredRows:
         """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
         if memory.below is not None:
             memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
+        arrivals = row_set(batch.rows)
+        batch = batch.part(arrivals.firsts)
         if batch.rows.numel() > memory.slots.room:
-            needed = memory.slots.num_distinct(batch.rows)
-            if needed > memory.slots.room:
-                self._make_room(memory, needed, purpose)
-        slots = memory.slots.assign(batch)
-        new = memory.slots.distinct(slots)
-        memory.slots.hold(new)
-        owners = memory.slots.owners
+            self._make_room(memory, batch.rows.numel(), purpose)
+        new = memory.slots.assign(batch)
         try:
-            self._load(memory, new, RowBatch(owners.rows[new], owners.keys[new], owners.tables[new].long()))
+            self._load(memory, new, batch)
         except BaseException:
             memory.slots.let_go(new)
             memory.slots.release(new)
             raise
-        return slots, new
+        return new[arrivals.places], new
 
     def _make_room(self, memory: FastTier, needed: int, purpose: str) -> None:
         slots = memory.slots
         missing = needed - slots.room
         wanted = max(missing, slots.capacity // _EVICTED_SHARE)
-        victims = slots.victims(wanted, self._batch, keeps_dirty=memory.below is None)
+        victims = memory.victims(wanted, self._batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
             raise self._too_small(memory, needed, purpose)
         self._release(memory, victims)
@@ -607,7 +593,7 @@ class TieredRows:
 
     def _too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
         slots, slot_bytes = memory.slots, self._format.num_bytes + SLOT_BYTES
-        others = slots.num_pinned if memory.below is not None else len(slots)
+        others = memory.num_pinned if memory.below is not None else len(slots)
         wanted = needed + others
         would_do = -(-int(wanted * slot_bytes / self._share()) // _MIB) * _MIB
         what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
@@ -629,11 +615,21 @@ class TieredRows:
         """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
         found = torch.zeros(slots.numel(), dtype=torch.bool)
         if memory.below is not None:
-            values, found, staged = self._fetch(memory.below, batch.to(_CPU), takes_staged=True)
-            got = found.nonzero()[:, 0]
-            weights, state = self._format.unpack(values if got.numel() == slots.numel() else values[got])
-            memory.put(slots[got.to(self.device)], weights, state)
-            self._count(rows_read=got.numel(), staged=staged, bytes_read=got.numel() * self._format.num_bytes)
+            held = batch.to(_CPU)
+            is_left = torch.ones(slots.numel(), dtype=torch.bool)
+            for taken in self._ahead.take(held):
+                memory.unpack(slots, taken.values, taken.places)
+                found |= taken.places >= 0
+                is_left &= ~taken.is_staged
+            staged = int(found.sum())
+            left = is_left.nonzero()[:, 0]
+            if left.numel():
+                values = self._format.new_rows(left.numel())
+                there = memory.below.read_others(held.part(left), values)  # none just left the fast tier
+                memory.unpack(slots[left.to(self.device)], values, _places(there))
+                found[left] = there
+            num_read = int(found.sum())
+            self._count(rows_read=num_read, staged=staged, bytes_read=num_read * self._format.num_bytes)
         fresh = (~found).nonzero()[:, 0].to(self.device)
         if fresh.numel():
             self._first.write(
@@ -642,30 +638,13 @@ class TieredRows:
             if self._num_defaults and memory.below is not None:  # files hold every row that has a key
                 memory.slots.is_dirty[slots[fresh]] = True
 
-    def _fetch(self, below: WrittenBehind, batch: RowBatch, *, takes_staged: bool) -> tuple[Tensor, Tensor, int]:
-        """Return rows uint8[n, row_bytes], which of them are in the tier below, and how many of those were staged."""
-        num_rows = batch.rows.numel()
-        values = torch.empty(num_rows, self._format.num_bytes, dtype=torch.uint8)
-        found = torch.zeros(num_rows, dtype=torch.bool)
-        if not takes_staged:
-            return values, below.read(batch, values), 0
-        taken = self._ahead.take(batch, values, found)
-        staged = int(found.sum())
-        rest = (~taken).nonzero()[:, 0]
-        if rest.numel() == num_rows:
-            found = below.read_others(batch, values)  # none is among those that just left the fast tier
-        elif rest.numel():
-            part = torch.empty(rest.numel(), values.shape[1], dtype=torch.uint8)
-            found[rest] = below.read_others(batch.part(rest), part)
-            values[rest] = part
-        return values, found, staged
-
     def _below(self, memory: FastTier, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return weights and states of rows that are not in the fast tier."""
         weights, state = self._format.empty(batch.rows.numel(), self.device)
         found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
         if memory.below is not None:
-            values, found, _ = self._fetch(memory.below, batch.to(_CPU), takes_staged=False)
+            values = self._format.new_rows(batch.rows.numel())
+            found = memory.below.read(batch.to(_CPU), values)
             got_weights, got_state = self._format.unpack(values)
             weights.copy_(got_weights)
             for name, part in got_state.items():
@@ -688,6 +667,11 @@ class TieredRows:
 
 def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
     return RowBatch(rows, keys, torch.full_like(rows, table))
+
+
+def _places(found: Tensor) -> Tensor:
+    """Return 0 to n - 1, and -1 where ``found bool[n]`` is false."""
+    return torch.arange(found.numel()).masked_fill_(~found, -1)
 
 
 def _rows_of(state: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,171 @@
+#include "embedding/slot_map.h"
+
+#include <algorithm>
+#include <array>
+
+#include "embedding/result_memory.h"
+
+namespace terarec {
+namespace {
+
+// Slots that are asked for ahead of the one that is looked at.
+constexpr int64_t kAhead = 24;
+
+}  // namespace
+
+int64_t SlotMap::num_pinned() const {
+  return std::count_if(arrays_.pins, arrays_.pins + next_, [](int16_t pins) { return pins > 0; });
+}
+
+SlotMap::Touched SlotMap::touch(KeySpan rows, bool pins, int64_t* slots, int64_t* used, int64_t* absent, int threads) {
+  index_.find(rows, slots, threads);
+  const SlotArrays a = arrays_;
+  if (++mark_ <= 0) {
+    std::fill_n(a.marks, capacity_, 0);
+    mark_ = 1;
+  }
+  Touched touched{0, 0};
+  for (int64_t i = 0; i < rows.size; i++) {
+    if (i + kAhead < rows.size && slots[i + kAhead] >= 0) {
+      __builtin_prefetch(a.marks + slots[i + kAhead], 1);
+      __builtin_prefetch(a.pins + slots[i + kAhead], 1);
+      __builtin_prefetch(a.counts + slots[i + kAhead], 1);
+    }
+    const int64_t slot = slots[i];
+    if (slot < 0) {
+      absent[touched.absent++] = i;
+    } else if (a.marks[slot] != mark_) {
+      a.marks[slot] = mark_;
+      a.pins[slot] = static_cast<int16_t>(a.pins[slot] + pins);
+      a.counts[slot] = static_cast<uint8_t>(a.counts[slot] + (a.counts[slot] < kMostUses));
+      used[touched.used++] = slot;
+    }
+  }
+  age(touched.used);
+  return touched;
+}
+
+int64_t SlotMap::want(KeySpan rows, int32_t until, int64_t* absent) {
+  const CallMemory memory(rows.size * sizeof(int64_t));
+  auto* slots = static_cast<int64_t*>(memory.get());
+  index_.find(rows, slots, 1);
+  int64_t num_absent = 0;
+  for (int64_t i = 0; i < rows.size; i++) {
+    if (i + kAhead < rows.size && slots[i + kAhead] >= 0) __builtin_prefetch(arrays_.wanted + slots[i + kAhead], 1);
+    if (slots[i] < 0) absent[num_absent++] = i;
+    else arrays_.wanted[slots[i]] = until;
+  }
+  return num_absent;
+}
+
+void SlotMap::hold(SlotSpan slots) {
+  for (int64_t i = 0; i < slots.size; i++) {
+    if (i + kAhead < slots.size) __builtin_prefetch(arrays_.pins + slots.slots[i + kAhead], 1);
+    arrays_.pins[slots.slots[i]]++;
+  }
+}
+
+void SlotMap::let_go(SlotSpan slots) {
+  for (int64_t i = 0; i < slots.size; i++) {
+    if (i + kAhead < slots.size) __builtin_prefetch(arrays_.pins + slots.slots[i + kAhead], 1);
+    arrays_.pins[slots.slots[i]]--;
+  }
+}
+
+void SlotMap::assign(const OwnedRows& rows, int64_t* slots, int threads) {
+  const SlotArrays a = arrays_;
+  const auto num_free = static_cast<int64_t>(free_.size());
+  const int64_t reused = std::min(rows.size, num_free);
+  index_.insert({rows.rows, rows.size}, slots, {free_.data() + num_free - reused, reused, next_, 1}, nullptr, threads);
+  free_.resize(num_free - reused);
+  next_ += rows.size - reused;
+  for (int64_t i = 0; i < rows.size; i++) {
+    const int64_t slot = slots[i];
+    a.rows[slot] = rows.rows[i];
+    a.keys[slot] = rows.keys[i];
+    a.tables[slot] = static_cast<int32_t>(rows.tables[i]);
+    a.is_dirty[slot] = false;
+    a.wanted[slot] = 0;
+    a.counts[slot] = 1;
+    a.pins[slot] = 1;
+  }
+  age(rows.size);
+}
+
+void SlotMap::release(SlotSpan slots, int threads) {
+  const SlotArrays a = arrays_;
+  const CallMemory memory(2 * slots.size * sizeof(int64_t));
+  auto* const rows = static_cast<int64_t*>(memory.get());
+  int64_t held = 0;
+  for (int64_t i = 0; i < slots.size; i++) {
+    const int64_t row = a.rows[slots.slots[i]];
+    rows[held] = row;
+    held += row >= 0;
+  }
+  index_.erase({rows, held}, rows + slots.size, threads);
+  for (int64_t i = 0; i < slots.size; i++) {
+    const int64_t slot = slots.slots[i];
+    const bool is_pinned = a.pins[slot] > 0;
+    a.is_dirty[slot] = false;
+    a.wanted[slot] = 0;
+    a.counts[slot] = 0;
+    a.rows[slot] = is_pinned ? kOrphan : kNoRow;
+    if (is_pinned) continue;
+    a.pins[slot] = kFree;
+    free_.push_back(slot);
+  }
+}
+
+// Counts the uses of all slots that may go, which says how many uses the last victim has; then takes those with fewer
+// wherever they are, and those with as many from the hand on.
+template <class MayGo>
+int64_t SlotMap::least_used(int64_t count, const MayGo& may_go, int64_t* slots) {
+  if (count <= 0 || next_ == 0) return 0;
+  std::array<int64_t, kMostUses + 1> of_uses{};
+  for (int64_t slot = 0; slot < next_; slot++) of_uses[arrays_.counts[slot]] += may_go(slot);
+  int most = 0;
+  int64_t below = 0;
+  while (most < kMostUses && below + of_uses[most] < count) below += of_uses[most++];
+  int64_t found = 0, at_most = count - below;
+  const int64_t first = hand_ < next_ ? hand_ : 0;
+  for (int64_t step = 0; step < next_; step++) {
+    const int64_t slot = first + step < next_ ? first + step : first + step - next_;
+    if (arrays_.counts[slot] > most || !may_go(slot)) continue;
+    if (arrays_.counts[slot] == most) {
+      if (at_most == 0) continue;
+      at_most--;
+      hand_ = slot + 1;
+    }
+    slots[found++] = slot;
+  }
+  return found;
+}
+
+int64_t SlotMap::victims(int64_t count, int32_t batch, bool keeps_dirty, int64_t* slots) {
+  const SlotArrays a = arrays_;
+  const auto is_loose = [&](int64_t slot) { return a.pins[slot] == 0 && !(keeps_dirty && a.is_dirty[slot]); };
+  int64_t found = least_used(count, [&](int64_t slot) { return is_loose(slot) && a.wanted[slot] <= batch; }, slots);
+  if (found < count) {
+    const auto is_wanted = [&](int64_t slot) { return is_loose(slot) && a.wanted[slot] > batch; };
+    found += least_used(count - found, is_wanted, slots + found);
+  }
+  return found;
+}
+
+void SlotMap::by_table(SlotSpan slots, int64_t* ordered) const {
+  int32_t most = 0;
+  for (int64_t i = 0; i < slots.size; i++) most = std::max(most, arrays_.tables[slots.slots[i]]);
+  std::vector<int64_t> begin(most + 2);
+  for (int64_t i = 0; i < slots.size; i++) begin[arrays_.tables[slots.slots[i]] + 1]++;
+  for (int32_t table = 0; table <= most; table++) begin[table + 1] += begin[table];
+  for (int64_t i = 0; i < slots.size; i++) ordered[begin[arrays_.tables[slots.slots[i]]]++] = slots.slots[i];
+}
+
+void SlotMap::age(int64_t uses) {
+  uses_ += uses;
+  if (uses_ < kUsesOfSlot * capacity_) return;
+  uses_ = 0;
+  for (int64_t slot = 0; slot < next_; slot++) arrays_.counts[slot] >>= 1;
+}
+
+}  // namespace terarec

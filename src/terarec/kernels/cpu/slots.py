@@ -1,0 +1,202 @@
+"""Launchers of the slot map and of copies of rows in host memory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.errors import StorageError
+from terarec.kernels.cpu.host import _embedding, empty_integers
+from terarec.kernels.hash_index import check_vector
+from terarec.kernels.slots import NO_ROW, RowBatch, RowPart, Touched, row_bytes_of
+
+_CPU = torch.device("cpu")
+
+
+class SlotMap:
+    """The slots of rows in host memory: what `terarec.kernels.ref.slots.SlotMap` does, without its temporary tensors.
+
+    Attributes:
+        capacity: Number of slots C.
+        device: The CPU.
+        owners: The row of each slot, its key and its table, [C] each; a row of -1 for none.
+        is_dirty: bool[C], whether the slot's row was changed since it was read.
+
+    Args:
+        capacity: As above.
+        device: As above.
+    """
+
+    def __init__(self, capacity: int, device: torch.device = _CPU) -> None:
+        self.capacity = capacity
+        self.device = device
+        self.owners = RowBatch(
+            torch.full((capacity,), NO_ROW), torch.zeros(capacity, dtype=torch.int64), _zeros(capacity, torch.int32)
+        )
+        self.is_dirty = _zeros(capacity, torch.bool)
+        types = (torch.int32, torch.uint8, torch.int16, torch.int32)
+        self._numbers = [_zeros(capacity, dtype) for dtype in types]  # the core keeps their addresses
+        addresses = [held.data_ptr() for held in (*self.owners, self.is_dirty, *self._numbers)]
+        self._core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
+
+    def __len__(self) -> int:
+        """Return the number of rows with a slot."""
+        return self._core.size()
+
+    @property
+    def room(self) -> int:
+        """Slots without a row."""
+        return self._core.room()
+
+    @property
+    def used_slots(self) -> int:
+        """Slots from the first on that ever had a row."""
+        return self._core.used_slots()
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots that are pinned."""
+        return self._core.num_pinned()
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the slots int64[n] of ``rows int64[n]``, -1 where a row has none."""
+        rows = check_vector("rows", rows, self.device)
+        slots = empty_integers(rows.numel())
+        self._core.find(rows.data_ptr(), rows.numel(), slots.data_ptr(), torch.get_num_threads())
+        return slots
+
+    def touch(self, rows: Tensor, *, pins: bool) -> Touched:
+        """Find rows and count a use of their slots; see `terarec.kernels.ref.slots.SlotMap.touch`."""
+        rows = check_vector("rows", rows, self.device)
+        slots, used, absent = (empty_integers(rows.numel()) for _ in range(3))
+        num_used, num_absent = self._core.touch(
+            rows.data_ptr(),
+            rows.numel(),
+            pins,
+            slots.data_ptr(),
+            used.data_ptr(),
+            absent.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return Touched(slots, used[:num_used].clone(), absent[:num_absent])
+
+    def want(self, rows: Tensor, until: int) -> Tensor:
+        """Note that a coming batch wants rows; see `terarec.kernels.ref.slots.SlotMap.want`."""
+        rows = check_vector("rows", rows, self.device)
+        absent = empty_integers(rows.numel())
+        return absent[: self._core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
+
+    def hold(self, slots: Tensor) -> None:
+        """Pin ``slots int64[n]``, distinct, until as many calls of `let_go`."""
+        self._core.hold(*_span(slots))
+
+    def let_go(self, slots: Tensor) -> None:
+        """Undo a pin of ``slots int64[n]``."""
+        self._core.let_go(*_span(slots))
+
+    def assign(self, batch: RowBatch) -> Tensor:
+        """Give slots to distinct rows without one; see `terarec.kernels.ref.slots.SlotMap.assign`.
+
+        Raises:
+            StorageError: No memory for the index; nothing has changed then.
+        """
+        rows, keys, tables = (check_vector("rows", held, self.device) for held in batch)
+        slots = torch.empty_like(rows)
+        try:
+            self._core.assign(
+                rows.data_ptr(),
+                rows.numel(),
+                keys.data_ptr(),
+                tables.data_ptr(),
+                slots.data_ptr(),
+                torch.get_num_threads(),
+            )
+        except MemoryError:
+            raise StorageError(f"slots: no memory to index {rows.numel():,} rows more") from None
+        return slots
+
+    def release(self, slots: Tensor) -> None:
+        """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
+        self._core.release(*_span(slots), torch.get_num_threads())
+
+    def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
+        """Return up to `count` slots that may be released; see `terarec.kernels.ref.slots.SlotMap.victims`."""
+        slots = torch.empty(max(count, 0), dtype=torch.int64)
+        return slots[: self._core.victims(max(count, 0), batch, keeps_dirty, slots.data_ptr())]
+
+    def mark_changed(self, slots: Tensor) -> None:
+        """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
+        _embedding.mark_slots(self.is_dirty.data_ptr(), *_span(slots))
+
+    def by_table(self, slots: Tensor) -> Tensor:
+        """Return ``slots int64[n]`` table by table, in the order in which they come."""
+        slots = slots.contiguous()
+        ordered = torch.empty_like(slots)
+        self._core.by_table(*_span(slots), ordered.data_ptr())
+        return ordered
+
+
+class RowSet:
+    """The distinct rows of a list; see `terarec.kernels.ref.slots.RowSet`.
+
+    Attributes:
+        firsts: int64[m], position at which each row first occurs, rising.
+        places: int64[n], the number of each row of the list.
+
+    Args:
+        rows: int64[n].
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        rows = check_vector("rows", rows, _CPU)
+        self.places = torch.empty_like(rows)
+        self._core = _embedding.RowSet(rows.data_ptr(), rows.numel(), secrets.randbits(64), self.places.data_ptr())
+        self.firsts = torch.empty(self._core.size(), dtype=torch.int64)
+        self._core.firsts(self.firsts.data_ptr())
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+        rows = check_vector("rows", rows, _CPU)
+        places = torch.empty_like(rows)
+        self._core.find(rows.data_ptr(), rows.numel(), places.data_ptr())
+        return places
+
+
+def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
+    """Copy rows to bytes; see `terarec.kernels.slots.gather_rows`."""
+    slots = slots.contiguous()
+    _embedding.gather_rows(
+        _addresses(parts), slots.data_ptr(), slots.numel(), out.data_ptr(), out.stride(0), torch.get_num_threads()
+    )
+
+
+def scatter_rows(parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None) -> None:
+    """Copy bytes to rows; see `terarec.kernels.slots.scatter_rows`."""
+    slots = slots.contiguous()
+    places = None if places is None else places.contiguous()
+    _embedding.scatter_rows(
+        _addresses(parts),
+        slots.data_ptr(),
+        0 if places is None else places.data_ptr(),
+        slots.numel(),
+        values.data_ptr(),
+        values.stride(0),
+        torch.get_num_threads(),
+    )
+
+
+def _addresses(parts: Sequence[RowPart]) -> list[tuple[int, int, int]]:
+    return [(values.data_ptr(), row_bytes_of(values), offset) for values, offset in parts]
+
+
+def _span(slots: Tensor) -> tuple[int, int]:
+    assert slots.dtype == torch.int64, "slots come from the map itself"
+    assert slots.is_contiguous()
+    return slots.data_ptr(), slots.numel()
+
+
+def _zeros(count: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(count, dtype=dtype)

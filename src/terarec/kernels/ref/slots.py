@@ -1,0 +1,233 @@
+"""Slots of rows and copies of rows, in plain PyTorch: the oracle, and what runs on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.kernels.hash_index import new_hash_index
+from terarec.kernels.slots import MOST_USES, NO_ROW, ORPHAN, USES_OF_SLOT, RowBatch, RowPart, Touched, row_bytes_of
+
+
+class SlotMap:
+    """The slots of rows. Rows without a slot get one by `assign`; `victims` names those that may be released for them.
+
+    Those of the fewest uses go first. A use is a batch that needed the row; counts are halved from time to time, so
+    that rows that were needed long ago go, too. Rows that are pinned stay, and rows that a coming batch wants stay
+    while there are others. Of equal counts, slots go in turns.
+
+    Attributes:
+        capacity: Number of slots C.
+        device: Device of the numbers.
+        owners: The row of each slot, its key and its table, [C] each; a row of `NO_ROW` for none.
+        is_dirty: bool[C], whether the slot's row was changed since it was read.
+
+    Args:
+        capacity: As above.
+        device: As above.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.device = device
+        self._index = new_hash_index(device)
+
+        def numbers(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(capacity, dtype=dtype, device=device)
+
+        self.owners = RowBatch(numbers(torch.int64).fill_(NO_ROW), numbers(torch.int64), numbers(torch.int32))
+        self.is_dirty = numbers(torch.bool)
+        self._wanted, self._counts, self._pins = numbers(torch.int32), numbers(torch.uint8), numbers(torch.int16)
+        self._scratch = numbers(torch.int32)
+        self._free: list[Tensor] = []
+        self._num_free = self._next = self._hand = self._uses = 0
+
+    def __len__(self) -> int:
+        """Return the number of rows with a slot."""
+        return len(self._index)
+
+    @property
+    def room(self) -> int:
+        """Slots without a row."""
+        return self._num_free + self.capacity - self._next
+
+    @property
+    def used_slots(self) -> int:
+        """Slots from the first on that ever had a row."""
+        return self._next
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots that are pinned."""
+        return int((self._pins[: self._next] > 0).sum())
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the slots int64[n] of ``rows int64[n]``, -1 where a row has none."""
+        return self._index.find(rows)
+
+    def touch(self, rows: Tensor, *, pins: bool) -> Touched:
+        """Find rows and count a use of their slots.
+
+        Args:
+            rows: int64[n], which may repeat.
+            pins: Whether each slot is pinned once.
+        """
+        slots = self.find(rows)
+        found = slots[slots >= 0]
+        places = torch.arange(found.numel(), dtype=torch.int32, device=self.device)
+        self._scratch[found] = places
+        used = found[self._scratch[found] == places]
+        self._counts[used] += self._counts[used] < MOST_USES
+        if pins:
+            self.hold(used)
+        self._age(used.numel())
+        return Touched(slots, used, (slots < 0).nonzero()[:, 0])
+
+    def want(self, rows: Tensor, until: int) -> Tensor:
+        """Note that a coming batch wants rows.
+
+        Args:
+            rows: int64[n], which may repeat.
+            until: Number of the batch.
+
+        Returns:
+            Positions int64[a] of those without a slot.
+        """
+        slots = self.find(rows)
+        self._wanted[slots[slots >= 0]] = until
+        return (slots < 0).nonzero()[:, 0]
+
+    def hold(self, slots: Tensor) -> None:
+        """Pin ``slots int64[n]``, distinct, until as many calls of `let_go`."""
+        self._pins[slots] += 1
+
+    def let_go(self, slots: Tensor) -> None:
+        """Undo a pin of ``slots int64[n]``."""
+        self._pins[slots] -= 1
+
+    def assign(self, batch: RowBatch) -> Tensor:
+        """Give slots to distinct rows without one; there is `room` for them.
+
+        Returns:
+            int64[n], pinned once.
+        """
+        free = torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *self._free])
+        reused = min(batch.rows.numel(), self._num_free)
+        self._num_free -= reused
+        slots, _ = self._index.insert(batch.rows, free[self._num_free :], self._next)
+        self._free = [free[: self._num_free]]
+        self._next += batch.rows.numel() - reused
+        for held, values in zip(self.owners, batch, strict=True):
+            held[slots] = values.to(held.dtype)
+        self.is_dirty[slots] = False
+        self._wanted[slots] = 0
+        self._counts[slots] = 1
+        self._pins[slots] = 1
+        self._age(batch.rows.numel())
+        return slots
+
+    def release(self, slots: Tensor) -> None:
+        """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
+        rows = self.owners.rows[slots]
+        self._index.erase(rows[rows >= 0])
+        self.is_dirty[slots] = False
+        self._wanted[slots] = 0
+        self._counts[slots] = 0
+        is_pinned = self._pins[slots] > 0
+        self.owners.rows[slots] = torch.where(is_pinned, ORPHAN, NO_ROW)
+        self._free.append(slots[~is_pinned])
+        self._num_free += self._free[-1].numel()
+
+    def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
+        """Return up to `count` slots that may be released.
+
+        Args:
+            count: Number of slots.
+            batch: Number of the present batch: rows that a later one wants stay while there are others.
+            keeps_dirty: Whether changed rows stay.
+
+        Returns:
+            int64[m], distinct; fewer where all other rows stay.
+        """
+        used = slice(0, self._next)
+        may_go = (self.owners.rows[used] != NO_ROW) & (self._pins[used] == 0)
+        if keeps_dirty:
+            may_go &= ~self.is_dirty[used]
+        is_wanted = self._wanted[used] > batch
+        found = self._least_used(count, may_go & ~is_wanted)
+        missing = count - found.numel()
+        return torch.cat([found, self._least_used(missing, may_go & is_wanted)]) if missing > 0 else found
+
+    def mark_changed(self, slots: Tensor) -> None:
+        """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
+        self.is_dirty[slots] = True
+
+    def by_table(self, slots: Tensor) -> Tensor:
+        """Return ``slots int64[n]`` table by table, in the order in which they come."""
+        return slots[self.owners.tables[slots].argsort(stable=True)]
+
+    def _least_used(self, count: int, may_go: Tensor) -> Tensor:
+        """Return `count` of the slots that may go: those of the fewest uses, and in turns where these are equal."""
+        slots = may_go.nonzero()[:, 0]
+        slots = torch.cat([slots[slots >= self._hand], slots[slots < self._hand]])
+        counts = self._counts[slots]
+        order = counts.argsort(stable=True)[:count]
+        if order.numel() == count and count:
+            last = slots[order[-1]]
+            self._hand = int(last) + 1
+        return slots[order]
+
+    def _age(self, uses: int) -> None:
+        self._uses += uses
+        if self._uses >= USES_OF_SLOT * self.capacity:
+            self._uses = 0
+            self._counts >>= 1
+
+
+class RowSet:
+    """The distinct rows of a list, numbered in the order in which they first occur.
+
+    Attributes:
+        firsts: int64[m], position at which each row first occurs, rising.
+        places: int64[n], the number of each row of the list.
+
+    Args:
+        rows: int64[n].
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, sorted_places = torch.unique(rows, return_inverse=True)
+        positions = torch.arange(rows.numel(), device=rows.device)
+        firsts = torch.full_like(self._rows, rows.numel()).scatter_reduce_(0, sorted_places, positions, "amin")
+        self.firsts, order = firsts.sort()
+        self._numbers = torch.empty_like(order)
+        self._numbers[order] = torch.arange(order.numel(), device=rows.device)
+        self.places = self._numbers[sorted_places]
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+        if not self._rows.numel():
+            return torch.full_like(rows, -1)
+        places = torch.searchsorted(self._rows, rows).clamp_(max=self._rows.numel() - 1)
+        return torch.where(self._rows[places] == rows, self._numbers[places], -1)
+
+
+def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
+    """Copy rows to bytes; see `terarec.kernels.slots.gather_rows`."""
+    here = (slots >= 0).nonzero()[:, 0]
+    for values, offset in parts:
+        num_bytes = row_bytes_of(values)
+        rows = values[slots[here]].reshape(here.numel(), num_bytes // values.element_size())
+        out[here.to(out.device), offset : offset + num_bytes] = rows.view(torch.uint8).to(out.device)
+
+
+def scatter_rows(parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None) -> None:
+    """Copy bytes to rows; see `terarec.kernels.slots.scatter_rows`."""
+    if places is not None:
+        slots, places = slots[places >= 0], places[places >= 0]
+        values = values[places.to(values.device)]
+    for held, offset in parts:
+        rows = values[:, offset : offset + row_bytes_of(held)].contiguous().view(held.dtype)
+        held.index_copy_(0, slots, rows.view(slots.numel(), *held.shape[1:]).to(held.device))

@@ -1,0 +1,202 @@
+"""Slots: which rows have one of a bounded number of them, and copies of rows between slots and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from terarec.errors import ConfigError
+from terarec.kernels.registry import choose
+
+NO_ROW, ORPHAN = -1, -2
+"""Owner of a slot without a row, and of a pinned one whose row was taken away."""
+MOST_USES = 255
+USES_OF_SLOT = 64
+"""Counts are halved after so many uses for each slot: 64 let rows that come in every tenth of such a time stay."""
+
+
+class RowBatch(NamedTuple):
+    """Rows of an arena.
+
+    Attributes:
+        rows: int64[n], arena rows.
+        keys: int64[n], of their tables.
+        tables: int64[n], numbers of their tables in the arena.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    tables: Tensor
+
+    def part(self, places: Tensor | slice) -> RowBatch:
+        """Return those at `places`."""
+        return RowBatch(self.rows[places], self.keys[places], self.tables[places])
+
+    def to(self, device: torch.device) -> RowBatch:
+        """Return them on `device`."""
+        return RowBatch(*(held.to(device) for held in self))
+
+
+class Touched(NamedTuple):
+    """Rows that were looked for.
+
+    Attributes:
+        slots: int64[n], the slot of each row, -1 where it has none.
+        used: int64[u], these slots, each once, in any order.
+        absent: int64[a], positions of the rows without a slot, rising.
+    """
+
+    slots: Tensor
+    used: Tensor
+    absent: Tensor
+
+
+class RowPart(NamedTuple):
+    """A tensor that holds a part of each row, such as an optimizer state.
+
+    Attributes:
+        values: [C, ...], contiguous; a row takes up some bytes.
+        offset: Where they begin in a row of bytes.
+    """
+
+    values: Tensor
+    offset: int
+
+
+class SlotMap(Protocol):
+    """The slots of rows; `terarec.kernels.ref.slots.SlotMap` says it in full. One thread at a time calls it."""
+
+    capacity: int
+    device: torch.device
+    owners: RowBatch
+    is_dirty: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of rows with a slot."""
+
+    @property
+    def room(self) -> int:
+        """Slots without a row."""
+
+    @property
+    def used_slots(self) -> int:
+        """Slots from the first on that ever had a row."""
+
+    @property
+    def num_pinned(self) -> int:
+        """Slots that are pinned."""
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the slots int64[n] of ``rows int64[n]``, -1 where a row has none."""
+
+    def touch(self, rows: Tensor, *, pins: bool) -> Touched:
+        """Find ``rows int64[n]``, which may repeat; count a use of each slot and, with `pins`, pin it once."""
+
+    def want(self, rows: Tensor, until: int) -> Tensor:
+        """Note that batches up to number `until` want rows; return the positions int64[a] of those without a slot."""
+
+    def hold(self, slots: Tensor) -> None:
+        """Pin ``slots int64[n]``, distinct, once more."""
+
+    def let_go(self, slots: Tensor) -> None:
+        """Undo a pin of ``slots int64[n]``."""
+
+    def assign(self, batch: RowBatch) -> Tensor:
+        """Give slots int64[n], pinned once, to distinct rows without one; there is `room` for them."""
+
+    def release(self, slots: Tensor) -> None:
+        """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
+
+    def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
+        """Return up to `count` distinct slots that may be released, those of the fewest uses."""
+
+    def mark_changed(self, slots: Tensor) -> None:
+        """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
+
+    def by_table(self, slots: Tensor) -> Tensor:
+        """Return ``slots int64[n]`` table by table, in the order in which they come."""
+
+
+class RowSet(Protocol):
+    """The distinct rows of a list; `terarec.kernels.ref.slots.RowSet` says it in full."""
+
+    firsts: Tensor
+    places: Tensor
+
+    def find(self, rows: Tensor) -> Tensor:
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+
+
+def new_slot_map(capacity: int, device: torch.device, implementation: str = "auto") -> SlotMap:
+    """Return an empty map of `capacity` slots.
+
+    Raises:
+        KernelError: An implementation that does not run on `device`.
+    """
+    made: SlotMap = choose("SlotMap", device, _for(device, implementation))(capacity, device)
+    return made
+
+
+def row_set(rows: Tensor, implementation: str = "auto") -> RowSet:
+    """Return the distinct ones of ``rows int64[n]``."""
+    made: RowSet = choose("RowSet", rows.device, _for(rows.device, implementation))(rows)
+    return made
+
+
+def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, implementation: str = "auto") -> None:
+    """Copy rows ``slots int64[n]`` of all parts to ``out uint8[n, row_bytes]``; those of slot -1 stay as they are.
+
+    Raises:
+        ConfigError: Tensors of other types or shapes, or bytes outside of a row.
+    """
+    _check_parts(parts, slots, out)
+    choose("gather_rows", slots.device, _for(slots.device, implementation))(parts, slots, out)
+
+
+def scatter_rows(
+    parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None = None, implementation: str = "auto"
+) -> None:
+    """Copy rows of ``values uint8[m, row_bytes]`` to rows ``slots int64[n]``, distinct, of all parts.
+
+    Args:
+        parts: Tensors on the device of `slots`.
+        slots: As above.
+        values: As above.
+        places: int64[n], a row of `values` for each slot, or -1 for none; None for 0 to n - 1.
+        implementation: "auto", or one by name.
+
+    Raises:
+        ConfigError: As `gather_rows`.
+    """
+    _check_parts(parts, slots, values)
+    if places is not None and (places.dtype != torch.int64 or places.shape != slots.shape):
+        raise ConfigError(f"places: got {places.dtype}{list(places.shape)}, expected torch.int64{list(slots.shape)}")
+    choose("scatter_rows", slots.device, _for(slots.device, implementation))(parts, slots, values, places)
+
+
+def _for(device: torch.device, implementation: str) -> str:
+    """Return the implementation for a device; on a GPU torch's own operations are the ones there are."""
+    return "ref" if implementation == "auto" and device.type != "cpu" else implementation
+
+
+def _check_parts(parts: Sequence[RowPart], slots: Tensor, packed: Tensor) -> None:
+    if slots.dtype != torch.int64 or slots.ndim != 1:
+        raise ConfigError(f"slots: got {slots.dtype}{list(slots.shape)}, expected torch.int64[n]")
+    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.stride(1) != 1:
+        raise ConfigError(f"values: got {packed.dtype}{list(packed.shape)}, expected torch.uint8[n, row_bytes]")
+    for values, offset in parts:
+        num_bytes = row_bytes_of(values)
+        if not values.is_contiguous() or offset < 0 or offset + num_bytes > packed.shape[1]:
+            raise ConfigError(
+                f"parts: got {values.dtype}{list(values.shape)} at byte {offset}, expected contiguous rows within the "
+                f"{packed.shape[1]} bytes of a packed one"
+            )
+
+
+def row_bytes_of(values: Tensor) -> int:
+    """Return the bytes of a row of ``values [C, ...]``."""
+    num_bytes: int = values[:1].numel() * values.element_size() if values.shape[0] else 0
+    return num_bytes

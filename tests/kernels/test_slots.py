@@ -1,0 +1,148 @@
+"""Which rows have slots and whose slots go to others; the compiled map beside the plain one."""
+
+import pytest
+import torch
+
+from terarec.errors import ConfigError, KernelError
+from terarec.kernels.slots import MOST_USES, RowBatch, RowPart, gather_rows, new_slot_map, row_set, scatter_rows
+
+CPU = torch.device("cpu")
+BOTH = ("ref", "cpu")
+
+
+def batch(*rows: int) -> RowBatch:
+    held = torch.tensor(rows, dtype=torch.int64)
+    return RowBatch(held, held + 100, held % 3)
+
+
+@pytest.fixture(params=BOTH)
+def implementation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_rows_get_slots_and_lose_them(implementation: str) -> None:
+    slots = new_slot_map(4, CPU, implementation)
+    assert slots.assign(batch(7, 8)).tolist() == [0, 1]
+    assert (len(slots), slots.room, slots.used_slots, slots.num_pinned) == (2, 2, 2, 2)
+    slots.mark_changed(torch.tensor([0, 1, 0]))
+    slots.let_go(torch.tensor([0, 1]))
+    slots.release(torch.tensor([0]))
+    assert slots.find(torch.tensor([7, 8])).tolist() == [-1, 1]
+    assert slots.assign(batch(9, 10, 11)).tolist() == [0, 2, 3]
+    assert slots.is_dirty.tolist() == [False, True, False, False]
+    assert [held.tolist() for held in slots.owners] == [[9, 8, 10, 11], [109, 108, 110, 111], [0, 2, 1, 2]]
+    assert slots.by_table(torch.tensor([3, 2, 1, 0])).tolist() == [0, 2, 3, 1]
+
+
+def test_what_is_found_is_pinned_once_and_what_is_not_is_named(implementation: str) -> None:
+    slots = new_slot_map(4, CPU, implementation)
+    slots.let_go(slots.assign(batch(5, 6, 7)))
+    found, used, absent = slots.touch(torch.tensor([6, 9, 5, 6, 8, 9]), pins=True)
+    assert found.tolist() == [1, -1, 0, 1, -1, -1]
+    assert sorted(used.tolist()) == [0, 1]
+    assert absent.tolist() == [1, 4, 5]
+    assert slots.num_pinned == 2
+    slots.hold(used)
+    slots.let_go(used)
+    assert slots.victims(3, 0).tolist() == [2]
+    slots.let_go(used)
+    assert sorted(slots.victims(3, 0).tolist()) == [0, 1, 2]
+
+
+def test_victims_are_the_rows_that_fewest_batches_used(implementation: str) -> None:
+    slots = new_slot_map(6, CPU, implementation)
+    slots.let_go(slots.assign(batch(*range(6))))
+    for used in ([0, 1, 2, 3], [0, 1, 2], [2, 5]):
+        slots.touch(torch.tensor(used), pins=False)
+    assert slots.victims(1, 0).tolist() == [4]
+    assert slots.want(torch.tensor([5, 70, 5]), 3).tolist() == [1]
+    assert sorted(slots.victims(2, 2).tolist()) == [3, 4]
+    assert 5 not in slots.victims(5, 2), "a coming batch wants it, and there are others"
+    assert sorted(slots.victims(9, 2).tolist()) == [0, 1, 2, 3, 4, 5]
+    slots.mark_changed(torch.tensor([0, 1, 2]))
+    assert sorted(slots.victims(9, 4, keeps_dirty=True).tolist()) == [3, 4, 5]
+
+
+def test_rows_that_were_used_as_often_go_in_turns(implementation: str) -> None:
+    slots = new_slot_map(5, CPU, implementation)
+    slots.let_go(slots.assign(batch(*range(5))))
+    assert [slots.victims(2, 0).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 0]]
+
+
+def test_counts_end_at_the_most_and_are_halved_in_time(implementation: str) -> None:
+    slots = new_slot_map(2, CPU, implementation)
+    slots.let_go(slots.assign(batch(1, 2)))
+    for _ in range(2 * MOST_USES):
+        slots.touch(torch.tensor([1]), pins=False)
+    slots.touch(torch.tensor([2, 2]), pins=False)
+    assert slots.victims(1, 0).tolist() == [1]
+
+
+def test_both_maps_do_the_same() -> None:
+    generator = torch.Generator().manual_seed(3)
+    capacity = 700
+    maps = [new_slot_map(capacity, CPU, implementation) for implementation in BOTH]
+    for step in range(60):
+        rows = (torch.rand(900, generator=generator) ** 3 * 2000).long()
+        asked = RowBatch(rows, rows * 7, rows % 5)
+        wanted = [each.want(rows[:100] + 3, step + 1) for each in maps]
+        touched = [each.touch(rows, pins=True) for each in maps]
+        sets = [row_set(rows[held.absent], name) for held, name in zip(touched, BOTH, strict=True)]
+        assert torch.equal(*wanted)
+        assert torch.equal(sets[0].places, sets[1].places)
+        assert torch.equal(sets[0].find(rows), sets[1].find(rows))
+        assert torch.equal(touched[0].used.sort().values, touched[1].used.sort().values)
+        new = []
+        for each, held, distinct in zip(maps, touched, sets, strict=True):
+            assert torch.equal(held.absent, touched[0].absent)
+            arrivals = asked.part(held.absent).part(distinct.firsts)
+            missing = arrivals.rows.numel() - each.room
+            gone = each.victims(missing, step).sort().values
+            each.release(gone)
+            new.append((gone, each.assign(arrivals)))
+            each.let_go(torch.cat([held.used, new[-1][1]]))
+            each.mark_changed(held.slots[held.slots >= 0])
+        assert torch.equal(new[0][0], new[1][0])
+        assert (len(maps[0]), maps[0].room) == (len(maps[1]), maps[1].room)
+        assert torch.equal(*(each.find(torch.arange(2000)) for each in maps))
+        assert torch.equal(*(each.is_dirty for each in maps))
+    assert maps[0].room == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 1300])
+def test_rows_are_copied_to_bytes_and_back(count: int, implementation: str) -> None:
+    weights, state = torch.randn(2000, 5).bfloat16(), torch.randn(2000, 3, 2)
+    parts = [RowPart(weights, 0), RowPart(state, 12)]
+    slots = torch.randperm(2000)[:count]
+    slots[::7] = -1
+    out = torch.full((count, 40), 9, dtype=torch.uint8)
+    gather_rows(parts, slots, out, implementation)
+    here = slots >= 0
+    assert torch.equal(out[here, :10].contiguous().view(torch.bfloat16), weights[slots[here]])
+    assert torch.equal(out[here, 12:36].contiguous().view(torch.float32).view(-1, 3, 2), state[slots[here]])
+    assert (out[~here] == 9).all()
+    assert (out[:, 36:] == 9).all()
+    back = [RowPart(torch.zeros_like(held), offset) for held, offset in parts]
+    scatter_rows(back, slots.clamp(min=0), out, torch.arange(count).masked_fill_(~here, -1), implementation)
+    for (mine, _), (held, _) in zip(back, parts, strict=True):
+        assert torch.equal(mine[slots[here]], held[slots[here]])
+        assert int((mine.flatten(1) != 0).any(1).sum()) == int(here.sum())
+
+
+def test_bad_tensors_are_rejected() -> None:
+    weights, out = torch.zeros(4, 2), torch.zeros(3, 8, dtype=torch.uint8)
+    slots = torch.zeros(3, dtype=torch.int64)
+    for parts, at, to in (
+        ([RowPart(weights, 4)], slots, out),
+        ([RowPart(weights.t(), 0)], slots, out),
+        ([RowPart(weights, 0)], slots.int(), out),
+        ([RowPart(weights, 0)], slots, out.int()),
+    ):
+        with pytest.raises(ConfigError):
+            gather_rows(parts, at, to)
+    with pytest.raises(ConfigError):
+        scatter_rows([RowPart(weights, 0)], slots, out, slots[:2])
+    with pytest.raises(ConfigError):
+        row_set(slots.int())
+    with pytest.raises(KernelError):
+        new_slot_map(4, CPU, "triton")
