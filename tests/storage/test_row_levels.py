@@ -33,6 +33,7 @@ def stores() -> TableStores:
 LEVELS = {
     "stores": stores,
     "cache": lambda: CachedRows(4 * 26, ROW_BYTES, stores(), slot_bytes=10, name="host"),
+    "cache-of-reads": lambda: CachedRows(4 * 26, ROW_BYTES, stores(), slot_bytes=10, name="host", keeps_read=True),
     "behind": lambda: WrittenBehind(stores()),
 }
 
@@ -67,6 +68,30 @@ def test_a_cache_without_a_level_below_is_a_limit() -> None:
     assert (caught.value.needed, caught.value.held, caught.value.needed_bytes) == (5, 4, 5 * 26)
     assert cache.count(0) == 4
     assert sum(len(keys) for keys, _ in cache.items(0, 3)) == 4
+
+
+class Counted(TableStores):
+    """Stores that count the rows that are read."""
+
+    num_read = 0
+
+    def read(self, held: RowBatch, out: torch.Tensor) -> torch.Tensor:
+        self.num_read += held.rows.numel()
+        return super().read(held, out)
+
+
+def test_rows_that_were_read_stay_where_they_are_to_be_kept() -> None:
+    level = Counted([MemoryRowStore(ROW_BYTES)])
+    level.write(batch(*range(8)), rows(*range(8)))
+    cache = CachedRows(4 * 26, ROW_BYTES, level, slot_bytes=10, name="host", keeps_read=True)
+    for wanted, num_read in ((batch(1, 2, 1, 9), 4), (batch(2, 1, 2), 4), (batch(3, 4, 1), 6), (batch(1, 2, 5, 3), 7)):
+        out = rows(*[77] * wanted.rows.numel())
+        found = cache.read(wanted, out)
+        assert found.tolist() == (wanted.rows < 8).tolist()
+        assert out[found, 0].tolist() == wanted.rows[found].tolist()
+        assert level.num_read == num_read
+    assert len(cache.slots) == 4
+    assert not cache.slots.is_dirty.any()
 
 
 class Gated(TableStores):

@@ -8,11 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
-from terarec.kernels.slots import RowBatch, RowPart, SlotMap, gather_rows, new_slot_map, scatter_rows
+from terarec.kernels.rows import reserve_rows
+from terarec.kernels.slots import RowBatch, RowPart, SlotMap, gather_rows, new_slot_map, row_set, scatter_rows
 from terarec.storage.row_file import RowFile
 from terarec.storage.row_store import RowStore
 
@@ -186,16 +188,30 @@ class CachedRows:
         below: Where rows go that do not fit.
         slot_bytes: Bytes that a slot takes besides its row.
         name: Of the tier, for errors.
+        keeps_read: Whether rows that are read from the level below stay here, as those do that are written; not above
+            which a faster tier keeps them.
     """
 
-    def __init__(self, num_bytes: int, row_bytes: int, below: RowLevel | None, *, slot_bytes: int, name: str) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        row_bytes: int,
+        below: RowLevel | None,
+        *,
+        slot_bytes: int,
+        name: str,
+        keeps_read: bool = False,
+    ) -> None:
         self.below = below
         self.slots = new_slot_map(max(1, num_bytes // (row_bytes + slot_bytes)), _CPU)
         self._name = name
         self._row_bytes = row_bytes
         self._slot_bytes = slot_bytes
         self._lock = threading.RLock()
-        self._values = torch.empty(self.slots.capacity, row_bytes, dtype=torch.uint8)
+        self._keeps_read = keeps_read
+        memory = reserve_rows((self.slots.capacity, row_bytes), np.uint8)
+        memory.grow(self.slots.capacity)
+        self._values = torch.from_numpy(memory.array(self.slots.capacity))
 
     @property
     def memory_bytes(self) -> int:
@@ -218,7 +234,19 @@ class CachedRows:
             got = absent[there]
             out[got] = values[there]
             found[got] = True
+            if self._keeps_read:
+                self._keep(batch.part(got), values[there])
         return found
+
+    def _keep(self, batch: RowBatch, values: Tensor) -> None:
+        """Hold rows of the level below, which may repeat, as far as there is room for them."""
+        firsts = row_set(batch.rows).firsts[: self.slots.capacity // 2]
+        if firsts.numel() > self.slots.room:
+            self._make_room(firsts.numel())
+        firsts = firsts[: self.slots.room]
+        slots = self.slots.assign(batch.part(firsts))
+        self.slots.let_go(slots)
+        scatter_rows([RowPart(self._values, 0)], slots, values, firsts)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """See `RowLevel.write`."""
