@@ -23,8 +23,9 @@ import torch
 from record import Row, append_rows, measure_in_turns
 from torch import Tensor
 
-from terarec.metrics import ItemLists, evaluate_retrieval
+from terarec.metrics import evaluate_retrieval
 from terarec.metrics.retrieval import BLOCK_BYTES
+from terarec.ragged import Ragged
 
 SEEN, RELEVANT, WIDTH, LENGTH = 20, 5, 64, 10
 PEERS = Path(__file__).resolve().parents[1] / ".venv-peers" / "bin" / "python"
@@ -39,10 +40,10 @@ def pairs_of(num_users: int, num_items: int, mean: int, seed: int) -> Pairs:
     return np.unique(np.stack([users, items], axis=1), axis=0)
 
 
-def lists_of(pairs: Pairs, num_users: int) -> ItemLists:
+def lists_of(pairs: Pairs, num_users: int) -> Ragged[np.ndarray, np.ndarray]:
     """The same as lists."""
     offsets = np.concatenate([[0], np.bincount(pairs[:, 0], minlength=num_users).cumsum()])
-    return ItemLists(offsets, pairs[:, 1])
+    return Ragged(pairs[:, 1], offsets)
 
 
 def recall_of(found: Tensor, relevant: Pairs, num_items: int) -> float:

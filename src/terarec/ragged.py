@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 Values = TypeVar("Values")
 Offsets = TypeVar("Offsets")
 Results = TypeVar("Results")
+Values_co = TypeVar("Values_co", covariant=True)
+Offsets_co = TypeVar("Offsets_co", covariant=True)
 
 
-class Ragged(NamedTuple, Generic[Values, Offsets]):
+class Ragged(NamedTuple, Generic[Values_co, Offsets_co]):
     """n lists of m values in all. List i is ``values[offsets[i] : offsets[i + 1]]``.
 
     Attributes:
@@ -22,8 +24,8 @@ class Ragged(NamedTuple, Generic[Values, Offsets]):
         offsets: n + 1 integers, rising from 0 to m: int64 in an array or a tensor.
     """
 
-    values: Values
-    offsets: Offsets
+    values: Values_co
+    offsets: Offsets_co
 
 
 ArrayLists = Ragged[NDArray[Any], NDArray[np.int64]]

@@ -16,18 +16,18 @@ ALLOWED: dict[str, set[str]] = {
     "etl": {"parallel", "ragged", "spec", "io", "kernels", "formats", "reports", "batch"},
     "data": {"parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
     "storage": {"spec", "io", "kernels", "ops", "formats"},
-    "metrics": {"spec"},
+    "metrics": {"ragged", "spec"},
     "optim": {"spec", "ops", "storage"},
-    "embedding": {"spec", "batch", "ops", "storage"},
+    "embedding": {"ragged", "spec", "batch", "ops", "storage"},
     "checkpoint": {"spec", "io", "kernels", "formats", "storage"},
-    "models": {"spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
+    "models": {"ragged", "spec", "io", "formats", "config", "batch", "nn", "storage", "embedding", "checkpoint"},
 }
 ALLOWED["dist"] = {"spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
 ALLOWED["ps"] = {"spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
 ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "data", "etl", "nn", "embedding", "models", "ps"}
 ALLOWED["serve"] |= {"checkpoint"}
-ALLOWED["export"] = {"spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
+ALLOWED["export"] = {"ragged", "spec", "io", "formats", "batch", "nn", "embedding", "storage", "models"}
 ALLOWED["recipes"] = {"spec", "io", "formats", "etl", "train"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED["hugectr"] = set(ALLOWED) - {"cli"}

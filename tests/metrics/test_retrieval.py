@@ -5,15 +5,16 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError
-from terarec.metrics import ItemLists, evaluate_retrieval
+from terarec.metrics import evaluate_retrieval
 from terarec.metrics.retrieval import best_items
+from terarec.ragged import Ragged
 from tests.errors import at
 
 
 def lists_of(items):
-    """`ItemLists` of a list of items for each user."""
+    """The lists of items: a list of items for each user."""
     offsets = np.cumsum([0, *map(len, items)])
-    return ItemLists(offsets, np.array([item for of_user in items for item in of_user], np.int64))
+    return Ragged(np.array([item for of_user in items for item in of_user], np.int64), offsets)
 
 
 def by_full_sort(users, items, relevant, seen, k):
@@ -125,9 +126,9 @@ GOOD = lists_of([[0], [1]])
         ({"item_vectors": torch.tensor([[1.0] * 3, [math.nan] * 3])}, ("item_vectors", "row 1")),
         ({"user_vectors": torch.full((2, 3), 3e38)}, ()),
         ({"relevant": lists_of([[0]])}, ("relevant", "got offsets [2]")),
-        ({"seen": lists_of([[0], [2]])}, ("seen.items", "got 2")),
-        ({"seen": ItemLists(np.array([0, 2, 1]), np.array([0]))}, ("seen.offsets",)),
-        ({"relevant": ItemLists(np.array([0, 1, 2]), np.array([0.0, 1.0]))}, ("relevant.items", "got float64")),
+        ({"seen": lists_of([[0], [2]])}, ("seen.values", "got 2")),
+        ({"seen": Ragged(np.array([0]), np.array([0, 2, 1]))}, ("seen.offsets",)),
+        ({"relevant": Ragged(np.array([0.0, 1.0]), np.array([0, 1, 2]))}, ("relevant.values", "got float64")),
         ({"k": [3]}, ("k", "got 3")),
         ({"k": []}, ("k, metrics", "got none")),
         ({"metrics": ["auc"]}, ("metrics", "got 'auc'")),

@@ -4,7 +4,7 @@ from terarec.embedding.collection import EmbeddingCollection
 from terarec.embedding.found_rows import FoundRows
 from terarec.embedding.lookups import LookupCollection, RowLookup
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
-from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences, pad_sequences
+from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.tables import share_tiers
 
@@ -19,7 +19,6 @@ __all__ = [
     "PaddedSequences",
     "QuantizedCollection",
     "RowLookup",
-    "Sequences",
     "pad_sequences",
     "replace_embeddings",
     "share_tiers",

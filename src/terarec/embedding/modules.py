@@ -12,7 +12,6 @@ from torch.autograd import forward_ad
 
 from terarec.embedding.row_gradient import PendingGradients
 from terarec.embedding.weight_lookup import (
-    Bags,
     GradientRule,
     ParameterArena,
     arena_of,
@@ -25,6 +24,7 @@ from terarec.errors import ConfigError
 from terarec.ops.checks import ROW_TYPES
 from terarec.ops.layout import BagLayout, Pooling, single_layout
 from terarec.ops.row_update import BagGradient
+from terarec.ragged import Ragged
 from terarec.storage import AnyTable
 
 
@@ -87,16 +87,22 @@ class DropIn(nn.Module):
         is_transformed = torch._C._functorch.peek_interpreter_stack() is not None  # by torch.func
         return is_transformed or forward_ad._current_level >= 0 or torch._C._is_tracing()
 
-    def _look_up(self, bags: Bags, pooling: Pooling, without_key: int | None = None) -> Tensor:
+    def _look_up(
+        self,
+        bags: Ragged[Tensor, Tensor],
+        key_weights: Tensor | None,
+        pooling: Pooling,
+        without_key: int | None = None,
+    ) -> Tensor:
         """Return the pooled vectors of `bags`, after scaling rows down to ``max_norm`` as torch does."""
         if self.max_norm is not None:
             with torch.no_grad():
-                torch.embedding_renorm_(self.weight.detach(), bags.keys, self.max_norm, self.norm_type)
+                torch.embedding_renorm_(self.weight.detach(), bags.values, self.max_norm, self.norm_type)
         arena = self._arena
         if arena is not None and arena.parameter is not self.weight:
             arena = None  # the weight was replaced
         rule = GradientRule(arena, self.sparse, self.scale_grad_by_freq, without_key)
-        return look_up(self.weight, bags, self._layout_for(pooling), rule)
+        return look_up(self.weight, bags, key_weights, self._layout_for(pooling), rule)
 
     def _layout_for(self, pooling: Pooling) -> BagLayout:
         rows, width = self.weight.shape
@@ -161,10 +167,10 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             raise ConfigError("per_sample_weights", f"got some in mode {self.mode!r}, expected mode 'sum'")
         if self.scale_grad_by_freq and self.mode == "max":
             raise ConfigError("scale_grad_by_freq", "got True in mode 'max', expected mode 'sum' or 'mean'")
-        bags = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
+        bags, key_weights = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
-            bags = without_key(bags, self.padding_idx)
-        return self._look_up(bags, cast(Pooling, self.mode))
+            bags, key_weights = without_key(bags, key_weights, self.padding_idx)
+        return self._look_up(bags, key_weights, cast(Pooling, self.mode))
 
 
 class Embedding(DropIn, nn.Embedding):
@@ -186,7 +192,7 @@ class Embedding(DropIn, nn.Embedding):
         """
         if self._is_left_to_torch(input):
             return super().forward(input)
-        vectors = self._look_up(single_keys(input), "sum", self.padding_idx)
+        vectors = self._look_up(single_keys(input), None, "sum", self.padding_idx)
         return vectors.reshape(*input.shape, self.weight.shape[1])
 
 

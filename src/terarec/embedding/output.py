@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,20 +10,8 @@ from torch import Tensor
 
 from terarec.batch import Jagged, first_keys, select
 from terarec.embedding.tables import LookupGroup
+from terarec.ragged import Ragged
 from terarec.spec import FeatureSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
-    """The unpooled vectors of one feature: sample b holds ``values[offsets[b] : offsets[b + 1]]``.
-
-    Attributes:
-        values: float32[n, D] for the feature's n keys.
-        offsets: int64[B + 1].
-    """
-
-    values: Tensor
-    offsets: Tensor
 
 
 class EmbeddingOutput(NamedTuple):
@@ -32,11 +19,11 @@ class EmbeddingOutput(NamedTuple):
 
     Attributes:
         pooled: float32[B, sum(D)], the pooled features side by side in feature order.
-        sequences: Unpooled feature -> its vectors.
+        sequences: Unpooled feature -> the vectors float32[n, D] of its n keys, as B lists with offsets int64[B + 1].
     """
 
     pooled: Tensor
-    sequences: Mapping[str, Sequences]
+    sequences: Mapping[str, Ragged[Tensor, Tensor]]
 
 
 def bags_of(jagged: Jagged, group: LookupGroup) -> Jagged:
@@ -60,7 +47,7 @@ def assemble(
     if len(looked_up) == 1 and looked_up[0][0].layout.is_pooled:
         return EmbeddingOutput(looked_up[0][2], {})
     pooled: dict[tuple[str, ...], Tensor] = {}
-    sequences: dict[str, Sequences] = {}
+    sequences: dict[str, Ragged[Tensor, Tensor]] = {}
     for group, part, vectors in looked_up:
         if group.layout.is_pooled:
             pooled[group.layout.feature_names] = vectors
@@ -72,9 +59,7 @@ def assemble(
 
 def cast(output: EmbeddingOutput, dtype: torch.dtype) -> EmbeddingOutput:
     """Return `output` with vectors of type `dtype`."""
-    sequences = {
-        name: Sequences(values=held.values.to(dtype), offsets=held.offsets) for name, held in output.sequences.items()
-    }
+    sequences = {name: Ragged(held.values.to(dtype), held.offsets) for name, held in output.sequences.items()}
     return EmbeddingOutput(output.pooled.to(dtype), sequences)
 
 
@@ -88,16 +73,13 @@ def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str
     return torch.cat([columns[feature.name] for feature in features if feature.name in columns], dim=1)
 
 
-def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Sequences]:
-    """Cut ``vectors float32[N, D]`` of several features into one `Sequences` each."""
+def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Ragged[Tensor, Tensor]]:
+    """Cut ``vectors float32[N, D]`` of several features into the lists of each."""
     batch_size = part.batch_size
     starts = part.offsets[::batch_size] if batch_size else part.offsets.expand(len(part.names) + 1)
     values = torch.split(vectors, starts.diff().tolist())
     return {
-        name: Sequences(
-            values=values[index],
-            offsets=part.offsets[index * batch_size : (index + 1) * batch_size + 1] - starts[index],
-        )
+        name: Ragged(values[index], part.offsets[index * batch_size : (index + 1) * batch_size + 1] - starts[index])
         for index, name in enumerate(part.names)
     }
 
@@ -134,11 +116,11 @@ class PaddedKeys:
         return PaddedKeys(self.keys, {**self.masks, **masks})
 
 
-def pad_sequences(sequences: Sequences, length: int | None = None) -> PaddedSequences:
+def pad_sequences(sequences: Ragged[Tensor, Tensor], length: int | None = None) -> PaddedSequences:
     """Pad the sequences of a feature with zeros to one length.
 
     Args:
-        sequences: Sequences of one feature.
+        sequences: Vectors [n, D] of one feature, as B lists.
         length: Length K, at least that of the longest sequence; None for the longest of the batch, at least 1.
     """
     values, lengths = sequences.values, sequences.offsets.diff()

@@ -15,25 +15,17 @@ from terarec.errors import ConfigError
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, dense_gradient, group_keys, per_key, sparse_gradient, state_dtype
+from terarec.ragged import Ragged
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
-class Bags(NamedTuple):
-    """Bags of one feature: bag b holds ``keys[offsets[b] : offsets[b + 1]]``.
-
-    Attributes:
-        keys: int64[N].
-        offsets: int64[B + 1].
-        key_weights: float32[N], factors of the keys' vectors, or None.
-    """
-
-    keys: Tensor
-    offsets: Tensor
-    key_weights: Tensor | None = None
-
-
-def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool) -> Bags:  # noqa: A002
-    """Return the bags that the arguments of `torch.nn.EmbeddingBag` describe.
+def bags_of(
+    input: Tensor,  # noqa: A002
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    include_last_offset: bool,
+) -> tuple[Ragged[Tensor, Tensor], Tensor | None]:
+    """Return the bags of keys that the arguments of `torch.nn.EmbeddingBag` describe, and the weights of the keys.
 
     Args:
         input: Int32 or int64: [N] with `offsets`, [B, L] for bags of L keys, or a jagged nested tensor.
@@ -50,13 +42,13 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
         )
     if input.is_nested:
         flat = None if weights is None else weights.values().float()
-        return Bags(_as_keys(input.values(), "input"), _as_keys(input.offsets(), "input"), flat)  # type: ignore[attr-defined]
+        return Ragged(_as_keys(input.values(), "input"), _as_keys(input.offsets(), "input")), flat  # type: ignore[attr-defined]
     flat = None if weights is None else weights.reshape(-1).float()
     if input.dim() == 2:
         if offsets is not None:
             raise ConfigError("offsets", "got a tensor with an input [B, L], expected None: each row is a bag")
         starts = torch.arange(input.shape[0] + 1, device=input.device)
-        return Bags(_as_keys(input, "input").reshape(-1), starts * input.shape[1], flat)
+        return Ragged(_as_keys(input, "input").reshape(-1), starts * input.shape[1]), flat
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         given = "none" if offsets is None else f"shape {list(offsets.shape)}"
         got = f"shape {list(input.shape)} with offsets of {given}"
@@ -64,25 +56,26 @@ def bags_of(input: Tensor, offsets: Tensor | None, weights: Tensor | None, inclu
     offsets = _as_keys(offsets, "offsets")
     if not include_last_offset:
         offsets = torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
-    return Bags(_as_keys(input, "input"), offsets, flat)
+    return Ragged(_as_keys(input, "input"), offsets), flat
 
 
-def single_keys(input: Tensor) -> Bags:  # noqa: A002
+def single_keys(input: Tensor) -> Ragged[Tensor, Tensor]:  # noqa: A002
     """Return a bag for each key of ``input``, int32 or int64 of any shape.
 
     Raises:
         ConfigError: An input of another type.
     """
     keys = _as_keys(input, "input").reshape(-1)
-    return Bags(keys, torch.arange(keys.shape[0] + 1, device=keys.device))
+    return Ragged(keys, torch.arange(keys.shape[0] + 1, device=keys.device))
 
 
-def without_key(bags: Bags, key: int) -> Bags:
-    """Return `bags` without any occurrence of `key`; bags may become empty."""
-    kept = bags.keys != key
+def without_key(
+    bags: Ragged[Tensor, Tensor], key_weights: Tensor | None, key: int
+) -> tuple[Ragged[Tensor, Tensor], Tensor | None]:
+    """Return `bags` without any occurrence of `key`, and the weights of the other keys; bags may become empty."""
+    kept = bags.values != key
     ends = torch.cat([bags.offsets.new_zeros(1), kept.cumsum(0)])
-    weights = bags.key_weights
-    return Bags(bags.keys[kept], ends[bags.offsets], None if weights is None else weights[kept])
+    return Ragged(bags.values[kept], ends[bags.offsets]), None if key_weights is None else key_weights[kept]
 
 
 def _as_keys(tensor: Tensor, name: str) -> Tensor:
@@ -229,12 +222,15 @@ class GradientRule(NamedTuple):
         )
 
 
-def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -> Tensor:
+def look_up(
+    weight: Tensor, bags: Ragged[Tensor, Tensor], key_weights: Tensor | None, layout: BagLayout, rule: GradientRule
+) -> Tensor:
     """Return the pooled vectors [B, D] of `bags`, in the type of `weight`.
 
     Args:
         weight: [V, D].
-        bags: Bags of one feature.
+        bags: Keys of one feature: N in B bags.
+        key_weights: float32[N], factors of the keys' vectors, or None.
         layout: Layout of that feature and one table of V rows.
         rule: How the gradient is computed and stored.
 
@@ -242,20 +238,20 @@ def look_up(weight: Tensor, bags: Bags, layout: BagLayout, rule: GradientRule) -
         KeyOutOfRangeError: A key outside 0 <= key < V.
         ConfigError: Offsets that decrease or do not cover the keys, or a weight of an unsupported type.
     """
-    learns = weight.requires_grad or (bags.key_weights is not None and bags.key_weights.requires_grad)
+    learns = weight.requires_grad or (key_weights is not None and key_weights.requires_grad)
     if not learns or not torch.is_grad_enabled():
-        return _vectors(weight, bags, layout)
+        return _vectors(weight, bags, key_weights, layout)
     if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
         from terarec.embedding.traced import run_eager  # loads the compiler
 
-        apart: Tensor = run_eager(look_up, weight, bags, layout, rule)
+        apart: Tensor = run_eager(look_up, weight, bags, key_weights, layout, rule)
         return apart
-    result: Tensor = _Lookup.apply(weight, *bags, layout, rule)  # type: ignore[no-untyped-call]
+    result: Tensor = _Lookup.apply(weight, *bags, key_weights, layout, rule)  # type: ignore[no-untyped-call]
     return result
 
 
-def _vectors(weight: Tensor, bags: Bags, layout: BagLayout) -> Tensor:
-    keys, offsets, key_weights = bags
+def _vectors(weight: Tensor, bags: Ragged[Tensor, Tensor], key_weights: Tensor | None, layout: BagLayout) -> Tensor:
+    keys, offsets = bags
     return bag_lookup(weight.detach(), keys, offsets, layout, key_weights=key_weights).to(weight.dtype)
 
 
@@ -265,7 +261,7 @@ class _Lookup(torch.autograd.Function):
         weight: Tensor, keys: Tensor, offsets: Tensor, key_weights: Tensor | None, layout: BagLayout, rule: GradientRule
     ) -> Tensor:
         held = None if key_weights is None else key_weights.detach()
-        return _vectors(weight, Bags(keys, offsets, held), layout)
+        return _vectors(weight, Ragged(keys, offsets), held, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -300,7 +296,7 @@ def _ruled(gradient: BagGradient, rule: GradientRule) -> BagGradient:
     """Return `gradient` without the key `without_key`, and with the factors of `by_frequency`."""
     keys, offsets, factors = gradient.keys, gradient.offsets, gradient.key_weights
     if rule.without_key is not None:
-        keys, offsets, factors = without_key(Bags(keys, offsets, factors), rule.without_key)
+        (keys, offsets), factors = without_key(Ragged(keys, offsets), factors, rule.without_key)
     layout = gradient.layout
     if rule.by_frequency:
         _, places = group_keys(keys, layout.num_rows)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences, Sequences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
 from terarec.errors import ConfigError
 from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input, vector_inputs
+from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec
 from terarec.storage import AnyTable, DynamicTable
 
@@ -111,7 +112,7 @@ def _first_keys(values: Tensor, count: int) -> Tensor:
 
 def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
     """Return what a lookup gives, with padded sequences, which models that are exported have to take, too."""
-    return EmbeddingOutput(pooled, cast(Mapping[str, Sequences], sequences))
+    return EmbeddingOutput(pooled, cast(Mapping[str, Ragged[Tensor, Tensor]], sequences))
 
 
 def _pool(vectors: Tensor, is_key: Tensor, pooling: str) -> Tensor:

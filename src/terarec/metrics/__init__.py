@@ -6,7 +6,7 @@ from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, AverageLoss, 
 from terarec.metrics.metric_set import MetricSet
 from terarec.metrics.registry import Metric, find_metric, metric_names
 from terarec.metrics.results import LabelValues, MetricValues, Results, SliceResults, SliceValues
-from terarec.metrics.retrieval import ItemLists, RetrievalResults, evaluate_retrieval
+from terarec.metrics.retrieval import RetrievalResults, evaluate_retrieval
 
 __all__ = [
     "AUC",
@@ -18,7 +18,6 @@ __all__ = [
     "Accuracy",
     "AverageLoss",
     "HitRate",
-    "ItemLists",
     "LabelValues",
     "LogLoss",
     "Metric",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,22 +14,14 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.metrics.columns import Integers
 from terarec.metrics.ranking import NOT_RANKED, RANKING_METRICS, RelevantRanks
+from terarec.ragged import Ragged
 
 BLOCK_BYTES = 64 << 20
 """Memory of the scores of one block of users."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class ItemLists:
-    """A list of items for each of U users.
-
-    Attributes:
-        offsets: int64[U + 1], rising from 0 to N: the items of user u are ``items[offsets[u] : offsets[u + 1]]``.
-        items: Numbers of items, int64[N].
-    """
-
-    offsets: Tensor | npt.NDArray[np.int64]
-    items: Tensor | npt.NDArray[np.int64]
+IntegerLists: TypeAlias = Ragged[Tensor | Integers, Tensor | Integers]
+"""Lists of integers, each in a tensor or an array."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +47,10 @@ class RetrievalResults:
 def evaluate_retrieval(
     user_vectors: Tensor,
     item_vectors: Tensor,
-    relevant: ItemLists,
+    relevant: IntegerLists,
     *,
     k: Sequence[int],
-    seen: ItemLists | None = None,
+    seen: IntegerLists | None = None,
     metrics: Sequence[str] = ("recall", "ndcg", "hit_rate", "mrr"),
     block_bytes: int = BLOCK_BYTES,
 ) -> RetrievalResults:
@@ -203,9 +196,9 @@ def _check_vectors(user_vectors: Tensor, item_vectors: Tensor) -> None:
             raise ConfigError(name, f"got numbers that are not finite in row {int(bad.nonzero()[0])}")
 
 
-def _pairs(name: str, lists: ItemLists, num_users: int, num_items: int) -> Integers:
+def _pairs(name: str, lists: IntegerLists, num_users: int, num_items: int) -> Integers:
     """Return the distinct pairs ``user * I + item`` of `lists`, rising, int64."""
-    offsets, items = _as_int64(f"{name}.offsets", lists.offsets), _as_int64(f"{name}.items", lists.items)
+    offsets, items = _as_int64(f"{name}.offsets", lists.offsets), _as_int64(f"{name}.values", lists.values)
     if offsets.shape != (num_users + 1,) or items.ndim != 1:
         got = f"offsets {list(offsets.shape)} and items {list(items.shape)}"
         raise ConfigError(name, f"got {got}, expected [{num_users + 1}] and [N]")
@@ -215,7 +208,7 @@ def _pairs(name: str, lists: ItemLists, num_users: int, num_items: int) -> Integ
         )
     bad = (items < 0) | (items >= num_items)
     if bad.any():
-        raise ConfigError(f"{name}.items", f"got {items[bad][0]}, expected 0 to {num_items - 1}")
+        raise ConfigError(f"{name}.values", f"got {items[bad][0]}, expected 0 to {num_items - 1}")
     return np.unique(np.repeat(np.arange(num_users), np.diff(offsets)) * num_items + items)
 
 

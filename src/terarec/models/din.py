@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, PaddedKeys, PaddedSequences, Sequences
+from terarec.embedding import EmbeddingCollection, PaddedKeys, PaddedSequences
 from terarec.errors import ConfigError
 from terarec.models.columns import join, mlp
 from terarec.nn import MLP
 from terarec.nn.attention import TargetAttention
 from terarec.nn.initializers import dense_distributions
+from terarec.ragged import Ragged
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
 from terarec.spec.quoting import did_you_mean
 
@@ -79,7 +80,7 @@ class DIN(nn.Module):
         for module, (history, place) in zip(self.attention, self._places, strict=True):
             attention = cast(TargetAttention, module)
             target = pooled[:, place * self.width : (place + 1) * self.width]
-            held: Sequences | PaddedSequences = sequences[history]
+            held: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
             if isinstance(held, PaddedSequences):  # in an exported program
                 parts.append(attention.padded(target, held.values, held.mask))
             else:

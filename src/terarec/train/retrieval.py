@@ -12,10 +12,11 @@ from torch import Tensor
 
 from terarec.batch import Batch, column, to_device
 from terarec.errors import ConfigError
-from terarec.metrics import ItemLists, RetrievalResults, evaluate_retrieval
+from terarec.metrics import RetrievalResults, evaluate_retrieval
 from terarec.models.contract import device_of
 from terarec.models.two_tower import TwoTower
 from terarec.nn.precision import Precision, autocast
+from terarec.ragged import Ragged, offsets_of
 from terarec.spec import DatasetSpec, TwoTowerSpec
 
 DEFAULT_K = (10, 50, 100)
@@ -159,9 +160,8 @@ def _rows(vectors: Tensor, rows: Integers) -> Tensor:
     return vectors.float()[torch.from_numpy(rows).to(vectors.device)]
 
 
-def _lists(pairs: Sequence[Integers], num_users: int) -> ItemLists:
+def _lists(pairs: Sequence[Integers], num_users: int) -> Ragged[Integers, Integers]:
     """Return the lists of `pairs`, each int64[2, N] of users and items."""
     user, item = np.concatenate([np.empty((2, 0), dtype=np.int64), *pairs], axis=1)
     order = user.argsort(kind="stable")
-    offsets = np.concatenate([[0], np.bincount(user, minlength=num_users).cumsum()]).astype(np.int64)
-    return ItemLists(offsets=offsets, items=item[order])
+    return Ragged(item[order], offsets_of(np.bincount(user, minlength=num_users)))
