@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from record import Row, append_rows
 
 if TYPE_CHECKING:
+    from terarec.etl.sink import SinkState
     from terarec.formats import ColumnBlock
 
 _BATCH_ROWS = 1 << 16
@@ -129,14 +130,18 @@ class _Rows:
 
     def __init__(self) -> None:
         self.digest = Digest()
+        self._num_rows = 0
 
     def write(self, split: str, rows: np.ndarray, block: object) -> None:
+        self._num_rows += len(rows)
         self.digest.add("row", rows)
         self.digest.add("k0", block.keys[0])
         self.digest.add("f1", block.dense[:, 0])
 
-    def state(self) -> None:
-        return None
+    def state(self) -> SinkState:
+        from terarec.etl.sink import SinkState
+
+        return SinkState(closed={"train": [self._num_rows]})
 
     def finish(self) -> Iterator[None]:
         return iter(())

@@ -34,6 +34,7 @@ from terarec.formats.hugectr import (
     RecordOptions,
     SplitRecords,
     describe_records,
+    record_files,
     write_records,
 )
 from terarec.formats.parquet import lists_of_array
@@ -83,8 +84,8 @@ class Sink(Protocol):
         """
         ...
 
-    def state(self) -> SinkState | None:
-        """Return the output that is on the disk; None if writing cannot be resumed."""
+    def state(self) -> SinkState:
+        """Return the output that is on the disk."""
         ...
 
     def finish(self) -> Iterator[None]:
@@ -286,9 +287,11 @@ class RecordsSink:
         kind: Kind of files.
         rows_per_file: Most rows of a Norm or Parquet file, each of which is a part with a keyset of its own.
         expected: Rows of each split, where they are known: its files get equally many then.
+        closed: Rows of the files of each split that an interrupted run closed.
 
     Raises:
         ConfigError: Columns that the files cannot hold.
+        FormatError: A keyset of the interrupted run is damaged.
     """
 
     def __init__(
@@ -299,6 +302,7 @@ class RecordsSink:
         kind: RecordKind,
         rows_per_file: int,
         expected: Mapping[str, int],
+        closed: Mapping[str, Sequence[int]],
     ) -> None:
         self._directory = directory
         self._spec = spec
@@ -311,6 +315,7 @@ class RecordsSink:
                 records,
                 even_sizes(expected.get(name), rows_per_file),
                 keysets=True,
+                closed=closed.get(name, ()),
             )
             for name in SPLIT_NAMES
         }
@@ -320,15 +325,17 @@ class RecordsSink:
         del rows
         self._splits[split].write(block)
 
-    def state(self) -> None:
-        """Return None: keysets and lists of HugeCTR's files need all rows."""
+    def state(self) -> SinkState:
+        """See `Sink`. Raw and RawAsync files hold a whole split, so they survive a kill after its last row alone."""
+        return SinkState(closed={name: files.closed_rows for name, files in self._splits.items()})
 
     def finish(self) -> Iterator[None]:
         """See `Sink`."""
         return iter(())
 
     def close_split(self, split: str) -> None:
-        """Do nothing: `close` writes the keyset of a split."""
+        """See `Sink`."""
+        self._splits[split].close()
 
     def close(self) -> None:
         """See `Sink`."""
@@ -360,8 +367,8 @@ class ShuffledSink:
     Rows are scattered to files on the disk by the highest bits of the hash. `finish` sorts each file in memory, one
     after the other. The order does not depend on the number of files.
 
-    If the other sink can be resumed, the files are forced to the disk after every `rows_per_commit` rows, and a file
-    is removed only after its rows are in closed shards.
+    The files are forced to the disk after every `rows_per_commit` rows. Each is removed when its rows are in closed
+    shards.
 
     Args:
         inner: Sink of the ordered rows.
@@ -419,14 +426,12 @@ class ShuffledSink:
         self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
         self._rows += len(rows)
         is_free = self._committing is None or self._committing.done()
-        if is_free and self._rows - self._requested_rows >= self._rows_per_commit and self._inner.state() is not None:
+        if is_free and self._rows - self._requested_rows >= self._rows_per_commit:
             self._commit()
 
-    def state(self) -> SinkState | None:
+    def state(self) -> SinkState:
         """See `Sink`; the train split has closed shards only after all rows are scattered."""
         inner = self._inner.state()
-        if inner is None:
-            return None
         if self._committing is not None and self._committing.done():
             self._committed = self._committing.result()
         rows, sizes = self._committed
@@ -446,19 +451,15 @@ class ShuffledSink:
     def finish(self) -> Iterator[None]:
         """See `Sink`."""
         self._is_finished = True
-        is_resumable = self._inner.state() is not None
-        if is_resumable:
-            for split in SPLIT_NAMES:
-                if split != SHUFFLED:
-                    self._inner.close_split(split)
-            if self._rows > self._requested_rows:
-                self._commit()  # files are sorted meanwhile
-            yield
+        for split in SPLIT_NAMES:
+            if split != SHUFFLED:
+                self._inner.close_split(split)
+        if self._rows > self._requested_rows:
+            self._commit()  # files are sorted meanwhile
+        yield
         first, before = self._merged[0]
         for index in range(first, self._partitions.count):
             table = self._partitions.read(index)
-            if not is_resumable:
-                self._partitions.discard(index)
             if table is not None:
                 skipped = min(max(self._begin_closed - before, 0), table.num_rows)
                 for _ in self._write_sorted(table, skipped):
@@ -527,6 +528,15 @@ RECORD_KINDS: Mapping[str, RecordKind] = {
     "hugectr_raw_async": "raw_async",
 }
 """Storage -> the kind of HugeCTR's files; other storages are a data set's own."""
+
+
+def closed_files(directory: Path, spec: DatasetSpec, storage: str, closed: Mapping[str, Sequence[int]]) -> set[Path]:
+    """Return the files of the shards that an interrupted run closed; `closed` as in `SinkState`."""
+    shards = [(split, index) for split, rows in closed.items() for index in range(len(rows))]
+    if storage not in RECORD_KINDS:
+        return {shard_path(directory, spec, split, index) for split, index in shards}
+    kind = RECORD_KINDS[storage]
+    return {path for split, index in shards for path in record_files(directory / split, kind, index)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -608,5 +618,5 @@ def ordered_sink(
         ConfigError: columns that the storage cannot hold.
     """
     if storage in RECORD_KINDS:
-        return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected)
+        return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected, closed)
     return DatasetSink(directory, location, spec, rows_per_shard, expected, closed, parts)

@@ -12,7 +12,9 @@ from terarec.data.synthetic import movielens
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl.engine import Progress, prepare
 from terarec.etl.ready import PRESETS
+from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.workflow import Workflow
+from terarec.formats.hugectr import record_files
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
 from tests.errors import at
 from tests.etl.engine.contents import contents
@@ -110,11 +112,11 @@ from pathlib import Path
 from terarec.etl import sink
 from terarec.etl.engine import prepare
 from terarec.spec import PrepareOptions
-from tests.etl.engine.test_resume import WRITE_OPTIONS, WRITE_SPLITS
-from tests.etl.engine.logs import shop_workflow
+from tests.etl.engine.test_resume import WRITE_OPTIONS, write_workflow
 
-split, shuffle, rows, out, *log = sys.argv[1:]
-write, written = sink.DatasetSink.write, 0
+split, storage, shuffle, rows, out, *log = sys.argv[1:]
+written_by = sink.RecordsSink if storage in sink.RECORD_KINDS else sink.DatasetSink
+write, written = written_by.write, 0
 
 class Immediately(sink.ThreadPoolExecutor):
     # Commits are done when they are requested, so that the checkpoint at a row is always the same.
@@ -134,11 +136,11 @@ def kill(progress):
     if shuffle != "merging" and progress.phase == "write" and progress.rows > int(rows):
         os.kill(os.getpid(), signal.SIGKILL)
 
-sink.DatasetSink.write = write_or_die
+written_by.write = write_or_die
 sink._WRITTEN_ROWS = 30
 sink.ThreadPoolExecutor = Immediately
-options = PrepareOptions(**WRITE_OPTIONS, shuffle=bool(shuffle))
-prepare(shop_workflow(WRITE_SPLITS[split]), [Path(path) for path in log], Path(out), options, kill)
+options = PrepareOptions(**WRITE_OPTIONS, storage=storage, shuffle=bool(shuffle))
+prepare(write_workflow(split, storage), [Path(path) for path in log], Path(out), options, kill)
 """
 WRITE_SPLITS = {
     "fraction": SplitByFraction(valid=0.1, test=0.05),
@@ -148,7 +150,17 @@ WRITE_SPLITS = {
 WRITE_OPTIONS: dict[str, Any] = {"rows_per_shard": 70, "bad_input": "skip"}
 
 
-def killed_while_writing(out: Path, log: list[Path], split: str, shuffle: str, rows: int) -> dict[str, Any]:
+def write_workflow(split: str, storage: str) -> Workflow:
+    """Return the workflow of the shop, without lists where the files hold none."""
+    workflow = shop_workflow(WRITE_SPLITS[split])
+    if storage not in ("hugectr_raw", "hugectr_raw_async"):
+        return workflow
+    return Workflow.of(dataclasses.replace(workflow.spec, categorical=("user", "item")))
+
+
+def killed_while_writing(
+    out: Path, log: list[Path], split: str, shuffle: str, rows: int, storage: str = "parquet"
+) -> dict[str, Any]:
     """Run a preparation in a process of its own that is killed after `rows` rows; returns the last checkpoint.
 
     Args:
@@ -157,8 +169,9 @@ def killed_while_writing(out: Path, log: list[Path], split: str, shuffle: str, r
         split: Name of the split in `WRITE_SPLITS`.
         shuffle: "" without a shuffle; "scattering" kills while rows are read, "merging" while they are sorted.
         rows: Number of rows.
+        storage: Format of the files.
     """
-    ended = run_python(KILLED_WRITING, split, shuffle, rows, out, *log)
+    ended = run_python(KILLED_WRITING, split, storage, shuffle, rows, out, *log)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     found: dict[str, Any] = json.loads((out.with_name(f"{out.name}.partial") / "work" / "written.json").read_text())
     return found
@@ -204,3 +217,44 @@ def test_complete_shards_outlive_a_kill(tmp_path: Path, split: str, shuffle: str
     elif split == "fraction":
         held = found["shuffle"]["spilled_rows"] if shuffle else sum(closed["train"])
         assert report.phases[-1].rows < whole.phases[-1].rows - held + 60
+
+
+@pytest.mark.parametrize(
+    ("storage", "split", "shuffle", "rows"),
+    [
+        ("norm", "fraction", "merging", 320),
+        ("hugectr_parquet", "hash", "scattering", 500),
+        ("hugectr_raw", "fraction", "merging", 320),
+        pytest.param("norm", "fraction", "", 300, marks=pytest.mark.slow),
+        pytest.param("norm", "hash", "scattering", 500, marks=pytest.mark.slow),
+        pytest.param("hugectr_parquet", "fraction", "merging", 200, marks=pytest.mark.slow),
+        pytest.param("hugectr_raw_async", "fraction", "merging", 320, marks=pytest.mark.slow),
+    ],
+)
+def test_files_of_hugectr_outlive_a_kill(tmp_path: Path, storage: Any, split: str, shuffle: str, rows: int) -> None:
+    log = shop_files(tmp_path / "raw", files=12)
+    workflow = write_workflow(split, storage)
+    options = PrepareOptions(**WRITE_OPTIONS, storage=storage, shuffle=bool(shuffle))
+    whole = prepare(workflow, log, tmp_path / "whole", options)
+    found = killed_while_writing(tmp_path / "out", log, split, shuffle, rows, storage)
+    partial = tmp_path / "out.partial"
+    kept = {
+        file.relative_to(partial): file.stat().st_ino
+        for name, shards in found["closed"].items()
+        for index in range(len(shards))
+        for file in record_files(partial / name, RECORD_KINDS[storage], index)
+    }
+    assert (found["shuffle"]["spilled_rows"] > 0) is bool(shuffle)
+    # Shuffled rows are in files after the last one is read, and one file of the train split is complete at its end.
+    is_in_parts = storage in ("norm", "hugectr_parquet") and shuffle != "scattering"
+    assert any(path.parts[0] == "train" for path in kept) is is_in_parts
+    report = prepare(workflow, log, tmp_path / "out", dataclasses.replace(options, threads=1))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    # Keysets of a whole split are written again.
+    again = {path: (tmp_path / "out" / path).stat().st_ino for path in kept if path.name != "_hugectr.keyset"}
+    assert again == {path: node for path, node in kept.items() if path in again}
+    assert report.splits == whole.splits
+    if shuffle == "merging":
+        assert report.phases[-1].rows == 0
+    else:
+        assert report.phases[-1].rows < whole.phases[-1].rows

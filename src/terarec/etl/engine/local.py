@@ -36,10 +36,9 @@ from terarec.etl.engine.split import (
 from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
 from terarec.etl.ops import State
 from terarec.etl.ops.lists import ITEM_BITS
-from terarec.etl.sink import PartOptions, SinkOptions, create_sink
+from terarec.etl.sink import PartOptions, SinkOptions, closed_files, create_sink
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
-from terarec.formats import shard_path
 from terarec.io import flush_tree
 from terarec.kernels import memory
 from terarec.parallel import available_threads
@@ -73,7 +72,7 @@ def fit(
 
 def _keep_files(directory: Path, kept: set[Path]) -> None:
     """Remove what a run that was killed in the write phase left in `directory`, except complete shards."""
-    if not kept:
+    if not any(path.parent == directory for path in kept):
         shutil.rmtree(directory, ignore_errors=True)
         return
     for path in directory.iterdir():
@@ -156,9 +155,9 @@ class LocalRun:
         positives = PositiveRows(labels, checkpoints.absent)
 
         def write() -> Result:
+            kept = closed_files(self._directory, spec, options.storage, checkpoints.state.closed)
             for split in SPLIT_NAMES:
-                closed = range(len(checkpoints.state.closed.get(split, ())))
-                _keep_files(self._directory / split, {shard_path(self._directory, spec, split, at) for at in closed})
+                _keep_files(self._directory / split, kept)
             joined = self._joined(work)
             if joined is not None:
                 joined.skip(checkpoints.begin.next_row << self._passes.item_bits)

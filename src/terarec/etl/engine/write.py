@@ -188,7 +188,7 @@ class WriteCheckpoints:
             StorageError: The disk is full.
         """
         state = sink.state()
-        if state is None or state == self._saved or not (state.spilled_rows or any(state.closed.values())):
+        if state == self._saved or not (state.spilled_rows or any(state.closed.values())):
             return
         held = state.num_rows
         while len(self._marks) > 1 and all(rows <= held.get(name, 0) for name, rows in self._marks[1].rows.items()):

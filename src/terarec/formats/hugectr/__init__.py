@@ -43,7 +43,14 @@ from terarec.formats.hugectr.sparse import (
     write_sparse_folder,
     write_sparse_states,
 )
-from terarec.formats.hugectr.split_writer import SplitRecords, add_key_offsets, create_writer, read_keyset, write_keyset
+from terarec.formats.hugectr.split_writer import (
+    SplitRecords,
+    add_key_offsets,
+    create_writer,
+    read_keyset,
+    record_files,
+    write_keyset,
+)
 from terarec.formats.parquet_lists import (
     METADATA_FILE,
     ParquetMetadata,
@@ -97,6 +104,7 @@ __all__ = [
     "read_records",
     "read_sparse_file",
     "read_statistics",
+    "record_files",
     "write_collection",
     "write_file_list",
     "write_floats",

@@ -17,7 +17,7 @@ from terarec.formats.block import ColumnBlock, Keys
 from terarec.formats.hugectr.fields import check_key_range, key_dtype
 from terarec.formats.hugectr.norm import NormWriter
 from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
-from terarec.formats.hugectr.records import has_offsets, is_listed
+from terarec.formats.hugectr.records import RecordKind, has_offsets, is_listed
 from terarec.formats.parquet import ParquetShardWriter
 from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.formats.shard import FileWriter, SplitFiles
@@ -60,6 +60,18 @@ class SeenKeys:
         """Mark the keys of some slots."""
         for column in columns:
             self._seen[flat_values(column)] = True
+
+    def load(self, path: Path, key_bytes: int) -> None:
+        """Mark the keys of a keyset.
+
+        Raises:
+            DataNotFoundError: No such file.
+            FormatError: The file is damaged.
+        """
+        keys = read_keyset(path, key_bytes)
+        if keys.size and not 0 <= keys.min() <= keys.max() < len(self._seen):
+            raise FormatError(f"{path}: holds keys {keys.min()} to {keys.max()}, expected 0 to {len(self._seen) - 1}")
+        self._seen[keys] = True
 
     def merge(self, other: SeenKeys) -> None:
         """Mark the keys that `other` has marked."""
@@ -137,6 +149,17 @@ KEYSET = "_hugectr.keyset"
 """Of a split; that of one of its parts is ``part-00000.keyset``."""
 
 
+def record_files(directory: Path, kind: RecordKind, index: int) -> tuple[Path, ...]:
+    """Return the data file `index` of a split, its keyset, and the file list of a part.
+
+    Norm and Parquet files are parts with keysets of their own. Another file holds the whole split, as its keyset does.
+    """
+    if not is_listed(kind):
+        return directory / "data.bin", directory / KEYSET
+    path = directory / f"part-{index:05d}{'.data' if kind == 'norm' else '.parquet'}"
+    return path, path.with_suffix(".keyset"), path.with_suffix(".txt")
+
+
 class SplitRecords:
     """Writer of the files of one split.
 
@@ -149,21 +172,46 @@ class SplitRecords:
         records: Type, layout and names of the files; its `splits` are ignored.
         sizes: Rows of each file, without end; files that need no list take all rows.
         keysets: Whether to write keysets.
+        closed: Rows of the data files that an interrupted run closed.
+
+    Raises:
+        FormatError: A keyset of the interrupted run is damaged.
     """
 
     def __init__(
-        self, directory: Path, location: Path, records: RecordsSpec, sizes: Iterator[int], *, keysets: bool
+        self,
+        directory: Path,
+        location: Path,
+        records: RecordsSpec,
+        sizes: Iterator[int],
+        *,
+        keysets: bool,
+        closed: Sequence[int] = (),
     ) -> None:
         self._directory = directory
         self._location = location
         self._records = records
         self._seen = SeenKeys(sum(records.layout.slot_sizes)) if keysets else None
-        self._files = SplitFiles(self._create, sizes if is_listed(records.kind) else repeat(sys.maxsize))
+        self._is_closed = False
+        files = [record_files(directory, records.kind, index) for index in range(len(closed))]
+        if self._seen is not None:
+            for _, keyset, *_ in files:
+                self._seen.load(keyset, records.layout.key_bytes)
+        self._files = SplitFiles(
+            self._create,
+            sizes if is_listed(records.kind) else repeat(sys.maxsize),
+            [(data, rows) for (data, *_), rows in zip(files, closed, strict=True)],
+        )
 
     @property
     def num_rows(self) -> int:
         """Number of rows so far."""
         return self._files.num_rows
+
+    @property
+    def closed_rows(self) -> list[int]:
+        """Rows of the data files that are on the disk with their keysets, so that they survive a kill."""
+        return [rows for _, rows in self._files.closed_files]
 
     def write(self, block: ColumnBlock) -> None:
         """Append samples whose keys start at 0 in each column.
@@ -175,8 +223,11 @@ class SplitRecords:
         self._files.write(block)
 
     def close(self) -> None:
-        """Finish the last file and the files common to all; write none if there is no sample."""
+        """Finish the last file and the files common to all, once; write none if there is no sample."""
+        if self._is_closed:
+            return
         self._files.close()
+        self._is_closed = True
         if not self._files.files:
             return
         records, files = self._records, self._files.files
@@ -193,8 +244,7 @@ class SplitRecords:
         self._files.abort()
 
     def _create(self, index: int) -> tuple[Path, FileWriter]:
-        suffix = {"norm": f"part-{index:05d}.data", "parquet": f"part-{index:05d}.parquet"}
-        path = self._directory / suffix.get(self._records.kind, "data.bin")
+        path, *_ = record_files(self._directory, self._records.kind, index)
         return path, _Part(path, self._records, self._seen, self._location)
 
 
