@@ -349,6 +349,22 @@ class UpdateSourceType_t(Names):  # noqa: N801
     kafka_message_queue = 1
 
 
+class EmbeddingCacheType_t(Names):  # noqa: N801
+    """Form of the cache of rows on a device."""
+
+    Dynamic = 0
+    UVM = 1
+    Static = 2
+    Stochastic = 3
+
+
+class InferType(Names):
+    """What calls a session in release 3.0."""
+
+    Triton = 0
+    Other = 1
+
+
 __all__ = [  # noqa: RUF022 - in the order of this file
     "DataSourceType_t",
     "Error_t",
@@ -383,6 +399,8 @@ __all__ = [  # noqa: RUF022 - in the order of this file
     "DatabaseType_t",
     "DatabaseOverflowPolicy_t",
     "UpdateSourceType_t",
+    "EmbeddingCacheType_t",
+    "InferType",
 ]
 ENUMS: tuple[type[Enum], ...] = tuple(globals()[name] for name in __all__[1:])
 """Every enumeration, once, in the order of this file."""

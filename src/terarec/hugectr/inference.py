@@ -1,18 +1,64 @@
-"""hugectr.inference: the place of HugeCTR's serving interface, which has no names here yet."""
+"""hugectr.inference: serving, in the interface of every release from 3.0 to 24.06."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from terarec.hugectr.errors import IllegalCallError
+from terarec.hugectr.enums import (
+    DatabaseOverflowPolicy_t,
+    DatabaseType_t,
+    EmbeddingCacheType_t,
+    InferType,
+    UpdateSourceType_t,
+)
+from terarec.hugectr.objects import (
+    InferenceParams,
+    ParameterServerConfig,
+    PersistentDatabaseParams,
+    UpdateSourceParams,
+    VolatileDatabaseParams,
+)
+
+if TYPE_CHECKING:
+    from terarec.hugectr.hps import HPS
+    from terarec.hugectr.inference_session import CreateInferenceSession, InferenceModel, InferenceSession
+    from terarec.hugectr.inference_session import LoadedEmbeddingCache as CreateEmbeddingCache
+    from terarec.hugectr.inference_session import LoadedParameterServer as CreateParameterServer
+
+__all__ = [
+    "HPS",
+    "CreateEmbeddingCache",
+    "CreateInferenceSession",
+    "CreateParameterServer",
+    "DatabaseOverflowPolicy_t",
+    "DatabaseType_t",
+    "EmbeddingCacheType_t",
+    "InferType",
+    "InferenceModel",
+    "InferenceParams",
+    "InferenceSession",
+    "ParameterServerConfig",
+    "PersistentDatabaseParams",
+    "UpdateSourceParams",
+    "UpdateSourceType_t",
+    "VolatileDatabaseParams",
+]
+
+_SESSIONS = "terarec.hugectr.inference_session"
+# What computes is loaded when a script first names it: torch takes seconds.
+_ON_USE = {
+    "HPS": ("terarec.hugectr.hps", "HPS"),
+    "CreateEmbeddingCache": (_SESSIONS, "LoadedEmbeddingCache"),
+    "CreateInferenceSession": (_SESSIONS, "CreateInferenceSession"),
+    "CreateParameterServer": (_SESSIONS, "LoadedParameterServer"),
+    "InferenceModel": (_SESSIONS, "InferenceModel"),
+    "InferenceSession": (_SESSIONS, "InferenceSession"),
+}
 
 
-def __getattr__(name: str) -> NoReturn:
-    if name.startswith("_"):
-        raise AttributeError(name)
-    # Not an AttributeError: Python would replace its message in "from hugectr.inference import ...".
-    raise IllegalCallError(
-        f"hugectr.inference.{name}",
-        "serving through HugeCTR's interface comes later; until then, "
-        "`terarec serve` and `terarec predict` serve trained models",
-    )
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        raise AttributeError(f"terarec.hugectr.inference has no {name!r}: docs/hugectr-compat.md lists what it has")
+    module, attribute = _ON_USE[name]
+    return getattr(importlib.import_module(module), attribute)

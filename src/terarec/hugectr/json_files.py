@@ -14,7 +14,7 @@ from terarec.hugectr.schema.table import REQUIRED
 from terarec.hugectr.schema.types import BOOL, Type, member_name
 from terarec.io import atomic_entries, folder_and_name, read_text
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import nearest, quoted
 
 Value = TypeVar("Value")
 
@@ -36,6 +36,7 @@ class JsonObject:
         self.where = where
         self._data = data
         self._left = set(data)
+        self._known: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Return whether there is a value of `key`."""
@@ -47,6 +48,7 @@ class JsonObject:
         Raises:
             WrongInputError: No value without a default, or one of another kind.
         """
+        self._known.add(key)
         if key not in self._data:
             if default is REQUIRED:
                 raise WrongInputError(self.where, f"no {key}, expected {kind.expected}", field=key)
@@ -61,8 +63,17 @@ class JsonObject:
 
     def child(self, key: str) -> JsonObject:
         """Return the object of `key`; an empty one where there is none."""
+        self.accept(key)
         self._left.discard(key)
         return JsonObject(self._data.get(key, {}), f"{self.where}.{key}")
+
+    def accept(self, key: str) -> None:
+        """Name `key` among the known ones in errors."""
+        self._known.add(key)
+
+    def values(self) -> dict[str, Any]:
+        """Return everything in it."""
+        return dict(self._data)
 
     def children(self, key: str) -> list[JsonObject]:
         """Return the objects in the list of `key`.
@@ -70,6 +81,7 @@ class JsonObject:
         Raises:
             WrongInputError: No list.
         """
+        self.accept(key)
         self._left.discard(key)
         found = self._data.get(key)
         if not isinstance(found, list):
@@ -84,8 +96,10 @@ class JsonObject:
         """
         left = sorted(self._left - set(ignored))
         if left:
-            known = ", ".join(sorted((set(self._data) - self._left) | set(ignored)))
-            raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, besides {known}")
+            known = self._known | set(ignored)
+            close = nearest(left[0], known)
+            hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
+            raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, {hint}", field=left[0])
 
 
 def read_json(path: str) -> JsonObject:

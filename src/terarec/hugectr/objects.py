@@ -123,3 +123,45 @@ class EmbeddingTrainingCacheParams(Record, call="CreateETC"):
 
 class ModelOversubscriberParams(Record, call="CreateMOS"):
     """A model oversubscriber of 3.1 and 3.2, made by `CreateMOS`."""
+
+
+class VolatileDatabaseParams(Record, call="VolatileDatabaseParams"):
+    """The memory or the server that keeps the rows of served tables."""
+
+
+class PersistentDatabaseParams(Record, call="PersistentDatabaseParams"):
+    """The disk that keeps the rows of served tables."""
+
+
+class UpdateSourceParams(Record, call="UpdateSourceParams"):
+    """A queue of changed rows."""
+
+
+class InferenceParams(Record, call="InferenceParams"):
+    """A model to serve; its attributes may be set."""
+
+    is_writable = True
+
+
+class ParameterServerConfig(Record, call="ParameterServerConfig"):
+    """The models of a parameter server."""
+
+
+class ParameterServer:
+    """The tables of models of release 3.0, which `CreateParameterServer` loads."""
+
+    def close(self) -> None:
+        """Give the memory of the tables back."""
+
+
+CLASSES.add("ParameterServer", ParameterServer)
+
+
+class EmbeddingCache:
+    """The caches of a model's tables in release 3.0, which `CreateEmbeddingCache` makes."""
+
+    def close(self) -> None:
+        """Give the memory of the caches back."""
+
+
+CLASSES.add("EmbeddingCache", EmbeddingCache)

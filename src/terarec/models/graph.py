@@ -356,7 +356,7 @@ def embed(spec: GraphEmbedding, collection: EmbeddingCollection, jagged: Jagged)
     if spec.output == "flat":
         return {spec.name: vectors}
     if spec.output == "stacked":
-        return {spec.name: vectors.view(batch_size, len(spec.features), -1)}
+        return {spec.name: vectors.view(batch_size, len(spec.features), spec.width_of(spec.features[0]))}
     widths = [spec.width_of(feature) for feature in spec.features]
     parts = torch.split(vectors, widths, dim=1)
     return {top: part.unsqueeze(1) for top, part in zip(spec.tops, parts, strict=True)}

@@ -116,7 +116,7 @@ class _Version:
         self.spec = spec
         self.tables = tables
         self.sources = sources
-        self.caches: dict[tuple[str, torch.device], EmbeddingCache] = {}
+        self.caches: dict[tuple[str, torch.device, CacheSpec], EmbeddingCache] = {}
 
     def close(self) -> None:
         for cache in self.caches.values():
@@ -221,9 +221,21 @@ class ParameterServer:
         return found.tables[table]
 
     def cache(
-        self, model: str, table: str, version: int | None = None, device: torch.device | None = None
+        self,
+        model: str,
+        table: str,
+        version: int | None = None,
+        device: torch.device | None = None,
+        spec: CacheSpec | None = None,
     ) -> EmbeddingCache:
         """Return the cache of a table on a device, which the first call makes and fills with the table's first rows.
+
+        Args:
+            model: Name of the model.
+            table: Name of the table.
+            version: Version of the model; None for the active one.
+            device: Device of the rows; the CPU by default.
+            spec: Form and policies; None for those of the model. Each spec has a cache of its own.
 
         Raises:
             ConfigError: No such model, version or table, or a model without a cache.
@@ -232,12 +244,14 @@ class ParameterServer:
         """
         found, device = self._version(model, version), device or torch.device("cpu")
         _ = found.spec.table(table)
-        if found.spec.cache is None:
+        spec = spec or found.spec.cache
+        if spec is None:
             raise ConfigError("cache", f"model {model!r} has none, expected ServedModelSpec(cache=CacheSpec(...))")
         with self._caching:
-            if (table, device) not in found.caches:
-                found.caches[table, device] = _new_cache(found, table, found.spec.cache, device)
-            return found.caches[table, device]
+            place = table, device, spec
+            if place not in found.caches:
+                found.caches[place] = _new_cache(found, table, spec, device)
+            return found.caches[place]
 
     def model(self, name: str, version: int | None = None) -> ServedModelSpec:
         """Return a version of a model; None for the active one.
@@ -394,7 +408,7 @@ class ParameterServer:
         """Insert the rows of a source into the tiers that take them."""
         takers: list[tuple[Tier, int]] = []
         for spec, tier in zip(self.spec.tiers, table.tiers, strict=True):
-            share = getattr(spec, "load_share", 1.0)
+            share = spec.load_share
             has_them = isinstance(tier, RowStoreTier) and tier.metadata.get(_LOADED) == source.identity
             if tier.is_writable and share and not has_them:
                 takers.append((tier, round(share * source.num_rows)))

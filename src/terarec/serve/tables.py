@@ -56,7 +56,6 @@ def _connect(loaded: ModelWithoutTables, server: ParameterServer, tables: Served
     spec = ServedModelSpec(
         name=tables.name,
         version=version,
-        cache=tables.cache,
         tables=tuple(
             ServedTableSpec(name=table.name, width=table.width, source=str(checkpoint.path))
             for table in loaded.tables.values()
@@ -70,5 +69,5 @@ def _connect(loaded: ModelWithoutTables, server: ParameterServer, tables: Served
         if tables.cache is None:
             lookups[name] = server.table(tables.name, name, version).lookup
         else:
-            lookups[name] = server.cache(tables.name, name, version, device).lookup
+            lookups[name] = server.cache(tables.name, name, version, device, tables.cache).lookup
     loaded.connect(lookups)

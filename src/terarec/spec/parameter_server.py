@@ -144,14 +144,17 @@ class RowFileSpec:
     Attributes:
         path: Directory of the files.
         read_only: Whether to open files that another process writes; no rows are loaded then.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
     """
 
     kind: ClassVar[str] = "row_file"
     path: str
     read_only: bool = False
+    load_share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_path(self)
+        checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,14 +164,17 @@ class RocksDBSpec:
     Attributes:
         path: Directory of the databases.
         read_only: Whether no rows are written.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
     """
 
     kind: ClassVar[str] = "rocksdb"
     path: str
     read_only: bool = False
+    load_share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_path(self)
+        checks.finite_float(self, "load_share", low=0.0, high=1.0)
 
 
 TierSpec = HostMemorySpec | RedisSpec | RowFileSpec | RocksDBSpec

@@ -342,3 +342,26 @@ def _optimizer_is_there(values: Values) -> str | None:
     if isinstance(values["reader_params"], optimizer) == isinstance(values["opt_params"], optimizer):
         return f"opt_params: got {values['opt_params']!r}, expected what CreateOptimizer makes, once"
     return None
+
+
+# Inference
+
+
+@RULES.register()
+def _one_file_for_each_table(values: Values) -> str | None:
+    names, files = values["embedding_table_names"], values["sparse_model_files"]
+    if any(names) and files and len(names) != len(files):
+        return f"embedding_table_names: got {len(names)} names, expected one for each of the {len(files)} files"
+    return None
+
+
+@RULES.register()
+def _tables_of_each_model(values: Values) -> str | None:
+    for model in (params.model_name for params in values["inference_params_array"]):
+        for name in ("emb_table_name", "embedding_vec_size"):
+            if model not in values[name]:
+                return f"{name}: got no {model!r}, expected every model of inference_params_array"
+        tables, widths = len(values["emb_table_name"][model]), len(values["embedding_vec_size"][model])
+        if tables != widths:
+            return f"embedding_vec_size: got {widths} widths of {model!r}, expected one for each of its {tables} tables"
+    return None

@@ -33,7 +33,7 @@ from terarec.hugectr.schema.rules import DERIVED, OLDER_FORMS, RULES
 from terarec.hugectr.schema.types import NEWEST, OLDEST, Type, parse_type
 from terarec.spec.quoting import nearest, quoted
 
-FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model")
+FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference")
 """The TOML files with calls, in the order of the compatibility page."""
 
 _FORMS: dict[str, tuple[Form, ...]] = {}

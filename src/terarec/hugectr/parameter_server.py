@@ -1,0 +1,188 @@
+"""Parameter servers of HugeCTR's objects: tiers, served models and caches of `terarec.ps`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from terarec.hugectr.enums import DatabaseOverflowPolicy_t, DatabaseType_t, EmbeddingCacheType_t
+from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.objects import (
+    InferenceParams,
+    ParameterServerConfig,
+    PersistentDatabaseParams,
+    VolatileDatabaseParams,
+)
+from terarec.ps import ParameterServer
+from terarec.spec import (
+    CacheSpec,
+    HostMemorySpec,
+    OverflowSpec,
+    ParameterServerSpec,
+    RedisSpec,
+    RocksDBSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    TierSpec,
+    TLSSpec,
+)
+
+_NO_BOUND = 2**63
+_EVICT: dict[DatabaseOverflowPolicy_t, Any] = {
+    DatabaseOverflowPolicy_t.evict_oldest: "lru",
+    DatabaseOverflowPolicy_t.evict_random: "random",
+    DatabaseOverflowPolicy_t.evict_least_used: "lfu",
+}
+
+
+def tiers_of(
+    volatile: VolatileDatabaseParams | None, persistent: PersistentDatabaseParams | None
+) -> tuple[TierSpec, ...]:
+    """Return the tiers that two databases are; without any, the memory of this process.
+
+    Raises:
+        WrongInputError: Both are disabled, or one is of a kind that only the other can be.
+    """
+    found: list[TierSpec] = []
+    with as_hugectr_errors("VolatileDatabaseParams"):
+        if volatile is None:
+            found.append(HostMemorySpec())
+        elif volatile.type is DatabaseType_t.redis_cluster:
+            found.append(_redis(volatile))
+        elif volatile.type is DatabaseType_t.rocks_db:
+            raise WrongInputError("type", "got rocks_db, expected a persistent database of this type", field="type")
+        elif volatile.type is not DatabaseType_t.disabled:
+            found.append(_host(volatile))
+    if persistent is not None and persistent.type is not DatabaseType_t.disabled:
+        if persistent.type is not DatabaseType_t.rocks_db:
+            got = persistent.type.name
+            raise WrongInputError("PersistentDatabaseParams", "type", f"got {got}, expected rocks_db or disabled")
+        share = 1.0 if persistent.initialize_after_startup else 0.0
+        found.append(RocksDBSpec(path=persistent.path, read_only=persistent.read_only, load_share=share))
+    if not found:
+        raise WrongInputError("volatile_db", "got two disabled databases, expected one that keeps rows", field="type")
+    return tuple(found)
+
+
+def _overflow(params: VolatileDatabaseParams) -> OverflowSpec:
+    most = params.overflow_margin
+    policy = _EVICT[params.overflow_policy]
+    if params.type is DatabaseType_t.redis_cluster and policy == "lfu":
+        policy = "lru"  # Redis has times of use
+    keep = params.overflow_resolution_target
+    return OverflowSpec(max_rows=None if most >= _NO_BOUND else most, evict=policy, keep=keep)
+
+
+def _share(params: VolatileDatabaseParams) -> float:
+    return params.initial_cache_rate if params.initialize_after_startup else 0.0
+
+
+def _host(params: VolatileDatabaseParams) -> HostMemorySpec:
+    overflow = _overflow(params)
+    return HostMemorySpec(
+        # Partitions bound the rows; without a bound, one index and its threads are faster.
+        num_partitions=1 if overflow.max_rows is None else params.num_partitions,
+        overflow=overflow,
+        load_share=_share(params),
+        keeps_found=params.cache_missed_embeddings,
+    )
+
+
+def _redis(params: VolatileDatabaseParams) -> RedisSpec:
+    tls = TLSSpec(
+        ca_certificates=params.tls_ca_certificate,
+        certificate=params.tls_client_certificate or None,
+        key=params.tls_client_key or None,
+        server_name=params.tls_server_name_identification or None,
+    )
+    return RedisSpec(
+        address=params.address,
+        user=params.user_name,
+        password=params.password or None,
+        num_partitions=params.num_partitions,
+        num_connections=params.num_node_connections,
+        batch_rows=params.max_batch_size,
+        tls=tls if params.enable_tls else None,
+        overflow=_overflow(params),
+        load_share=_share(params),
+        keeps_found=params.cache_missed_embeddings,
+    )
+
+
+def cache_of(params: InferenceParams) -> CacheSpec | None:
+    """Return the cache that a model asks for, or None."""
+    is_static = params.use_static_table or params.embedding_cache_type is EmbeddingCacheType_t.Static
+    if not params.use_gpu_embedding_cache or not (params.cache_size_percentage or is_static):
+        return None
+    return CacheSpec(
+        form="static" if is_static else "dynamic",
+        share=1.0 if is_static else min(1.0, params.cache_size_percentage),
+        hit_rate_threshold=min(1.0, params.hit_rate_threshold),
+        refresh_delay_seconds=params.refresh_delay,
+        refresh_seconds=params.refresh_interval,
+        refresh_share=min(1.0, params.cache_refresh_percentage_per_iteration) or 1.0,
+    )
+
+
+def served_model(
+    params: InferenceParams, widths: Sequence[int], names: Sequence[str] = (), has_slots: Sequence[bool] = ()
+) -> ServedModelSpec:
+    """Return the tables of a model.
+
+    Args:
+        params: The model.
+        widths: Width of each table.
+        names: Name of each table; those of `params` by default.
+        has_slots: Whether single files of each table have slots; folders say it themselves.
+
+    Raises:
+        WrongInputError: Another number of files or names than tables.
+    """
+    files, defaults = params.sparse_model_files, params.default_value_for_each_table or [0.0]
+    if len(files) not in (0, len(widths)):
+        got = f"got {len(files)} paths for {len(widths)} tables"
+        raise WrongInputError("sparse_model_files", f"{got}, expected one for each", field="sparse_model_files")
+    named = list(names or params.embedding_table_names)
+    named += [""] * (len(widths) - len(named))
+    with as_hugectr_errors("InferenceParams"):
+        return ServedModelSpec(
+            name=params.model_name,
+            cache=cache_of(params),
+            tables=tuple(
+                ServedTableSpec(
+                    name=named[number] or f"sparse_embedding{number}",
+                    width=width,
+                    default=defaults[min(number, len(defaults) - 1)],
+                    source=str(files[number]) if files else None,
+                    key_bytes=8 if params.i64_input_key else 4,
+                    has_slots=bool(has_slots) and has_slots[number],
+                )
+                for number, width in enumerate(widths)
+            ),
+        )
+
+
+def start_server(config: ParameterServerConfig) -> ParameterServer:
+    """Load all models of a configuration.
+
+    Raises:
+        WrongInputError: Names, widths or databases that do not fit together.
+        FileCannotOpenError: A file does not exist.
+        BrokenFileError: A file is damaged.
+    """
+    models = []
+    for params in config.inference_params_array:
+        name = params.model_name
+        models.append(served_model(params, config.embedding_vec_size[name], config.emb_table_name[name]))
+    tiers = tiers_of(config.volatile_db, config.persistent_db)
+    with as_hugectr_errors("ParameterServerConfig"):
+        return ParameterServer(ParameterServerSpec(tiers=tiers, models=tuple(models)))
+
+
+def device_of(numbers: Sequence[int]) -> torch.device:
+    """Return the first of the GPUs that exists; the CPU if none does."""
+    present = range(torch.cuda.device_count())
+    chosen = next((number for number in numbers if number in present), None)
+    return torch.device("cpu") if chosen is None else torch.device("cuda", chosen)

@@ -1,0 +1,229 @@
+"""The configuration of parameter servers, ``ps.json``: every key, and what is wrong with a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terarec.hugectr as hugectr
+from terarec.formats.hugectr import SparseRows, write_sparse_folder
+from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
+from terarec.hugectr.inference import HPS
+from terarec.hugectr.parameter_server import cache_of, served_model, tiers_of
+from terarec.hugectr.ps_json import read_parameter_server
+from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RedisSpec, RocksDBSpec, TLSSpec
+
+MODEL: dict[str, Any] = {
+    "model": "dcn",
+    "sparse_files": ["a.model", "b.model"],
+    "dense_file": "d.model",
+    "network_file": "g.json",
+    "num_of_worker_buffer_in_pool": 3,
+    "num_of_refresher_buffer_in_pool": 2,
+    "deployed_device_list": [0, 1],
+    "max_batch_size": 128,
+    "default_value_for_each_table": [0.5, -1],
+    "maxnum_des_feature_per_sample": 13,
+    "maxnum_catfeature_query_per_table_per_sample": [2, 26],
+    "embedding_vecsize_per_table": [1, 16],
+    "embedding_table_names": ["wide", "deep"],
+    "refresh_delay": 1.5,
+    "refresh_interval": 20,
+    "hit_rate_threshold": 0.7,
+    "gpucacheper": 0.4,
+    "gpucache": True,
+    "cache_refresh_percentage_per_iteration": 0.2,
+    "label_dim": 1,
+    "slot_num": 28,
+    "use_static_table": False,
+    "embedding_cache_type": "uvm",
+    "use_context_stream": False,
+    "use_hctr_cache_implementation": False,
+    "init_ec": False,
+    "thread_pool_size": 8,
+}
+VOLATILE: dict[str, Any] = {
+    "type": "redis_cluster",
+    "address": "127.0.0.1:7000,127.0.0.1:7001",
+    "user_name": "me",
+    "password": "secret",
+    "num_partitions": 12,
+    "allocation_rate": 1 << 20,
+    "shared_memory_size": 1 << 30,
+    "shared_memory_name": "memory",
+    "shared_memory_auto_remove": False,
+    "num_node_connections": 7,
+    "max_batch_size": 1000,
+    "enable_tls": True,
+    "tls_ca_certificate": "ca",
+    "tls_client_certificate": "crt",
+    "tls_client_key": "key",
+    "tls_server_name_identification": "host",
+    "overflow_margin": 5000,
+    "overflow_policy": "evict_oldest",
+    "overflow_resolution_target": 0.6,
+    "initialize_after_startup": True,
+    "initial_cache_rate": 0.25,
+    "cache_missed_embeddings": True,
+    "update_filters": ["^hps_.+$"],
+}
+PERSISTENT: dict[str, Any] = {
+    "type": "rocks_db",
+    "path": "/data/rocks",
+    "num_threads": 4,
+    "read_only": True,
+    "max_batch_size": 999,
+    "initialize_after_startup": False,
+    "update_filters": [".*"],
+}
+UPDATES: dict[str, Any] = {
+    "type": "null",
+    "brokers": "host:9092",
+    "metadata_refresh_interval_ms": 1,
+    "receive_buffer_size": 2,
+    "poll_timeout_ms": 3,
+    "max_batch_size": 4,
+    "failure_backoff_ms": 5,
+    "max_commit_interval": 6,
+}
+EVERYTHING: dict[str, Any] = {
+    "supportlonglong": True,
+    "fuse_embedding_table": True,
+    "models": [MODEL],
+    "volatile_db": VOLATILE,
+    "persistent_db": PERSISTENT,
+    "update_source": UPDATES,
+}
+LEAST: dict[str, Any] = {
+    "supportlonglong": False,
+    "models": [
+        {
+            "model": "dcn",
+            "deployed_device_list": [0],
+            "default_value_for_each_table": [0],
+            "maxnum_catfeature_query_per_table_per_sample": [26],
+            "embedding_vecsize_per_table": [4],
+        }
+    ],
+}
+
+
+def write(path: Path, data: object) -> str:
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+def test_every_key(tmp_path: Path) -> None:
+    config = read_parameter_server(write(tmp_path / "ps.json", EVERYTHING))
+    (params,) = config.inference_params_array
+    assert tiers_of(config.volatile_db, config.persistent_db) == (
+        RedisSpec(
+            address="127.0.0.1:7000,127.0.0.1:7001",
+            user="me",
+            password="secret",
+            num_partitions=12,
+            num_connections=7,
+            batch_rows=1000,
+            tls=TLSSpec(ca_certificates="ca", certificate="crt", key="key", server_name="host"),
+            overflow=OverflowSpec(max_rows=5000, evict="lru", keep=0.6),
+            load_share=0.25,
+            keeps_found=True,
+        ),
+        RocksDBSpec(path="/data/rocks", read_only=True, load_share=0.0),
+    )
+    assert cache_of(params) == CacheSpec(
+        share=0.4, hit_rate_threshold=0.7, refresh_delay_seconds=1.5, refresh_seconds=20.0, refresh_share=0.2
+    )
+    model = served_model(params, config.embedding_vec_size["dcn"], config.emb_table_name["dcn"])
+    assert [(table.name, table.width, table.default, table.source) for table in model.tables] == [
+        ("wide", 1, 0.5, "a.model"),
+        ("deep", 16, -1.0, "b.model"),
+    ]
+    found = params.values()
+    assert (found["max_batchsize"], found["deployed_devices"], found["i64_input_key"]) == (128, [0, 1], True)
+    assert found["embedding_cache_type"] is hugectr.EmbeddingCacheType_t.UVM
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = read_parameter_server(write(tmp_path / "ps.json", LEAST))
+    (params,) = config.inference_params_array
+    assert tiers_of(config.volatile_db, config.persistent_db) == (HostMemorySpec(),)
+    assert cache_of(params) == CacheSpec(share=0.2, hit_rate_threshold=0.9, refresh_share=1.0)
+    assert (params.max_batchsize, params.i64_input_key) == (64, False)
+    assert config.emb_table_name == {"dcn": ["sparse_embedding0"]}
+
+
+def changed(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy of `data` with another value at a path, or without it where that is None."""
+    copy = json.loads(json.dumps(data))
+    *parents, last = path.split(".")
+    place = copy
+    for name in parents:
+        place = place[int(name)] if name.isdecimal() else place[name]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        ("no_such", 1, "ps.json: got"),
+        ("models.0.gpucachepr", 0.3, "ps.json.models[0]: got"),
+        ("volatile_db.adress", "a:1", "ps.json.volatile_db: got"),
+        ("persistent_db.pth", "a", "ps.json.persistent_db: got"),
+        ("update_source.broker", "a:1", "ps.json.update_source: got"),
+        ("models.0.deployed_device_list", None, "ps.json.models[0]: no deployed_device_list"),
+        ("models.0.default_value_for_each_table", None, "ps.json.models[0]: no default_value_for_each_table"),
+        ("models.0.embedding_vecsize_per_table", None, "ps.json.models[0]: no embedding_vecsize_per_table"),
+        ("models.0.maxnum_catfeature_query_per_table_per_sample", None, "ps.json.models[0]: no maxnum"),
+        ("models.0.default_value_for_each_table", [0.0], "ps.json.models[0].default_value_for_each_table: got 1"),
+        ("models.0.sparse_files", ["a"], "ps.json.models[0].sparse_files: got 1"),
+        ("models.0.embedding_cache_type", "lru", "ps.json.models[0].embedding_cache_type: got"),
+        ("models.0.gpucache", "yes", "ps.json.models[0].gpucache: got"),
+        ("models", {}, "ps.json.models: got"),
+        ("models.0.max_batch_size", 0, "ps.json.models[0].max_batch_size: got"),
+        ("volatile_db.type", "memory", "ps.json.volatile_db.type: got"),
+        ("volatile_db.overflow_policy", "lru", "ps.json.volatile_db.overflow_policy: got"),
+        ("update_source.type", "kafka_message_queue", "ps.json.update_source: UpdateSourceParams: type: got"),
+        ("supportlonglong", 1, "ps.json.supportlonglong: got"),
+    ],
+)
+def test_an_error_has_the_path_and_what_is_accepted(tmp_path: Path, path: str, value: object, where: str) -> None:
+    file = write(tmp_path / "ps.json", changed(EVERYTHING, path, value))
+    with pytest.raises(WrongInputError) as caught:
+        read_parameter_server(file)
+    assert str(caught.value).startswith(f"{tmp_path}/{where}")
+    assert "expected" in str(caught.value) or "did you mean" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_models_of_one_name_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(WrongInputError):
+        read_parameter_server(write(tmp_path / "ps.json", {**LEAST, "models": LEAST["models"] * 2}))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "ps.json").write_text("{")
+    with pytest.raises(BrokenFileError):
+        read_parameter_server(str(tmp_path / "ps.json"))
+    with pytest.raises(FileCannotOpenError):
+        read_parameter_server(str(tmp_path / "other.json"))
+
+
+@pytest.mark.parametrize(
+    "spelling", ["hash_map", "hashmap", "hash", "map", "parallel_hash_map", "multi_process_hash_map"]
+)
+def test_a_server_of_a_file_in_memory(tmp_path: Path, spelling: str) -> None:
+    keys = np.arange(50)
+    vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    write_sparse_folder(tmp_path / "s.model", [SparseRows(keys, vectors)])
+    data = changed(LEAST, "models.0.sparse_files", [str(tmp_path / "s.model")])
+    data["volatile_db"] = {"type": spelling, "max_get_batch_size": 10, "max_set_batch_size": 20}
+    hps = HPS(write(tmp_path / "ps.json", data))
+    assert np.array_equal(hps.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+    hps.server.close()
