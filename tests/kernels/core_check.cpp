@@ -147,8 +147,8 @@ void check_updates(const std::string& name, const RowRule& rule) {
         const Bags bags(random, step == 1 ? Pooling::kSum : step == 2 ? Pooling::kMean : Pooling::kMax);
         const std::vector<float> grad = numbers(random, kBatch * kFeatures * width);
         const UpdateGradients gradients{rows.data(), type, width, nullptr, 1,
-                                        {{bags.keys.data(), bags.num_keys(), nullptr, bags.offsets.data(), bags.layout,
-                                          kFeatures, kBatch, grad.data(), kFeatures * width}}};
+                                        {{bags.keys.data(), nullptr, bags.num_keys(), nullptr, bags.offsets.data(),
+                                          bags.layout, kFeatures, kBatch, grad.data(), kFeatures * width}}};
         row_update({state0.data(), state1.data(), rule.catches_up ? last_steps.data() : nullptr, rule, 2 * step, 7,
                     gradients});
       }
