@@ -1,11 +1,12 @@
 """Runs with tables in tiers: equal to those in memory, resumed or not, and used where runs are used."""
 
 import dataclasses
+import resource
 import shutil
 
 import pytest
 
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, StorageError
 from terarec.models.artifact import load_model, tables
 from terarec.spec import (
     AdaGradSpec,
@@ -85,6 +86,42 @@ def test_a_second_fit_goes_on_where_the_first_stopped(tmp_path, spec):
         losses.append(found)
         shutil.rmtree(tmp_path / "run")
     assert losses[0] == losses[1]
+
+
+class FillsDisk(Callback):
+    """Lets no file grow from a step on, as a full disk does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, trainer):
+        if trainer.step == self.step:
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit))
+
+
+@pytest.mark.parametrize("delta_every", [None, 2])
+def test_a_full_disk_stops_the_training_and_leaves_whole_tables(tmp_path, spec, delta_every):
+    spec = changed(dataclasses.replace(spec, model=MODELS["static"][0]), checkpoint_every=3, delta_every=delta_every)
+    plain = build(spec, tmp_path / "plain")
+    plain.fit()
+    tiered = with_tiers(spec, Tiers(host="30KiB", file=str(tmp_path / "rows")))
+    run = build(tiered, tmp_path / "run", [FillsDisk(7)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(StorageError) as caught:
+            run.fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = str(caught.value)
+    assert "File too large" in message
+    assert "\n" not in message
+    if delta_every is None:
+        assert "earlier checkpoints are complete; continue from step-00000006" in message
+    elsewhere = Tiers(host="30KiB", file=str(tmp_path / "other"))  # the error holds the first model
+    resumed = build(with_tiers(spec, elsewhere), tmp_path / "run")
+    resumed.fit(resume=True)
+    assert_same(weights(resumed.model), weights(plain.model))
 
 
 def test_tiers_without_room_name_the_step(tmp_path, spec):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
+from terarec.errors import ConfigError, DamagedFileError, DataNotFoundError, FormatError, StorageError
 from terarec.formats.delta import DeltaLink, StateId
 from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
 from terarec.spec import FieldError, checks, from_data, to_data
@@ -308,11 +308,10 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
         reason: BaseException | None = error
         while isinstance(reason, StorageError):
             reason = reason.__cause__
-        if not isinstance(reason, OSError):
+        if isinstance(error, DamagedFileError):
             raise
-        raise StorageError(
-            target, f"the checkpoint could not be written: {_words(reason)}; {_left(directory)}"
-        ) from error
+        problem = _words(reason) if isinstance(reason, OSError) else str(error)  # of a row file, which names its file
+        raise StorageError(target, f"the checkpoint could not be written: {problem}; {_left(directory)}") from error
 
 
 def keep_newest(directory: Path, count: int) -> None:
