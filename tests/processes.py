@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "numpy", "pyarrow.dataset", "fastapi", "uvicorn"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "numpy", "pyarrow.dataset", "fastapi", "uvicorn"])
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from terarec.checkpoint.directory import (
 )
 from terarec.checkpoint.state import TrainState, as_tensor, flatten, unflatten
 from terarec.checkpoint.table_chain import TableChain, write_table_changes
-from terarec.checkpoint.table_files import write_container, write_table
+from terarec.checkpoint.table_files import TableShare, write_container, write_table
+from terarec.checkpoint.together import Writers, save_together
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
 from terarec.formats.delta import DeltaLink
@@ -47,6 +48,7 @@ def save(
     *,
     keep: int | None = None,
     kind: Literal["full", "base", "delta"] = "full",
+    writers: Writers | None = None,
 ) -> Path:
     """Write `state` atomically as a new checkpoint below `directory`.
 
@@ -60,6 +62,8 @@ def save(
             kept deltas need; None for all.
         kind: "full" for all rows; "base" for all rows, after which the tables note which rows change; "delta" for the
             rows that changed since the newest checkpoint, a base or a delta, and "base" where these are not known.
+        writers: Processes that write it together into a directory that all of them see, each the rows that it has; the
+            first one writes the rest. None for this one alone.
 
     Returns:
         The checkpoint's path.
@@ -70,6 +74,13 @@ def save(
     """
     if kind not in ("full", "base", "delta"):
         raise ConfigError("kind", f"got {kind!r}, expected 'full', 'base' or 'delta'")
+    if writers is not None and writers.size > 1:
+        if kind != "full":
+            raise ConfigError("kind", f"got {kind!r} for tables on {writers.size} ranks, expected 'full'")
+        save_together(directory, state, writers, _write_files)
+        if keep is not None and writers.rank == 0:
+            keep_newest(directory, keep)
+        return step_path(directory, state.step)
     link = _link(directory, state) if kind == "delta" else None
     with staged(directory, state.step) as checkpoint:
         write_manifest(checkpoint, _write_files(checkpoint, state, link))
@@ -105,20 +116,28 @@ def _link(directory: Path, state: TrainState) -> DeltaLink | None:
     return DeltaLink.after(previous, manifest.delta)
 
 
-def _write_files(checkpoint: Path, state: TrainState, link: DeltaLink | None) -> Manifest:
+def _write_files(
+    checkpoint: Path,
+    state: TrainState,
+    link: DeltaLink | None,
+    shares: Mapping[str, TableShare] | None = None,
+    *,
+    with_rest: bool = True,
+) -> Manifest:
     files: list[FileEntry] = []
     row_files: list[RowFileEntry] = []
     for table in state.tables.values():
         if link is not None:
             files += write_table_changes(checkpoint, table)
             continue
-        written, row_file = write_table(checkpoint, table)
+        written, row_file = write_table(checkpoint, table, None if shares is None else shares[table.name])
         files += written
         row_files += [] if row_file is None else [row_file]
-    files.append(write_container(checkpoint, DENSE, state.dense, {}))
-    tensors, text = flatten(state.optimizer)
-    files.append(write_container(checkpoint, OPTIMIZER, tensors, {"optimizer": text}))
-    files.append(_write_state(checkpoint, state))
+    if with_rest:
+        files.append(write_container(checkpoint, DENSE, state.dense, {}))
+        tensors, text = flatten(state.optimizer)
+        files.append(write_container(checkpoint, OPTIMIZER, tensors, {"optimizer": text}))
+        files.append(_write_state(checkpoint, state))
     return Manifest(step=state.step, files=tuple(files), row_files=tuple(row_files), delta=link)
 
 

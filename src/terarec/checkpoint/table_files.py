@@ -56,20 +56,45 @@ def write_container(
     return FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
 
 
-def write_table(checkpoint: Path, table: Store) -> tuple[list[FileEntry], RowFileEntry | None]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableShare:
+    """Place of the rows that one of several writers has among all rows of a table.
+
+    Attributes:
+        first_row: Rows of the writers before it.
+        num_rows: Rows of all writers.
+        first_file: Number of its first file.
+    """
+
+    first_row: int
+    num_rows: int
+    first_file: int
+
+
+def write_table(
+    checkpoint: Path, table: Store, share: TableShare | None = None
+) -> tuple[list[FileEntry], RowFileEntry | None]:
     """Write a table in a bounded amount of memory.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        table: The table.
+        share: Place of its rows, if others write further ones.
 
     Returns:
         Its files and, if its rows lie in files already, the row file that shares them.
     """
     row_file = _write_row_file(checkpoint, table)
-    files = list(_write_pieces(checkpoint, table) if row_file is None else _write_keys(checkpoint, table, row_file))
-    return [*files, *write_memory(checkpoint, table)], row_file
+    if row_file is None:
+        files = list(_write_pieces(checkpoint, table, share))
+    else:
+        files = list(_write_keys(checkpoint, table, row_file))
+    return [*files, *write_memory(checkpoint, table, 0 if share is None else share.first_file)], row_file
 
 
-def write_memory(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
-    """Write the state of a dynamic table other than rows."""
-    for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES)):
+def write_memory(checkpoint: Path, table: Store, first_file: int = 0) -> Iterator[FileEntry]:
+    """Write the state of a dynamic table other than rows, to files from number `first_file` on."""
+    for index, piece in enumerate(table.export_memory(SHARD_BYTES // _MEMORY_KEY_BYTES), first_file):
         yield write_container(checkpoint, memory_file(table.name, index), piece, {"table": table.name})
 
 
@@ -78,9 +103,10 @@ def shard_rows(table: Store) -> int:
     return max(1, SHARD_BYTES // table.row_bytes)
 
 
-def _write_pieces(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
-    first, num_rows, seed = 0, table.num_changed, table.first_seed
-    for index, rows in enumerate(table.export_changed(shard_rows(table))):
+def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> Iterator[FileEntry]:
+    share = share or TableShare(first_row=0, num_rows=table.num_changed, first_file=0)
+    first, num_rows, seed = share.first_row, share.num_rows, table.first_seed
+    for index, rows in enumerate(table.export_changed(shard_rows(table)), share.first_file):
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         metadata = {"table": table.name, "rows": str(num_rows)}
         if table.is_dynamic or seed is not None:

@@ -17,11 +17,13 @@ from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings
 from terarec.cli.show import Show
 from terarec.config import load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
+from terarec.kernels.environment import is_launched
 from terarec.spec import (
     DLRMSpec,
     ModelSpec,
     RunSpec,
     Tiers,
+    to_data,
 )
 from terarec.spec.registry import Registry
 
@@ -143,6 +145,10 @@ class TrainOptions:
     ] = None
     allow_import: AllowImport = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN.json", help="Placements of the tables on the processes that torchrun starts."),
+    ] = None
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
     ] = None
@@ -231,12 +237,34 @@ def train(options: TrainOptions, show: Show) -> None:
     """Run ``terarec train``."""
     spec = run_spec(options)
     if options.seeds is not None:
+        if is_launched():
+            raise ConfigError("--seeds", "got it under torchrun, expected one process")
         _train_seeds(spec, options, options.seeds, show)
         return
+    from terarec.dist import join, load_plan
     from terarec.train.run import build
 
-    callbacks = _callbacks(spec, options, show, options.out)
-    run = build(spec, options.out, callbacks=callbacks, allow_import=options.allow_import or ())
+    plan = None if options.plan is None else load_plan(options.plan)
+    ranks = join({"run": to_data(spec), "out": str(options.out), "resume": options.resume})
+    callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
+    run = build(
+        spec,
+        options.out,
+        callbacks=callbacks,
+        allow_import=options.allow_import or (),
+        ranks=ranks,
+        plan=plan,
+    )
+    try:
+        _fit(run, options, show)
+    finally:
+        ranks.close()
+
+
+def _fit(run: Run, options: TrainOptions, show: Show) -> None:
+    if not run.ranks.is_first:
+        run.fit(resume=options.resume)
+        return
     if options.resume and not run.directory.has_checkpoint:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
     report = run.fit(resume=options.resume)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from terarec.dist.plan import AnyTableSpec, ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
 from terarec.errors import ConfigError
-from terarec.spec import DynamicTableSpec, TableSpec
+from terarec.spec import DynamicTableSpec, FilterAdmission, TableSpec, Tiers
 
 COPIES = -1
 """Stands for the rank of a row that every rank has."""
@@ -49,6 +50,11 @@ class PlacedTable:
         self._owners = torch.tensor(self.ranks)
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
         self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
+        if isinstance(getattr(spec, "admit", None), FilterAdmission) and len(self.ranks) > 1:
+            raise ConfigError(
+                f"plan.tables: table {spec.name!r}",
+                "got counting_filter on several ranks, whose filters cannot be made one, expected freq or prob",
+            )
         if spec.tiers is not None and (self.by_column or not self.keeps_numbers):
             raise ConfigError(
                 f"plan.tables: table {spec.name!r}",
@@ -94,11 +100,15 @@ class PlacedTable:
         """
         spec = self.spec
         if isinstance(spec, DynamicTableSpec):
-            return replace(spec, width=self.width, default=self._part_of_default(spec, rank))
+            most = spec.max_rows
+            if most is not None and not self.has_copies and not self.by_column:
+                most = -(-most // len(self.ranks)) + self._hot.numel()
+            default = self._part_of_default(spec, rank)
+            return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))
         holds = self.has_copies or rank in self.ranks
         scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
         if self.keeps_numbers and not self.by_column:
-            return replace(spec, rows=spec.rows if holds else 1, init_scale=scale)
+            return replace(spec, rows=spec.rows if holds else 1, init_scale=scale, tiers=self._own_tiers(rank))
         rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
         held = self._hot.numel() + (rows if holds else 0)
         return replace(spec, rows=max(1, held), width=self.width, init_scale=scale, initializer="zeros")
@@ -142,6 +152,13 @@ class PlacedTable:
             return torch.zeros(keys.shape, dtype=torch.bool)
         place = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
         return self._hot[place] == keys
+
+    def _own_tiers(self, rank: int) -> Tiers | None:
+        """Return the tiers with a directory of this rank."""
+        tiers = self.spec.tiers
+        if tiers is None or tiers.file is None:
+            return tiers
+        return replace(tiers, file=str(Path(tiers.file) / f"rank-{rank}"))
 
     def _part_of_default(self, spec: DynamicTableSpec, rank: int) -> float | tuple[float, ...]:
         return spec.default[self.columns(rank)] if isinstance(spec.default, tuple) else spec.default

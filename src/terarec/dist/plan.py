@@ -274,6 +274,31 @@ def same_for_all(tables: Sequence[AnyTableSpec], placement: Placement, world_siz
     return ShardingPlan(world_size=world_size, tables=entries)
 
 
+COPIED_BYTES = 1 << 20
+"""Static tables of at most so many bytes of weights have copies on all ranks in `default_plan`."""
+
+
+def default_plan(tables: Sequence[AnyTableSpec], world_size: int) -> ShardingPlan:
+    """Return a plan by the sizes of tables: copies of small static ones; large ones and dynamic ones by row.
+
+    Static tables in tiers are whole on a rank, each on the one that has the fewest bytes so far.
+    """
+    entries = []
+    held = [0] * world_size
+    for spec in tables:
+        placement: Placement = RowWise()
+        if isinstance(spec, TableSpec):
+            size = spec.rows * spec.width * getattr(torch, spec.dtype).itemsize
+            if spec.tiers is not None:
+                rank = held.index(min(held))
+                held[rank] += size
+                placement = TableWise(rank=rank)
+            elif size <= COPIED_BYTES:
+                placement = DataParallel()
+        entries.append(TablePlan(table=spec.name, placement=placement))
+    return ShardingPlan(world_size=world_size, tables=tuple(entries))
+
+
 def described(plan: ShardingPlan, tables: Sequence[AnyTableSpec]) -> list[str]:
     """Return a line for each table, such as "table 'item': row-wise over 4 ranks", and one for the bytes of ranks."""
     specs: Mapping[str, AnyTableSpec] = {spec.name: spec for spec in tables}

@@ -120,6 +120,39 @@ class Ranks:
         everything = self.all_to_all(what, text.repeat(self.size), [text.numel()] * self.size, counts)
         return [json.loads(part.numpy().tobytes()) for part in torch.split(everything, counts)]
 
+    def share(self, count: int, rank: int | None = None) -> slice:
+        """Return the part of `count` samples that a rank takes: equal parts but for one sample; None for this rank."""
+        number = self.rank if rank is None else rank
+        return slice(number * count // self.size, (number + 1) * count // self.size)
+
+    def joined(self, what: str, values: Tensor, count: int) -> Tensor:
+        """Return ``[count, ...]``, of which this rank has the rows of its `share`, on every rank."""
+        if self._group is None:
+            return values
+        width = values[:1].numel() if values.shape[0] else values.new_empty(1, *values.shape[1:]).numel()
+        rows = [self.share(count, rank) for rank in range(self.size)]
+        received = [(part.stop - part.start) * width for part in rows]
+        flat = values.contiguous().flatten().repeat(self.size)
+        return self.all_to_all(what, flat, [values.numel()] * self.size, received).view(count, *values.shape[1:])
+
+    def on_first(self, what: str, call: Callable[[], None]) -> None:
+        """Let rank 0 alone do something, and wait for it.
+
+        Raises:
+            CollectiveError: It failed there, on the other ranks; rank 0 raises what it raised.
+        """
+        failure: Exception | None = None
+        if self.is_first:
+            try:
+                call()
+            except Exception as error:
+                failure = error
+        found = self.gather(what, None if failure is None else one_line(str(failure)))
+        if failure is not None:
+            raise failure
+        if found[0] is not None:
+            raise CollectiveError(f"{what}: failed on rank 0: {found[0]}", collective=what, step=self.step)
+
     def barrier(self, what: str) -> None:
         """Wait until all ranks are here."""
         self.all_reduce_(what, torch.zeros(1))

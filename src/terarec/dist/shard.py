@@ -7,8 +7,9 @@ gradients to the ranks of the rows, where the row optimizer of the part on that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from terarec.dist.exchange import Exchange, Fetched, Occurrences, Routed, Wanted
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
+from terarec.dist.tables import ShardedTable
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of, cast
 from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
@@ -135,6 +137,16 @@ class ShardedCollection(nn.Module):
         self._groups, self._matrices = _grouped(collection)
         for table in self.placed:
             _fill(self.local, table, collection, rank)
+        self.local.stores = {
+            table.spec.name: ShardedTable(
+                table,
+                self.local.tables[table.spec.name],
+                ranks,
+                seed=collection.seed,
+                restart_part=partial(_draw, self.local, table, rank),
+            )
+            for table in self.placed
+        }
         self.train(collection.training)
         self.local.rows.requires_grad_(collection.is_trained)
 
@@ -395,15 +407,32 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
             if bool(mine.any()) and (not table.by_column or rank in table.ranks):
                 part.import_(Rows(keys=piece.keys[mine], weights=piece.weights[mine][:, columns]))
         return
-    is_recorded = len(whole) != table.spec.rows
-    if is_recorded and table.keeps_numbers and not table.by_column:
+    if len(whole) != table.spec.rows:
+        _draw(local, table, rank, collection.seed)
+        return
+    for rows, keys in _static_rows(table, rank, len(part)):
+        part.import_(Rows(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
+
+
+def _draw(local: EmbeddingCollection, table: PlacedTable, rank: int, seed: int) -> None:
+    """Give the part of a static table on this rank the first weights of a seed."""
+    if table.keeps_numbers and not table.by_column:
         return  # a table of this name draws the same rows
-    for first in range(0, len(part), _ROWS_AT_ONCE):
-        rows, keys = table.keys_on(rank, first, min(first + _ROWS_AT_ONCE, len(part)))
-        if not keys.numel() or (table.by_column and rank not in table.ranks):
-            continue
-        weights = _first_weights(table.spec, keys, collection.seed) if is_recorded else whole.export(keys).weights
-        part.import_(Rows(keys=rows, weights=weights[:, columns].contiguous()))
+    assert isinstance(table.spec, TableSpec), "rows of a dynamic table are drawn when they are inserted"
+    part = local.tables[table.spec.name]
+    for rows, keys in _static_rows(table, rank, len(part)):
+        weights = _first_weights(table.spec, keys, seed)[:, table.columns(rank)]
+        part.import_(Rows(keys=rows, weights=weights.contiguous()))
+
+
+def _static_rows(table: PlacedTable, rank: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows of the part of a static table on this rank and their keys, int64[n] each."""
+    if table.by_column and rank not in table.ranks:
+        return
+    for first in range(0, count, _ROWS_AT_ONCE):
+        rows, keys = table.keys_on(rank, first, min(first + _ROWS_AT_ONCE, count))
+        if keys.numel():
+            yield rows, keys
 
 
 def _first_weights(spec: TableSpec, keys: Tensor, seed: int) -> Tensor:

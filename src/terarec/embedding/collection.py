@@ -55,6 +55,7 @@ from terarec.storage import (
     PlacedRows,
     RowBatch,
     StaticTable,
+    Store,
     TieredArena,
     TierUse,
     dynamic_tables,
@@ -141,6 +142,7 @@ class EmbeddingCollection(nn.Module):
         seed: Seed of the first weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
         split_tables: Tables of which it has some columns alone.
+        stores: The tables as checkpoints hold them; of parts of tables, under the keys of the whole ones.
 
     Args:
         tables: Tables. The static ones of one width, element type and `optimizer` share an arena, and so do the
@@ -163,6 +165,7 @@ class EmbeddingCollection(nn.Module):
         self.arenas = build_arenas(tables, seed=seed)
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
+        self.stores: Mapping[str, Store] = self.tables
         self.rows = TableParameter(torch.empty(0))
         self.pending = PendingGradients(
             self.rows, self.arenas, [f"tables {', '.join(arena.table_names)}" for arena in self.arenas]

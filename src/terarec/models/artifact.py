@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,8 @@ from terarec.models.registry import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
 from terarec.spec.model import ModelSpec
+from terarec.storage import Store
 from terarec.storage.tier_files import own_directory
-
-if TYPE_CHECKING:
-    from terarec.storage import AnyTable
-
 
 RUN_FILE = "run.json"
 DATASET_DIRECTORY = "dataset"
@@ -220,10 +217,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) 
     checkpoint.load_tables(tables(model), with_state=with_state)
 
 
-def tables(model: nn.Module) -> dict[str, AnyTable]:
-    """Return all embedding tables of `model` by name."""
+def tables(model: nn.Module) -> dict[str, Store]:
+    """Return all embedding tables of `model` by name, as checkpoints hold them."""
     collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
-    return {name: table for collection in collections for name, table in collection.tables.items()}
+    return {name: table for collection in collections for name, table in collection.stores.items()}
 
 
 def dense_state(model: nn.Module) -> dict[str, Tensor]:

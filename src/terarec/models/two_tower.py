@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class TwoTower(nn.Module):
     Raises:
         ConfigError: A column that is not there, an item key that is none, or several outputs.
     """
+
+    pairs_samples: ClassVar[bool] = True
+    """The items of all samples of a batch are candidates of each query."""
 
     def __init__(
         self, spec: TwoTowerSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0

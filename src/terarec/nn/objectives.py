@@ -162,6 +162,7 @@ class PairwiseObjective:
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
+    pairs_samples: ClassVar[bool] = True
 
     def __init__(self, spec: PairwiseSpec) -> None:
         self._group = spec.group

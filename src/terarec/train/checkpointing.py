@@ -85,8 +85,9 @@ class Checkpointing(Callback):
         self._save(trainer)
 
     def on_error(self, trainer: Trainer) -> None:
-        """Save what would be lost."""
-        self._save(trainer)
+        """Save what would be lost; of several ranks, the others may not be there any more."""
+        if trainer.ranks.size == 1:
+            self._save(trainer)
 
     def on_finish(self, trainer: Trainer) -> None:
         """Save the last step."""
@@ -96,16 +97,18 @@ class Checkpointing(Callback):
         if self._saved_step == trainer.step:
             return
         kind: Literal["full", "base", "delta"] = "base" if is_whole else "delta"
-        self.newest = save(self.directory, capture(trainer), kind="full" if self.delta_every is None else kind)
+        kind = "full" if self.delta_every is None else kind
+        self.newest = save(self.directory, capture(trainer), kind=kind, writers=trainer.ranks)
         self._saved_step = trainer.step
         self._mark_best(trainer)  # before anything is removed: a crash in between leaves one checkpoint too many
-        keep_newest(self.directory, self.keep)
+        if trainer.ranks.is_first:
+            keep_newest(self.directory, self.keep)
 
     def _mark_best(self, trainer: Trainer) -> None:
         best = trainer.early_stopping.best_step
         if not self.keep_best or best is None or best == self._marked_step:
             return
-        if (step_path(self.directory, best) / MANIFEST).is_file():
+        if trainer.ranks.is_first and (step_path(self.directory, best) / MANIFEST).is_file():
             mark_best(self.directory, best)
             self._marked_step = best
 

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, column
+from terarec.batch import Batch, column, slice_samples
+from terarec.dist.ranks import Ranks
+from terarec.errors import ConfigError
 from terarec.metrics import MetricSet, Results, Throughput
 from terarec.models.contract import device_of, logits_of, training_loss
 from terarec.nn.objectives import BinaryObjective, Objective
@@ -36,7 +38,12 @@ class Scored(NamedTuple):
 
 
 def score(
-    model: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32", *, objective: Objective | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision = "fp32",
+    *,
+    objective: Objective | None = None,
+    ranks: Ranks | None = None,
 ) -> Generator[Scored, None, None]:
     """Yield the logits of each of `batches`, the model being in evaluation mode meanwhile.
 
@@ -47,6 +54,7 @@ def score(
         batches: The batches.
         precision: Precision of the dense layers' matrix products.
         objective: Loss of models that have none of their own; None for no losses.
+        ranks: Processes that score together: each the same batches, of which it scores its share; None for this alone.
 
     Raises:
         ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
@@ -55,7 +63,10 @@ def score(
     model.eval()
     try:
         for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
-            yield Scored(batch, *_forward(model, there, precision, objective))
+            if ranks is None or ranks.size == 1:
+                yield Scored(batch, *_forward(model, there, precision, objective))
+            else:
+                yield Scored(batch, *_forward_on_ranks(model, there, precision, objective, ranks))
     finally:
         model.train(was_training)
 
@@ -69,6 +80,32 @@ def _forward(
         output = model(batch)
         loss = None if objective is None else float(training_loss(model, output, batch, objective))
     return logits_of(model, output).float().cpu(), loss
+
+
+def _forward_on_ranks(
+    model: nn.Module, batch: Batch, precision: Precision, objective: Objective | None, ranks: Ranks
+) -> tuple[Tensor, float | None]:
+    """Return the logits of all samples and their mean loss; each rank computes those of its share."""
+    total, part = batch.batch_size, ranks.share(batch.batch_size)
+    logits, loss = _forward(model, slice_samples(batch, part.start, part.stop), precision, objective)
+    joined = ranks.joined("scores of an evaluation", logits, total)
+    if loss is None:
+        return joined, None
+    own = loss * (part.stop - part.start) / total if part.stop > part.start else 0.0
+    return joined, float(ranks.all_reduce_("loss of an evaluation", torch.tensor([own], dtype=torch.float64)))
+
+
+def check_has_own_samples(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
+    """Raise `ConfigError` if several ranks train what compares the samples of a batch, of which a rank has a share."""
+    if ranks.size == 1:
+        return
+    for module in (objective, *model.modules()):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "pairs_samples", False):
+            raise ConfigError(
+                "ranks",
+                f"got {ranks.size} processes for {type(module).__name__}, which needs all samples of a batch, "
+                "expected one",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +172,7 @@ class Evaluator:
         group: Column by which "gauc" and ranking metrics group samples.
         slices: Columns for whose values metrics are computed, too.
         precision: Precision of the dense layers' matrix products.
+        ranks: Processes that evaluate together and all find the metrics of all samples; None for this alone.
 
     Raises:
         ConfigError: An unknown metric, or one that needs a group.
@@ -149,7 +187,9 @@ class Evaluator:
         group: str | None = None,
         slices: Sequence[str] = (),
         precision: Precision = "fp32",
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self._objective: Objective = objective or BinaryObjective()
         self.metrics = tuple(metrics) or self._objective.default_metrics
         self._labels, self._group, self._slices, self._precision = tuple(labels), group, tuple(slices), precision
@@ -157,13 +197,21 @@ class Evaluator:
         self._reads_loss = "loss" in self._new_set(1).reads
 
     @classmethod
-    def of(cls, training: TrainingSpec, objective: Objective | None, labels: Sequence[str]) -> Evaluator:
+    def of(
+        cls,
+        training: TrainingSpec,
+        objective: Objective | None,
+        labels: Sequence[str],
+        *,
+        ranks: Ranks | None = None,
+    ) -> Evaluator:
         """Make the evaluator that the settings of a training describe.
 
         Args:
             training: Metrics, group, slices and precision.
             objective: What scores are; binary cross entropy's for None.
             labels: Names of the labels; numbers for none.
+            ranks: Processes that evaluate together; None for this alone.
 
         Raises:
             ConfigError: See the class.
@@ -175,6 +223,7 @@ class Evaluator:
             group=training.group,
             slices=training.slices,
             precision=training.precision,
+            ranks=ranks,
         )
 
     def evaluate(
@@ -196,7 +245,7 @@ class Evaluator:
         throughput = Throughput()
         objective = self._objective if self._reads_loss else None
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
-        with closing(score(model, batches, self._precision, objective=objective)) as stream:
+        with closing(score(model, batches, self._precision, objective=objective, ranks=self._ranks)) as stream:
             for batch, logits, loss in stream:
                 if found is None:
                     found = self._new_set(batch.label.shape[1])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from terarec.checkpoint import MANIFEST, Checkpoint, latest, load
 from terarec.config import load_run
 from terarec.config.files import with_graph
 from terarec.data import BatchReader, open_reader, read_spec
+from terarec.dist import Ranks, ShardingPlan, shard
+from terarec.dist.plan import default_plan, described
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.recording import record_tables
 from terarec.errors import ConfigError, DataNotFoundError, RunInterruptedError, StorageError
 from terarec.formats import read_dataset
 from terarec.models import build_model
@@ -60,11 +65,22 @@ class Run:
         directory: Where everything is written.
         callbacks: Besides those that log and save.
         initial: The checkpoint of another run that this one started from in this process, if any.
+        ranks: The processes that train together, each of which has such a run; this one alone by default.
+        plan: Placements of the tables on several ranks; None for `terarec.dist.plan.default_plan`.
     """
 
     def __init__(
-        self, spec: RunSpec, out: Path, callbacks: Sequence[Callback] = (), *, allow_import: Sequence[str] = ()
+        self,
+        spec: RunSpec,
+        out: Path,
+        callbacks: Sequence[Callback] = (),
+        *,
+        allow_import: Sequence[str] = (),
+        ranks: Ranks | None = None,
+        plan: ShardingPlan | None = None,
     ) -> None:
+        self.ranks = ranks or Ranks()
+        self.plan = plan
         spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
@@ -98,18 +114,30 @@ class Run:
         """The model, with first weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
-        if not isinstance(spec.model, PythonModelSpec):  # whose code may be slow or do other things, too
+        is_alone = self.ranks.size == 1
+        if is_alone and not isinstance(spec.model, PythonModelSpec):  # whose code may be slow or do other things, too
             plan_run(spec, device=self.device, reads_keysets=False).check(only_known=True)
-        model = build_model(
-            spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
-        )
-        return model.to(self.device)
+        with nullcontext() if is_alone else record_tables():
+            model = build_model(
+                spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
+            )
+        if is_alone:
+            return model.to(self.device)
+        if self.device.type != "cpu":
+            raise ConfigError("training.device", f"got {str(self.device)!r} for several ranks, expected 'cpu'")
+        specs = [table for held in model.modules() if isinstance(held, EmbeddingCollection) for table in held.specs]
+        self.plan = self.plan or default_plan(specs, self.ranks.size)
+        if self.ranks.is_first:
+            for line in described(self.plan, specs):
+                _logger.info("%s", line)
+        return shard(model, self.plan, self.ranks)
 
     @cached_property
     def trainer(self) -> Trainer:
         """The loop around `model`."""
         spec = self.spec
         log = MetricsLog(self.directory.metrics, split=spec.training.eval_split or DEFAULT_EVAL_SPLIT)
+        shown = (log, self._checkpointing, *self.callbacks) if self.ranks.is_first else (self._checkpointing,)
         rules = {"default": spec.sparse_optimizer, **spec.row_optimizers}
         optimizers = Optimizers.of(self.model, spec.dense_optimizer, rules, seed=spec.training.seed)
         trainer = Trainer(
@@ -118,7 +146,8 @@ class Run:
             optimizers,
             objective=self.objective,
             labels=[label.name for label in self.dataset.labels],
-            callbacks=(*([Passes()] if spec.training.passes else []), log, self._checkpointing, *self.callbacks),
+            callbacks=(*([Passes()] if spec.training.passes else []), *shown),
+            ranks=self.ranks,
         )
         schedule = spec.training.schedule
         if schedule is not None:
@@ -181,9 +210,18 @@ class Run:
         Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
         nothing is left of this start, and a rejected run is unchanged.
         """
-        with self.directory.locked():
-            self.directory.check(self.spec, self.dataset, resume=resume)
+        training = self.spec.training
+        if self.ranks.size > 1 and (training.passes or training.delta_every is not None):
+            field = "passes" if training.passes else "delta_every"
+            raise ConfigError(f"training.{field}", f"got it with {self.ranks.size} ranks, expected one process")
+        with ExitStack() as stack:
+            self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
             return self._fit()
+
+    def _begin(self, stack: ExitStack, *, resume: bool) -> None:
+        """Lock the directory, which is that of all ranks, and check what is there."""
+        stack.enter_context(self.directory.locked())
+        self.directory.check(self.spec, self.dataset, resume=resume)
 
     def _fit(self) -> FitReport:
         training = self.spec.training
@@ -200,7 +238,10 @@ class Run:
             if self.spec.init_from is not None:
                 self.initial = start_from(self.trainer, self.spec, self.dataset)
             torch.manual_seed(training.seed)
-        self.directory.begin(self.spec, self.dataset)  # a run that could not be restored keeps its description
+        # A run that could not be restored keeps its description.
+        self.ranks.on_first("description of a run", lambda: self.directory.begin(self.spec, self.dataset))
+        if self.ranks.size > 1:
+            self.trainer.seed_rank()
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
@@ -218,6 +259,8 @@ def build(
     init_from: Path | str | None = None,
     reset_optimizer: bool = False,
     allow_import: Sequence[str] = (),
+    ranks: Ranks | None = None,
+    plan: ShardingPlan | None = None,
 ) -> Run:
     """Return a run of `spec` in the directory `out`.
 
@@ -228,6 +271,8 @@ def build(
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.
         reset_optimizer: ``spec.reset_optimizer`` with it: take its weights alone.
         allow_import: Packages from which the model may come by name.
+        ranks: Processes that train together; None for this one alone.
+        plan: Placements of the tables on several ranks; None for one by their sizes.
 
     Raises:
         DataNotFoundError: ``spec.data`` is no data set.
@@ -235,7 +280,7 @@ def build(
     """
     if init_from is not None:
         spec = dataclasses.replace(spec, init_from=str(init_from), reset_optimizer=reset_optimizer)
-    return Run(spec, Path(out), callbacks, allow_import=allow_import)
+    return Run(spec, Path(out), callbacks, allow_import=allow_import, ranks=ranks, plan=plan)
 
 
 def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:

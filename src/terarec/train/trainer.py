@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from terarec.batch import Batch
+from terarec.batch import Batch, slice_samples
 from terarec.data.reader import BatchReader
+from terarec.dist.dense import sum_gradients
+from terarec.dist.ranks import Ranks
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
@@ -28,7 +30,7 @@ from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.storage import BudgetError, TierUse
 from terarec.train.devices import batches_on
-from terarec.train.evaluation import Evaluation, Evaluator
+from terarec.train.evaluation import Evaluation, Evaluator, check_has_own_samples
 from terarec.train.optimizers import Optimizers
 from terarec.train.row_tiers import use_of
 from terarec.train.stopping import EarlyStopping, Interrupts
@@ -128,6 +130,7 @@ class Trainer:
         early_stopping: The best evaluation so far, and whether training stops for want of a better one.
         evaluator: Computes the metrics of a split.
         reader: The train reader while `fit` runs.
+        ranks: The processes that train together.
 
     Args:
         model: Batch -> logits [B, C]; `terarec.models.contract` lists what else a model may have.
@@ -137,9 +140,12 @@ class Trainer:
         labels: Names of the labels in evaluations; numbers by default.
         callbacks: Callbacks, called in this order.
         check_loss: Whether a loss that is NaN or infinite raises; otherwise training continues.
+        ranks: The processes that train together, each of which has such a trainer and reads the same batches: a rank
+            trains on its share of each. None for this process alone.
 
     Raises:
-        ConfigError: A metric or a pattern of frozen names that nothing has.
+        ConfigError: A metric or a pattern of frozen names that nothing has, or with several ranks a loss or layer that
+            compares samples with each other.
 
     Example:
         >>> model = build_model(DeepFMSpec(), reader.spec)
@@ -157,14 +163,17 @@ class Trainer:
         labels: Sequence[str] = (),
         callbacks: Sequence[Callback] = (),
         check_loss: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.spec = spec
         self.optimizers = optimizers
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
         self.device = device_of(model)
-        self.evaluator = Evaluator.of(spec, self.objective, labels)
+        check_has_own_samples(model, self.objective, self.ranks)
+        self.evaluator = Evaluator.of(spec, self.objective, labels, ranks=self.ranks)
         self.step = self.epoch = self.samples = 0
         self.output: object = None
         self.evaluation: Evaluation | None = None
@@ -189,6 +198,7 @@ class Trainer:
         self._evaluation_seconds = 0.0
         self._tiers_before: TierUse | None = None
         self._interrupts = Interrupts()
+        self._is_interrupted = False
         self._stepped = tuple(optimizers)
         if spec.freeze:
             freeze(model, spec.freeze, rows=optimizers.rows)
@@ -259,7 +269,7 @@ class Trainer:
         self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
         if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
             self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
-        self._is_stopped = False
+        self._is_stopped = self._is_interrupted = False
         self._evaluation_seconds = 0.0
         self._tiers_before = use_of(self.model)
         samples_before, throughput = self.samples, Throughput()
@@ -316,12 +326,16 @@ class Trainer:
             self.model.train()
         self.optimizers.zero_grad()
         before = self._loss
+        self.ranks.step = self.step + 1
         total = sum(batch.batch_size for batch in batches)
         try:
-            parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
+            own = batches if self.ranks.size == 1 else [self._own_share(batch) for batch in batches]
+            parts = [self._backward(batch, batch.batch_size / total) for batch in own]
         except BudgetError as error:
             raise error.during(f"step {self.step + 1}") from None
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+        if self.ranks.size > 1:
+            loss = self._sum_over_ranks(loss)
         if self._check_loss and self.device.type != "cpu" and before is not None:
             self._check_finite(before, self.step)
         if self.spec.clip_norm is not None:
@@ -353,12 +367,29 @@ class Trainer:
             loss = training_loss(self.model, output, batch, self.objective)
         if share != 1.0:
             loss = loss * share
+        if self.ranks.size > 1 and not batch.batch_size:
+            loss = loss.nan_to_num()  # the mean of no samples
         value = loss.detach()
-        if self._check_loss and self.device.type == "cpu" and not self._is_scale_dynamic:
+        if self._check_loss and self.device.type == "cpu" and not self._is_scale_dynamic and self.ranks.size == 1:
             self._check_finite(value, self.step + 1)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
         return value
+
+    def _own_share(self, batch: Batch) -> Batch:
+        part = self.ranks.share(batch.batch_size)
+        return slice_samples(batch, part.start, part.stop)
+
+    def _sum_over_ranks(self, loss: Tensor) -> Tensor:
+        """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""
+        is_interrupted = float(self._interrupts.received is not None)
+        numbers = torch.stack([loss.float().cpu(), torch.tensor(is_interrupted)])
+        summed = sum_gradients(self.ranks, self._parameters, also=numbers)
+        assert summed is not None, "numbers were given"
+        self._is_interrupted |= bool(summed[1] > 0)
+        if self._check_loss and not self._is_scale_dynamic:
+            self._check_finite(summed[0], self.step + 1)
+        return summed[0]
 
     def _check_finite(self, loss: Tensor, step: int) -> None:
         value = loss.item()
@@ -368,6 +399,11 @@ class Trainer:
                 f"step {step} (epoch {self.epoch + 1})",
                 f"the loss is {value}, expected a finite number; a lower learning rate may help",
             )
+
+    def seed_rank(self) -> None:
+        """Let each rank but the first draw random numbers of its own, such as for dropout."""
+        if not self.ranks.is_first:
+            torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.ranks.rank + self.step) % 2**63)
 
     def stop(self) -> None:
         """Let a running `fit` end after the present step, as if it were the last one. For callbacks."""
@@ -431,8 +467,9 @@ class Trainer:
                 self._validate(valid_reader)
         except _StopRequestedError:
             self._call("on_interrupt")
+            which = self._interrupts.received or "a signal to another rank"
             raise RunInterruptedError(
-                f"{self._interrupts.received} after step {self.step} of {self.total_steps} (epoch {self.last_epoch})"
+                f"{which} after step {self.step} of {self.total_steps} (epoch {self.last_epoch})"
             ) from None
         self._call("on_finish")
 
@@ -500,7 +537,10 @@ class Trainer:
             callback.on_evaluation(self, evaluation)
 
     def _stop_if_asked(self) -> None:
-        if self._interrupts.received is not None:
+        if self.ranks.size > 1:  # they stop after the same step
+            if self._is_interrupted:
+                raise _StopRequestedError
+        elif self._interrupts.received is not None:
             raise _StopRequestedError
 
     def _call(self, hook: str) -> None:

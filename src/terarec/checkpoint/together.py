@@ -1,0 +1,116 @@
+"""One checkpoint that several processes write together, each the rows that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from terarec.checkpoint.directory import FileEntry, Manifest, staged, write_manifest
+from terarec.checkpoint.state import TrainState
+from terarec.checkpoint.table_files import TableShare
+from terarec.errors import StorageError
+from terarec.formats.delta import DeltaLink
+from terarec.spec import from_data, to_data
+from terarec.spec.quoting import one_line
+
+_FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise
+
+
+class Writers(Protocol):
+    """Processes that write a checkpoint together, such as `terarec.dist.Ranks`.
+
+    Attributes:
+        rank: Number of this one.
+        size: Number of all.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, what: str, data: Any) -> list[Any]:
+        """Return the JSON data of all, in the order of their numbers, to each of them."""
+
+
+class WriteFiles(Protocol):
+    """Writes the files of a checkpoint and returns what its manifest has of them."""
+
+    def __call__(
+        self,
+        checkpoint: Path,
+        state: TrainState,
+        link: DeltaLink | None,
+        shares: Mapping[str, TableShare] | None = None,
+        *,
+        with_rest: bool = True,
+    ) -> Manifest:
+        """Write the shares of tables and, `with_rest`, what is no table."""
+
+
+def save_together(directory: Path, state: TrainState, writers: Writers, write_files: WriteFiles) -> None:
+    """Write a checkpoint; all writers call it with states of the same step.
+
+    Args:
+        directory: Directory of the checkpoints, which all writers see.
+        state: State to write, with the tables of this process.
+        writers: The processes.
+        write_files: Writes the files of one of them.
+
+    Raises:
+        StorageError: One of them failed, and nothing was written.
+    """
+    shares = _shares(state, writers)
+    with ExitStack() as stack:
+        checkpoint = _place(directory, state, writers, stack)
+        error: Exception | None = None
+        files: tuple[FileEntry, ...] = ()
+        try:
+            files = write_files(checkpoint, state, None, shares, with_rest=writers.rank == 0).files
+        except Exception as raised:  # which all have to know before any of them goes on
+            error = raised
+        found = writers.gather(
+            "files of a checkpoint", {"error": None if error is None else one_line(str(error)), "files": to_data(files)}
+        )
+        if error is not None:
+            raise error
+        _check_all(found)
+        if writers.rank == 0:
+            entries = tuple(from_data(FileEntry, entry) for written in found for entry in written["files"])
+            write_manifest(checkpoint, Manifest(step=state.step, files=entries))
+    writers.gather("end of a checkpoint", None)
+
+
+def _shares(state: TrainState, writers: Writers) -> dict[str, TableShare]:
+    rows = writers.gather("rows of a checkpoint", {name: table.num_changed for name, table in state.tables.items()})
+    return {
+        name: TableShare(
+            first_row=sum(counts[name] for counts in rows[: writers.rank]),
+            num_rows=sum(counts[name] for counts in rows),
+            first_file=writers.rank * _FILES_EACH,
+        )
+        for name in state.tables
+    }
+
+
+def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStack) -> Path:
+    """Return the directory to write to, which the first writer has made."""
+    error: Exception | None = None
+    checkpoint: Path | None = None
+    if writers.rank == 0:
+        try:
+            checkpoint = stack.enter_context(staged(directory, state.step))
+        except Exception as raised:
+            error = raised
+    told = {"error": None if error is None else one_line(str(error)), "path": str(checkpoint)}
+    found = writers.gather("place of a checkpoint", told)
+    if error is not None:
+        raise error
+    _check_all(found[:1])
+    return Path(found[0]["path"])
+
+
+def _check_all(found: list[dict[str, Any]]) -> None:
+    failed = [f"rank {rank}: {told['error']}" for rank, told in enumerate(found) if told["error"] is not None]
+    if failed:
+        raise StorageError(f"checkpoint: {failed[0]}")

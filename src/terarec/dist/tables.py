@@ -1,0 +1,292 @@
+"""`ShardedTable`: a table on several ranks as a store of the rows on this one, under the keys of the whole table.
+
+All ranks write their rows into one checkpoint, and each takes its own out of any: a checkpoint knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from terarec.dist.placement import COPIES, PlacedTable
+from terarec.dist.ranks import Ranks
+from terarec.errors import StorageError
+from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
+from terarec.storage import AnyTable, Rows
+
+_KEYED_MEMORY = ("admission_keys", "evicted")
+
+
+class ShardedTable:
+    """The rows of a table on this rank. Implements `terarec.storage.Store`.
+
+    What it returns for a checkpoint is this rank's share: rows with copies on all ranks are those of rank 0, and rows
+    whose columns are on several ranks those of the first of them. All ranks have to export a table at the same time.
+
+    Attributes:
+        placed: The table.
+        part: The part of it on this rank.
+
+    Args:
+        placed: The table.
+        part: The part of it on this rank.
+        ranks: The ranks.
+        seed: Seed of the first weights.
+        restart_part: Function that gives the part of a static table the first weights of a seed.
+    """
+
+    def __init__(
+        self, placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int, restart_part: Callable[[int], None]
+    ) -> None:
+        self.placed = placed
+        self.part = part
+        self._ranks = ranks
+        self._seed = seed
+        self._restart_part = restart_part
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.placed.spec.name
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector of the whole table."""
+        return self.placed.spec.width
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
+        return self.part.state_names
+
+    @property
+    def first_seed(self) -> int | None:
+        """Seed of the first weights of a static table, whose rows come with their keys; None for a dynamic one."""
+        return None if self.is_dynamic else self._seed
+
+    @property
+    def num_changed(self) -> int:
+        """Rows of this rank's share."""
+        if not self._exports:
+            return 0
+        if not self.is_dynamic and not self.placed.has_hot_rows:
+            return self._static_keys(0, len(self.part))[0].numel()
+        if not self.placed.has_hot_rows:
+            return len(self.part)
+        return sum(rows.numel() for rows, _ in self._own_rows(1 << 20))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights, optimizer state and uses on this rank."""
+        return self.part.row_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights, optimizer state and index on this rank."""
+        return self.part.memory_bytes
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether keys are inserted and evicted."""
+        return isinstance(self.placed.spec, DynamicTableSpec)
+
+    @property
+    def changes_since(self) -> str | None:
+        """None: what changed is not noted."""
+        return None
+
+    def __len__(self) -> int:
+        """Return the rows of the whole table if it is static, else those on this rank."""
+        return self.placed.spec.rows if isinstance(self.placed.spec, TableSpec) else len(self.part)
+
+    def keys(self) -> Tensor:
+        """Return the keys int64[n] of the rows on this rank, in ascending order."""
+        if self.is_dynamic:
+            return self.part.keys()
+        return self._static_keys(0, len(self.part))[1].sort().values
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Return arena rows int64[n] on this rank of ``keys int64[n]``, which it has to have."""
+        return self.part.rows(self.placed.local_keys(keys), train=train)
+
+    def export(self, keys: Tensor) -> Rows:
+        """Return copies of the rows of ``keys int64[n]`` on this rank, of their columns here."""
+        return replace(self.part.export(self.placed.local_keys(keys)), keys=keys)
+
+    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return this rank's share; see `export_changed`."""
+        return self.export_changed(chunk_rows)
+
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return this rank's share under the keys of the whole table; nothing if it has none."""
+        if self.placed.by_column:
+            yield from self._export_columns(chunk_rows)
+            return
+        is_empty = True
+        for rows, keys in self._own_rows(chunk_rows):
+            if keys.numel():
+                is_empty = False
+                yield replace(self.part.export(rows), keys=keys)
+        if is_empty and self._exports:
+            yield self.part.export(torch.empty(0, dtype=torch.int64))
+
+    def restart(self, seed: int) -> None:
+        """Give the rows of a static table the first weights of `seed`, and initial state."""
+        if self.is_dynamic:
+            raise StorageError(f"table {self.name!r}: restart: the table is dynamic, expected a static one")
+        self.part.restart(seed)
+        self._restart_part(seed)
+
+    def import_(self, rows: Rows) -> None:
+        """Overwrite those of the rows that are on this rank."""
+        if self.placed.by_column:
+            if self._ranks.rank not in self.placed.ranks:
+                return
+            columns = self.placed.columns(self._ranks.rank)
+            state = {name: held[:, columns] if held.dim() == 2 else held for name, held in rows.state.items()}
+            state = {name: held.contiguous() for name, held in state.items()}
+            self.part.import_(replace(rows, weights=rows.weights[:, columns].contiguous(), state=state))
+            return
+        mine = self._is_here(rows.keys)
+        if not bool(mine.any()):
+            return
+        self.part.import_(
+            Rows(
+                keys=self.placed.local_keys(rows.keys[mine]),
+                weights=rows.weights[mine],
+                state={name: held[mine] for name, held in rows.state.items()},
+                uses={name: held[mine] for name, held in rows.uses.items()},
+            )
+        )
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Evict rows of this rank; see `terarec.storage.DynamicTable.evict`."""
+        return self.part.evict(by, keep_at_least=keep_at_least)
+
+    def take_evicted(self) -> Tensor:
+        """Return the keys int64[n] that were evicted on this rank since the last call and have no row now."""
+        return self.part.take_evicted()
+
+    def clear(self) -> None:
+        """Remove all keys of a dynamic table."""
+        self.part.clear()
+
+    def snapshot(self, directory: Path) -> bool:
+        """Return False: the rows of ranks come together in files of a checkpoint."""
+        return False
+
+    def adopt(self, directory: Path) -> bool:
+        """Return False: a rank takes its rows alone."""
+        return False
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return the keys int64[n] on this rank and their uses."""
+        return self.part.export_keys(chunk_keys)
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Insert those of the keys whose rows belong to this rank."""
+        mine = self._is_here(keys)
+        self.part.import_keys(keys[mine], {name: held[mine] for name, held in uses.items()})
+
+    def follow_changes(self, since: str) -> None:
+        """Raise `StorageError`: changes of tables on several ranks are not noted."""
+        raise StorageError(f"table {self.name!r}: got delta checkpoints for a table on several ranks, expected whole ones")
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return nothing: see `follow_changes`."""
+        return iter(())
+
+    def removed_since(self) -> Tensor:
+        """Return no keys: see `follow_changes`."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def remove(self, keys: Tensor) -> None:
+        """Remove those of ``keys int64[n]`` that are on this rank."""
+        self.part.remove(keys[self._is_here(keys)])
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """Return this rank's share of the state other than rows; that of all keys together is of rank 0."""
+        for piece in self.part.export_memory(chunk_keys):
+            if "clock" in piece:
+                evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", piece["num_evicted"].clone())
+                if self._ranks.is_first:
+                    yield {**piece, "num_evicted": evicted}
+            elif self._exports:
+                yield piece
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Import what of a piece belongs to this rank."""
+        keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
+        if keys is None or any(held.shape[:1] != keys.shape for held in piece.values()):
+            if "num_evicted" in piece and not self._ranks.is_first:
+                piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
+            self.part.import_memory(piece)
+            return
+        mine = self._is_here(keys)
+        self.part.import_memory({name: held[mine] for name, held in piece.items()})
+
+    @property
+    def _exports(self) -> bool:
+        """Whether this rank writes any rows."""
+        if self.placed.has_copies:
+            return self._ranks.is_first
+        if self.placed.by_column:
+            return self._ranks.rank == self.placed.ranks[0]
+        return self._ranks.rank in self.placed.ranks or (self.placed.has_hot_rows and self._ranks.is_first)
+
+    def _is_here(self, keys: Tensor) -> Tensor:
+        """Return whether this rank has the row of each key, bool[n]."""
+        if self.placed.by_column:
+            return torch.full(keys.shape, self._ranks.rank in self.placed.ranks)
+        owners = self.placed.owners(keys)
+        return (owners == self._ranks.rank) | (owners == COPIES)
+
+    def _static_keys(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.placed.keys_on(self._ranks.rank, first, stop)
+
+    def _own_rows(self, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield keys of the part and of the whole table, int64[n] each: those of this rank's share, not by column."""
+        if not self._exports:
+            return
+        keys = self.part.keys() if self.is_dynamic else None
+        count = len(self.part) if keys is None else keys.numel()
+        for first in range(0, count, chunk_rows):
+            stop = min(first + chunk_rows, count)
+            if keys is None:
+                rows, whole = self._static_keys(first, stop)
+            else:
+                rows = whole = keys[first:stop]
+            if self.placed.has_hot_rows:
+                owners = self.placed.owners(whole)
+                is_mine = (owners == self._ranks.rank) | ((owners == COPIES) & self._ranks.is_first)
+                rows, whole = rows[is_mine], whole[is_mine]
+            yield rows, whole
+
+    def _export_columns(self, chunk_rows: int) -> Iterator[Rows]:
+        """Yield all rows with the columns of all ranks on the first of them; all ranks call it, and the others get none."""
+        is_member = self._ranks.rank in self.placed.ranks
+        keys = self.part.keys() if is_member else torch.empty(0, dtype=torch.int64)
+        what = f"columns of {self.name}"
+        count = int(self._ranks.all_reduce_(what, torch.tensor([keys.numel()]), "max"))
+        for first in range(0, max(1, count), chunk_rows):
+            held = self.part.export(keys[first : first + chunk_rows])
+            weights = self._all_columns(what, held.weights)
+            state = {
+                name: self._all_columns(what, part) if part.dim() == 2 else part for name, part in held.state.items()
+            }
+            if self._exports:
+                yield replace(held, weights=weights, state=state)
+
+    def _all_columns(self, what: str, held: Tensor) -> Tensor:
+        """Return ``[n, columns]`` of all ranks side by side, on the first of them."""
+        ranks, size = self.placed.ranks, self._ranks.size
+        sent, received = [0] * size, [0] * size
+        sent[ranks[0]] = held.numel()
+        if self._exports:
+            received = [held.numel() if rank in ranks else 0 for rank in range(size)]
+        parts = torch.split(self._ranks.all_to_all(what, held.flatten(), sent, received), received)
+        return torch.cat([parts[rank].view(held.shape) for rank in ranks], dim=1) if self._exports else held

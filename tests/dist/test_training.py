@@ -1,0 +1,133 @@
+"""Runs on several processes: what they learn, report and save is what one process does, and they go on on any number."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from terarec.checkpoint import latest, load
+from terarec.dist import (
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    Ranks,
+    RowWise,
+    ShardingPlan,
+    TablePlan,
+    TableWise,
+)
+from terarec.models.artifact import load_model
+from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, DynamicTablesSpec, RunSpec, StaticTablesSpec, TrainingSpec
+from terarec.train.run import build
+from tests.dist.launch import Raised, run_ranks
+from tests.train.planted import make_planted
+from tests.train.small_run import weights
+
+TABLES = ("user", "item", "tags")
+PLANS: dict[str, tuple[Placement, ...]] = {
+    "mixed": (RowWise(), ColumnWise(), DataParallel()),
+    "other": (Hybrid(hot_keys=(0, 1, 7)), TableWise(rank=1), RowWise()),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("planted")
+    make_planted(directory, train=1000, valid=301, rows_per_group=100)
+    return directory
+
+
+def run_spec(data: Path, *, tables: str = "static", **training: Any) -> RunSpec:
+    kind = StaticTablesSpec() if tables == "static" else DynamicTablesSpec()
+    settings: dict[str, Any] = {"batch_size": 111, "epochs": 2, "seed": 5, "metrics": ("auc", "logloss", "average_loss")}
+    return RunSpec(
+        data=str(data),
+        model=DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=kind),
+        dense_optimizer=AdamSpec(lr=0.01, eps=1e-3),
+        sparse_optimizer=AdaGradSpec(lr=0.05, initial_accumulator=0.1),
+        training=TrainingSpec(**settings | training),  # 10 steps an epoch, the last of one sample
+    )
+
+
+def plan(name: str, size: int) -> ShardingPlan:
+    entries = [TablePlan(table=table, placement=placement) for table, placement in zip(TABLES, PLANS[name], strict=True)]
+    return ShardingPlan(world_size=size, tables=tuple(entries))
+
+
+def fit(ranks: Ranks, spec: RunSpec, out: Path, placements: str | None, resume: bool) -> dict[str, Any]:
+    made = None if placements is None else plan(placements, ranks.size)
+    report = build(spec, out, ranks=ranks, plan=made).fit(resume=resume)
+    assert report.evaluation is not None
+    return {
+        "steps": report.steps,
+        "samples": report.samples,
+        "loss": report.loss,
+        "values": dict(report.evaluation.results.overall.values),
+        "rows": report.evaluation.rows,
+        "checkpoint": str(report.checkpoint),
+    }
+
+
+def on_ranks(size: int, *arguments: Any) -> dict[str, Any]:
+    results = run_ranks(size, fit, *arguments)
+    assert not any(isinstance(result, Raised | str) for result in results), results
+    assert all(result == results[0] for result in results), results
+    return results[0]
+
+
+def check_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert (found["steps"], found["rows"]) == (expected["steps"], expected["rows"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert found["values"] == pytest.approx(expected["values"], rel=1e-4)
+
+
+def check_same_weights(out: Path, expected: Path) -> None:
+    """Compare what one process loads from two runs."""
+    found, wanted = (weights(load_model(path).model) for path in (out, expected))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("tables", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
+def test_a_run_on_ranks_equals_one_process_and_goes_on_on_any_number_of_them(
+    data: Path, tmp_path: Path, tables: str
+) -> None:
+    spec = run_spec(data, tables=tables)
+    expected = fit(Ranks(), spec, tmp_path / "one", None, False)
+    half = run_spec(data, tables=tables, epochs=1)
+    first = on_ranks(4, half, tmp_path / "many", "mixed", False)
+    assert first["steps"] == 10 and first["samples"] == 1000
+    saved = load(latest(tmp_path / "many" / "checkpoints"))
+    assert {"user", "item", "tags"} == set(saved.table_files().names)
+    found = on_ranks(2, spec, tmp_path / "many", "other", True)
+    check_close(found, expected)
+    assert found["samples"] == 1000
+    check_same_weights(tmp_path / "many", tmp_path / "one")
+    longer = run_spec(data, tables=tables, epochs=3)
+    alone = fit(Ranks(), longer, tmp_path / "many", None, True)  # from what two ranks saved
+    check_close(alone, fit(Ranks(), longer, tmp_path / "one", None, True))
+    check_same_weights(tmp_path / "many", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_one_process_saves_what_three_and_eight_ranks_load(data: Path, tmp_path: Path) -> None:
+    half, spec = run_spec(data, epochs=1), run_spec(data)
+    expected = fit(Ranks(), spec, tmp_path / "one", None, False)
+    for size in (3, 8):
+        out = tmp_path / f"ranks-{size}"
+        fit(Ranks(), half, out, None, False)
+        check_close(on_ranks(size, spec, out, None, True), expected)
+        check_same_weights(out, tmp_path / "one")
+
+
+def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path: Path) -> None:
+    spec = run_spec(data)
+    normalised = dataclasses.replace(spec, model=DLRMSpec(width=4, bottom=(8, 4), top=(8,), batch_norm=True))
+    for wrong in (normalised, run_spec(data, clip_norm=1.0)):
+        results = run_ranks(2, fit, wrong, tmp_path / "refused", None, False)
+        assert {result.kind for result in results} == {"ConfigError"}, results
+    assert not (tmp_path / "refused").exists()
