@@ -112,7 +112,11 @@ def test_each_tier_has_the_size_that_its_call_names(passes, tmp_path):
     assert (found.fast_bytes, found.file) == (workspace, None)
     assert found.host_bytes_below > 2**20
     cached = hugectr.CreateETC([kinds.Cached], [path], [path], [hugectr.CreateHMemCache(3, 0.5, 0)])
+    left = tmp_path / "cache-7-0123abcd"  # by a process that was killed
+    (left / "embedding.rows").mkdir(parents=True)
+    (left / "embedding.lock").touch()
     assert tiers(cached, cpu).fast_bytes == 4 * workspace
+    assert not left.exists()
     found = tiers(cached, gpu)
     assert (found.fast_bytes, found.host_bytes_below) == (workspace, 3 * workspace)
     assert Path(found.file).parent == tmp_path
