@@ -398,9 +398,12 @@ class EmbeddingCollection(nn.Module):
             for feature, piece in _pieces(readers, keys, at_once):
                 if not goes_on():
                     return
-                tiers.ahead(_rows_of(feature, piece, held), 1)
+                batch = _rows_of(feature, piece, held)
+                tiers.ahead(batch, 1)
                 with keys_stay:
-                    pin, has_room = tiers.preload(_rows_of(feature, piece, held).to(tiers.device), evicts=False)
+                    if isinstance(arena, DynamicArena):
+                        batch = _rows_of(feature, piece, held)
+                    pin, has_room = tiers.preload(batch.to(tiers.device), evicts=False)
                     pin.release()
                 if not has_room:
                     break
