@@ -1,5 +1,8 @@
 """Which rows have slots and whose slots go to others; the compiled map beside the plain one."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -127,6 +130,21 @@ def test_rows_are_copied_to_bytes_and_back(count: int, implementation: str) -> N
     for (mine, _), (held, _) in zip(back, parts, strict=True):
         assert torch.equal(mine[slots[here]], held[slots[here]])
         assert int((mine.flatten(1) != 0).any(1).sum()) == int(here.sum())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell")
+def test_slots_take_memory_as_they_are_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    slots = new_slot_map(50_000_000, CPU, "cpu")  # 1.8 GB
+    slots.assign(batch(*range(1000)))
+    slots.touch(torch.arange(500), pins=False)
+    slots.let_go(torch.arange(1000))
+    slots.release(slots.victims(500, 1))
+    assert slots.used_slots == 1000
+    assert resident() - before < 100 << 20
 
 
 def test_bad_tensors_are_rejected() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding, empty_integers
 from terarec.kernels.hash_index import check_vector
-from terarec.kernels.slots import NO_ROW, RowBatch, RowPart, Touched, row_bytes_of
+from terarec.kernels.slots import RowBatch, RowPart, Touched, row_bytes_of
 
 _CPU = torch.device("cpu")
 
@@ -22,7 +23,8 @@ class SlotMap:
     Attributes:
         capacity: Number of slots C.
         device: The CPU.
-        owners: The row of each slot, its key and its table, [C] each; a row of -1 for none.
+        owners: The row of each slot, its key and its table, [C] each; a row of -1 for none, and 0 for slots behind
+            `used_slots`.
         is_dirty: bool[C], whether the slot's row was changed since it was read.
 
     Args:
@@ -34,7 +36,7 @@ class SlotMap:
         self.capacity = capacity
         self.device = device
         self.owners = RowBatch(
-            torch.full((capacity,), NO_ROW), torch.zeros(capacity, dtype=torch.int64), _zeros(capacity, torch.int32)
+            _zeros(capacity, torch.int64), _zeros(capacity, torch.int64), _zeros(capacity, torch.int32)
         )
         self.is_dirty = _zeros(capacity, torch.bool)
         types = (torch.int32, torch.uint8, torch.int16, torch.int32)
@@ -199,4 +201,5 @@ def _span(slots: Tensor) -> tuple[int, int]:
 
 
 def _zeros(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(count, dtype=dtype)
+    """Return zeros that take memory where they are written; those of `torch.zeros` take all of it at once."""
+    return torch.from_numpy(np.zeros(count, dtype=str(dtype).removeprefix("torch.")))
