@@ -1,4 +1,4 @@
-"""`Batch` and `Jagged`: what they refuse, and slicing and selecting against plain Python lists."""
+"""`Batch` and `Jagged`: what they reject, and slicing and selecting against plain Python lists."""
 
 from dataclasses import replace
 

@@ -69,7 +69,7 @@ class Batch:
         label: float32[B, L].
         sparse: The keys of the S features.
         weight: float32[B], how much each sample counts in the loss and in metrics, >= 0; None for ones.
-        metadata: name -> an Arrow array of B values, for columns that no model reads, such as the ids of users. They
+        metadata: Name -> an Arrow array of B values, for columns that no model reads, such as the ids of users. They
             stay in host memory.
     """
 

@@ -65,7 +65,7 @@ def ordered_map(
 
 
 def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
-    """`items`, drawn by a thread of its own up to `depth` ahead; without a thread if `depth` is 0.
+    """Yield `items`, drawn by a thread of its own up to `depth` ahead; without a thread if `depth` is 0.
 
     An error in `items` is raised here, after the items before it. Closing the generator closes `items`, in its thread,
     and waits for that.

@@ -21,7 +21,7 @@ class Ragged(NamedTuple, Generic[Values_co, Offsets_co]):
     Attributes:
         values: The values of all lists, one list after the other: a NumPy array, a tensor, a Python list, or any
             column of m values.
-        offsets: n + 1 integers, rising from 0 to m: int64 in an array or a tensor.
+        offsets: N + 1 integers, rising from 0 to m: int64 in an array or a tensor.
     """
 
     values: Values_co

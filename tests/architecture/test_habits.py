@@ -1,4 +1,4 @@
-"""House rules that the sources show: nothing pickled, one reader of the environment, all documented."""
+"""Rules that the sources keep: nothing pickled, one reader of the environment, all documented."""
 
 import ast
 import re

@@ -180,14 +180,14 @@ def chain(directory: Path, count: int = 3) -> tuple[Training, list[Path]]:
     return held, paths
 
 
-def test_a_gap_is_refused(tmp_path: Path) -> None:
+def test_a_gap_is_rejected(tmp_path: Path) -> None:
     _, paths = chain(tmp_path)
     shutil.rmtree(paths[1])
     with pytest.raises(FormatError, check=at(f"{tmp_path}/step-00000002")):
         load(paths[2])
 
 
-def test_another_base_is_refused(tmp_path: Path) -> None:
+def test_another_base_is_rejected(tmp_path: Path) -> None:
     _, paths = chain(tmp_path / "a")
     _, others = chain(tmp_path / "b")
     shutil.rmtree(paths[0])
@@ -197,7 +197,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
         load(paths[2])
 
 
-def test_a_repeated_delta_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_delta_is_rejected(tmp_path: Path) -> None:
     _, paths = chain(tmp_path)
     again = tmp_path / "step-00000003"
     shutil.copytree(paths[2], again)

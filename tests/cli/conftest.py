@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The JSON object in the last line of stdout; constants that JSON does not have are refused."""
+        """The JSON object in the last line of stdout; constants that JSON does not have are rejected."""
         return json.loads(self.out.splitlines()[-1], parse_constant=pytest.fail)
 
 

@@ -1,4 +1,4 @@
-"""S1: a run, a data set or a workflow from somebody else runs nothing of theirs, whatever command reads it."""
+"""S1: a run, a data set or a workflow of another author runs nothing of theirs, whatever command reads it."""
 
 import json
 import shutil

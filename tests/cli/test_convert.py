@@ -1,4 +1,4 @@
-"""``terarec convert`` there and back, and what it refuses."""
+"""``terarec convert`` there and back, and what it rejects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``terarec drift`` and what it refuses."""
+"""``terarec drift`` and what it rejects."""
 
 import json
 from pathlib import Path

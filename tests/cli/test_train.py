@@ -33,7 +33,7 @@ def prepare(folder: Path, name: str = "data", **columns: object) -> Path:
 
 @pytest.mark.parametrize("labels", [(0.25, 0.75), (0.0, 0.3, 1.0)])
 def test_labels_between_0_and_1_are_trained_and_evaluated(tmp_path: Path, labels: tuple[float, ...]) -> None:
-    """B3: they were prepared and trained for an epoch, then refused, and the run was deleted."""
+    """B3: they were prepared and trained for an epoch, then rejected, and the run was deleted."""
     data = prepare(tmp_path, labels=labels)
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run")
     evaluated = figures("evaluate", tmp_path / "run", "--data", data)

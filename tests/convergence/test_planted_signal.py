@@ -1,4 +1,4 @@
-"""Models come near the best AUC that a planted click model allows, through the whole way from Parquet to evaluation."""
+"""Models come near the best AUC that a planted click model allows, on the path from Parquet to evaluation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Plans: their files, and what they refuse."""
+"""Plans: their files, and what they reject."""
 
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def test_dynamic_keys_of_any_structure_are_spread_evenly() -> None:
         assert float((shares - 0.25).abs().max()) < 0.03
 
 
-def test_plans_that_do_not_fit_are_refused() -> None:
+def test_plans_that_do_not_fit_are_rejected() -> None:
     row_wise = TablePlan(table="item", placement=RowWise())
     with pytest.raises(ConfigError, check=at("ShardingPlan.tables", "occurs twice")):
         ShardingPlan(world_size=2, tables=(row_wise, row_wise))
@@ -115,7 +115,7 @@ def test_plans_that_do_not_fit_are_refused() -> None:
     assert plan(TableWise(rank=1)).weight_bytes(TABLES) == [0, 3232, 0, 0]
 
 
-def test_a_file_with_a_wrong_field_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_field_is_rejected_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     same_for_all(TABLES, RowWise(), 2).save(path)
     path.write_text(path.read_text().replace('"row_wise"', '"rowwise"', 1))

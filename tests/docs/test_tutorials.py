@@ -67,7 +67,7 @@ def test_the_code_of_a_tutorial_is_valid(page: Path) -> None:
 
 
 def parse(command: Any, words: list[str]) -> None:
-    """Parse a command line; what it refuses is raised."""
+    """Parse a command line; what it rejects is raised."""
     context = command.make_context(words[0], words[1:])
     if hasattr(command, "resolve_command"):
         name, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])

@@ -212,7 +212,7 @@ def test_a_key_of_one_table_is_another_row_in_another() -> None:
     assert not torch.equal(out[:, :4], out[:, 4:])
 
 
-def test_rows_evicted_between_backward_and_step_lose_their_gradient_and_harm_nobody() -> None:
+def test_rows_evicted_between_backward_and_step_lose_their_gradient_and_change_no_other_row() -> None:
     mine = EmbeddingCollection(SPECS[:1], READERS[:1])
     optimizer = RowOptimizer(mine, SGDSpec(lr=1.0))
     mine(one_hot(["fx"], torch.tensor([[1, 2, 3, 4]]))).pooled.sum().backward()

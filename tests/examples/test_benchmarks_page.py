@@ -12,7 +12,7 @@ def test_the_page_holds_the_newest_rows():
     assert script["rewritten"](page, script["page_tables"](script["read_rows"]())) == page
 
 
-def test_the_newest_row_of_a_cell_counts_and_one_not_run_tells_why():
+def test_the_newest_row_of_a_cell_counts_and_one_not_run_gives_the_reason():
     script = runpy.run_path(str(BENCHMARKS / "peer_tables.py"))
     row = {
         "case": "2 x 10 x 4, 1 key, batch 64, zipf",

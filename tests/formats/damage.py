@@ -1,4 +1,4 @@
-"""Files with bits flipped or cut short, and what a reader may do with one: find it, not notice it, refuse it."""
+"""Files with bits flipped or cut short, and what a reader may do with one: find it, not notice it, reject it."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def check_damage(
         may_differ: Whether a reader cannot know that these bytes are not those that were written.
 
     Returns:
-        How many were refused. The others gave what the whole file gives; or were such that nobody can tell.
+        How many were rejected. The others gave what the whole file gives; or were such that no one can tell.
     """
     content, expected, refused = path.read_bytes(), read(), 0
     try:

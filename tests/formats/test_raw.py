@@ -47,7 +47,7 @@ def test_a_size_that_is_no_whole_number_of_records(tmp_path, size):
         RawShard(path, spec, 2)
 
 
-def test_another_number_of_rows_than_promised(tmp_path):
+def test_another_number_of_rows_than_declared(tmp_path):
     path = tmp_path / "x.bin"
     path.write_bytes(bytes(24))
     with pytest.raises(FormatError, check=at(path, "holds 24 bytes")):

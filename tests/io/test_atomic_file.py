@@ -15,7 +15,7 @@ from tests.formats.samples import make_block, make_spec
 
 @contextmanager
 def full_after(num_bytes):
-    """The system refuses to let a file grow beyond `num_bytes`, as a full disk would."""
+    """The system rejects to let a file grow beyond `num_bytes`, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

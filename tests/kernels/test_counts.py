@@ -100,7 +100,7 @@ def test_counts_of_many_texts_survive_growth_and_threads():
     assert table.memory_bytes < 2 * small
 
 
-def test_arrays_that_do_not_fit_are_refused():
+def test_arrays_that_do_not_fit_are_rejected():
     with pytest.raises(ValueError, match="shorter than the array"):
         cpu.Int64Counts().add(np.zeros(9, np.int64), np.zeros(1, np.uint8))
     with pytest.raises(ValueError, match="leave the text"):

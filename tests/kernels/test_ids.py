@@ -17,7 +17,7 @@ BUCKETS = st.sampled_from([1, 1, 2, 10, 1000])
 
 @given(st.lists(ANYTHING, max_size=8), BUCKETS)
 @settings(max_examples=300)
-def test_lists_of_anything_are_read_or_refused_as_in_plain_python(values, buckets):
+def test_lists_of_anything_are_read_or_rejected_as_in_plain_python(values, buckets):
     for name, known in (
         ("Hex32Ids", [np.array([7, 10, 0], dtype=np.uint32)]),
         ("Int64Ids", [np.array([3, -2, 0, 2**40])]),
@@ -30,7 +30,7 @@ def test_lists_of_anything_are_read_or_refused_as_in_plain_python(values, bucket
 
 @given(st.lists(st.lists(ANYTHING, max_size=2), min_size=3, max_size=3), BUCKETS)
 @settings(max_examples=200)
-def test_values_of_several_columns_are_found_or_refused_as_in_plain_python(columns, buckets):
+def test_values_of_several_columns_are_found_or_rejected_as_in_plain_python(columns, buckets):
     found = []
     for module in (cpu, ref):
         codes = module.Hex32Ids(np.array([7, 10, 0], dtype=np.uint32), buckets)
@@ -39,7 +39,7 @@ def test_values_of_several_columns_are_found_or_refused_as_in_plain_python(colum
     assert found[0] == found[1]
 
 
-def test_columns_that_do_not_fit_their_tables_are_refused():
+def test_columns_that_do_not_fit_their_tables_are_rejected():
     table = cpu.Int64Ids(np.array([1]))
     assert cpu.TablesOfColumns([]).find_lists([]).tolist() == []
     for columns in ([], [[1], [2]]):
@@ -85,7 +85,7 @@ def test_ids_of_texts_equal_those_of_plain_python(known, others, buckets):
     np.testing.assert_array_equal(table.find_list(plain), oracle.find_list(plain))
 
 
-def test_hexadecimal_texts_are_read_or_refused():
+def test_hexadecimal_texts_are_read_or_rejected():
     for module in (cpu, ref):
         table = module.Hex32Ids(np.array([10, 255], np.uint32), 3)
         assert table.find_list(["0A", "", "ff", None]).tolist() == [4, 0, 5, 0]
@@ -95,7 +95,7 @@ def test_hexadecimal_texts_are_read_or_refused():
 
 
 @pytest.mark.parametrize("module", [cpu, ref], ids=["cpu", "ref"])
-def test_a_value_that_occurs_twice_is_refused(module):
+def test_a_value_that_occurs_twice_is_rejected(module):
     with pytest.raises(ValueError, match="occurs twice"):
         module.Hex32Ids(np.array([5, 0, 5], dtype=np.uint32))
     with pytest.raises(ValueError, match="occurs twice"):
@@ -106,7 +106,7 @@ def test_a_value_that_occurs_twice_is_refused(module):
         module.Int64Ids(np.array([1]), 0)
 
 
-def test_arrays_that_do_not_fit_are_refused():
+def test_arrays_that_do_not_fit_are_rejected():
     table = cpu.Hex32Ids(np.array([1], dtype=np.uint32))
     with pytest.raises(ValueError, match="shorter than the array"):
         table.find_all(np.zeros(9, np.uint32), np.zeros(1, np.uint8))

@@ -39,7 +39,7 @@ shared_labels = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_s
 
 @given(shared_labels, st.integers(0, 30))
 def test_a_label_between_counts_on_both_sides(samples, cut):
-    """B3: labels in (0, 1) were refused after a whole epoch."""
+    """B3: labels in (0, 1) were rejected after a whole epoch."""
     scores, labels = (np.array(column, np.float32) for column in zip(*samples, strict=True))
     labels /= 4
     wins = pairs = 0.0

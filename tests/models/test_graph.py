@@ -1,4 +1,4 @@
-"""Graphs of named tensors: what they compute, what they refuse, and that they train like any module."""
+"""Graphs of named tensors: what they compute, what they reject, and that they train like any module."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""An update takes what it needs in passing from the memory of results that nobody uses any more."""
+"""An update takes what it needs in passing from the memory of results that no one uses any more."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ WIDTH, BATCH = 64, 130_000  # a result of 32 MiB: those from 4 MiB on lie in the
 
 @pytest.mark.parametrize("rows", [3_000, 60_000])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_results_in_use_keep_their_values_and_what_was_lent_becomes_whole_again(set_threads, rows, threads):
+def test_results_in_use_keep_their_values_and_lent_memory_is_returned(set_threads, rows, threads):
     set_threads(threads)
     generator = torch.Generator().manual_seed(rows)
     layout = one_feature(rows, WIDTH)

@@ -81,7 +81,7 @@ def test_follows_the_plain_optimizer(kind: str) -> None:
     ("name", "options"),
     [("NAdam", {"betas": [0.8, 0.9], "weight_decay": 0.1}), ("Adagrad", {"lr_decay": 0.1}), ("SGD", {"momentum": 0.9})],
 )
-def test_any_class_of_torch_goes_by_its_name(name: str, options: dict) -> None:
+def test_any_class_of_torch_is_found_by_its_name(name: str, options: dict) -> None:
     spec = TorchOptimizerSpec(name=name, lr=0.2, options=options)
     spec = from_data(RunSpec, json.loads(json.dumps(to_data(RunSpec(data="d", dense_optimizer=spec))))).dense_optimizer
     weight = nn.Parameter(torch.randn(5, 3))

@@ -18,7 +18,7 @@ needs_redis = pytest.mark.skipif(PROGRAM is None, reason="neither valkey-server 
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that no one listens on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return int(held.getsockname()[1])

@@ -120,7 +120,7 @@ def test_a_slow_server_is_passed_over(own_server: RedisProcess) -> None:
     assert torch.equal(table.lookup(KEYS), ROWS)
 
 
-def test_a_full_server_refuses_rows_and_serves_the_others(tmp_path: Path) -> None:
+def test_a_full_server_rejects_rows_and_serves_the_others(tmp_path: Path) -> None:
     with running(tmp_path / "redis", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
         tier = RedisTier(RedisServer(server.spec()), "hps_et.m.t", 4)
         tier.insert(KEYS, ROWS)

@@ -78,7 +78,7 @@ def test_versions_are_side_by_side_and_the_last_is_active(tmp_path: Path) -> Non
             server.lookup("dcn", "user", torch.tensor([1]), 2)
 
 
-def test_a_damaged_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_damaged_version_is_rejected_and_the_old_one_stays(tmp_path: Path) -> None:
     damaged = VECTORS.copy()
     damaged[700, 3] = np.nan
     write_sparse_folder(tmp_path / "2", [SparseRows(KEYS, damaged)])

@@ -201,7 +201,7 @@ def test_s3_half_sent_bodies_hold_bounded_memory(start: Callable[..., Server], t
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from /proc")
 def test_s3_large_bodies_hold_bounded_memory(start: Callable[..., Server], trained: TrainedRun) -> None:
-    """100 half-sent bodies of 100 MB; then 40 M empty lists in 120 MB, refused, and as many as fit the limit."""
+    """100 half-sent bodies of 100 MB; then 40 M empty lists in 120 MB, rejected, and as many as fit the limit."""
     server = start()
     client = InferenceClient(server.url, model="dlrm", timeout_seconds=120)
     assert client.infer(trained.records(0, 1))["score"].shape == (1, 1)
@@ -269,7 +269,7 @@ LARGE_VALUES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LARGE_VALUES)
-def test_s3_large_values_are_rejected_in_few_words(case: str) -> None:
+def test_s3_large_values_are_rejected_with_a_short_message(case: str) -> None:
     change, expected = LARGE_VALUES[case]
     tensor = {"name": "I1", "shape": [1], "datatype": "FP32", "data": [1.5]}
     with pytest.raises(ConfigError) as caught:

@@ -82,7 +82,7 @@ def test_eight_clients_get_their_own_answers(
         assert np.array_equal(answer, session.predict(trained.records(*bound)))
 
 
-def test_a_rejection_reaches_the_caller_in_the_servers_words(server: RunningServer, trained: TrainedRun) -> None:
+def test_a_rejection_reaches_the_caller_with_the_servers_message(server: RunningServer, trained: TrainedRun) -> None:
     client = InferenceClient(server.url, model="dlrm")
     records = trained.records(0, 1)
     with pytest.raises(InferenceError, check=at(f"{server.url}/v2/models/dlrm/infer", "400: column 'C7': missing")):

@@ -69,7 +69,7 @@ def test_raw_records_score_as_prepared_ones_without_the_data(root: Path, tmp_pat
         session.predict({**raw(2), "model": ["a", "xyz"]})
 
 
-def test_inspect_tells_what_ids_stand_for(root: Path) -> None:
+def test_inspect_shows_the_values_of_ids(root: Path) -> None:
     told = {column["column"]: column for column in describe_dataset(root / "data")["columns"]}
     kinds = {name: column["step"] for name, column in told.items()}
     assert kinds == {

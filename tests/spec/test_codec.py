@@ -102,7 +102,7 @@ def test_defaults_fill_what_is_left_out():
     assert from_data(RunSpec, {"data": "d"}) == RunSpec(data="d")
 
 
-def test_the_kind_tells_which_spec():
+def test_the_kind_selects_the_spec():
     run = from_data(
         RunSpec, {"data": "d", "model": {"kind": "wide_deep"}, "sparse_optimizer": {"kind": "sgd", "lr": 1}}
     )

@@ -1,4 +1,4 @@
-"""Graphs as data: they come back from JSON, and names that do not fit are told with what is there."""
+"""Graphs as data: they come back from JSON, and names that do not fit are reported with what is there."""
 
 import json
 

@@ -37,7 +37,7 @@ def test_s3_a_short_value_is_spelled_as_python_spells_it(value: object) -> None:
     assert quoted(value) == repr(value)
 
 
-def test_s3_json_has_its_own_words() -> None:
+def test_s3_json_uses_its_own_names() -> None:
     assert quoted([None, True, (1,), {"a": False}], is_json=True) == "[null, true, [1], {'a': false}]"
 
 

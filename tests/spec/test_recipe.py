@@ -1,4 +1,4 @@
-"""A recipe is refused where it could not be run."""
+"""A recipe is rejected where it could not be run."""
 
 from typing import Any
 

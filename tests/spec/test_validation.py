@@ -1,4 +1,4 @@
-"""A spec that is made is valid: each refuses what cannot be, naming field, value and what is accepted."""
+"""A spec that is made is valid: each rejects what cannot be, naming field, value and what is accepted."""
 
 import dataclasses
 import math
@@ -178,7 +178,7 @@ def test_what_a_data_set_says_of_itself():
         spec.shards("test")
 
 
-def test_the_error_of_a_field_tells_its_parts():
+def test_the_error_of_a_field_has_its_parts():
     with pytest.raises(FieldError) as caught:
         TrainingSpec(batch_size=0)
     assert (caught.value.owner, caught.value.field) == ("TrainingSpec", "batch_size")

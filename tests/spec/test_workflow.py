@@ -1,4 +1,4 @@
-"""Workflows <-> JSON, and what their specs refuse."""
+"""Workflows <-> JSON, and what their specs reject."""
 
 import json
 

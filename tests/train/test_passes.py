@@ -102,7 +102,7 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
 
 
 @pytest.mark.parametrize("tiers", [False, True])
-def test_a_keyset_that_lacks_a_key_is_refused(tmp_path, spec, data, tiers):
+def test_a_keyset_that_lacks_a_key_is_rejected(tmp_path, spec, data, tiers):
     parts = read_parts(data, "train")
     keys = read_part_keys(data, "train", parts[1])
     name = list(keys)[-1]

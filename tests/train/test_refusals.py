@@ -1,4 +1,4 @@
-"""What a refused, failed or second training leaves as it was."""
+"""What a rejected, failed or second training leaves as it was."""
 
 import dataclasses
 import shutil

@@ -164,7 +164,7 @@ def test_lists_of_keys_are_not_kept(tmp_path, spec):
 
 
 def test_data_may_have_other_weights_and_metadata_than_that_of_the_training(tmp_path):
-    """Workflows of version 2, which had neither, are those of version 3 without; other steps are still refused."""
+    """Workflows of version 2, which had neither, are those of version 3 without; other steps are still rejected."""
     spec = DatasetSpec(
         name="odd",
         storage="parquet",

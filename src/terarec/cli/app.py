@@ -46,7 +46,7 @@ def _group(cls: type[Group], name: str, summary: str, commands: Sequence[Lazy], 
 
 
 def _commands() -> list[Any]:
-    """All commands in the order of the work."""
+    """Return all commands in the order of the work."""
     generate = [
         ("criteo", "Write logs in the Criteo layout: a label, 13 integers and 26 hexadecimal categories a line."),
         ("avazu", "Write clicks on mobile advertisements in Avazu's layout: train.csv."),
@@ -217,7 +217,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C while this lasts: nobody presses that where a scheduler ends a command."""
+    """Handle SIGTERM as Ctrl-C in the block: a scheduler ends a command by SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return

@@ -71,7 +71,7 @@ def processor() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """Bytes of memory: installed, free for use now, and this container's limit (None for no limit)."""
+    """Return bytes of memory: installed, free for use now, and this container's limit (None for no limit)."""
     text = _read("/proc/meminfo") or ""
     kibibytes = {name: int(count) for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     total = kibibytes.get("MemTotal")
@@ -87,13 +87,13 @@ def memory() -> dict[str, Any]:
 
 
 def huge_pages() -> str | None:
-    """The kernel's setting for transparent huge pages: "always", "madvise" or "never"."""
+    """Return the kernel's setting for transparent huge pages: "always", "madvise" or "never"."""
     chosen = re.search(r"\[(\w+)\]", _read("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     return chosen.group(1) if chosen else None
 
 
 def disk(path: Path) -> dict[str, Any]:
-    """Room on the disk that holds `path`."""
+    """Return room on the disk that holds `path`."""
     usage = shutil.disk_usage(path)
     return {"path": str(path), "total_bytes": usage.total, "free_bytes": usage.free}
 
@@ -140,7 +140,7 @@ def versions() -> dict[str, str | None]:
 
 
 def extras() -> list[dict[str, Any]]:
-    """Each library of an optional extra, and its version; None where it is not installed."""
+    """Return each library of an optional extra, and its version; None where it is not installed."""
     return [
         {"extra": extra, "library": library, "version": _version(library)}
         for extra, libraries in EXTRAS.items()
@@ -149,7 +149,7 @@ def extras() -> list[dict[str, Any]]:
 
 
 def gpu() -> dict[str, Any]:
-    """Whether torch could use a GPU, and if not why not."""
+    """Return whether torch could use a GPU, and if not why not."""
     available = torch.cuda.is_available()
     runtime = torch.version.cuda or torch.version.hip
     if available:
@@ -193,7 +193,7 @@ def choices() -> list[dict[str, Any]]:
 
 
 def training() -> dict[str, Any]:
-    """Where ``--device auto`` trains, on how many CPU threads, and in which precisions at full speed."""
+    """Return where ``--device auto`` trains, on how many CPU threads, and in which precisions at full speed."""
     device = resolve_device("auto")
     return {
         "device": describe_device(device),
@@ -205,7 +205,7 @@ def training() -> dict[str, Any]:
 
 
 def can_compile() -> bool:
-    """Whether ``--compile`` works: torch.compile needs a C++ compiler on the CPU, and Triton on a GPU."""
+    """Return whether ``--compile`` works: torch.compile needs a C++ compiler on the CPU, and Triton on a GPU."""
     if torch.cuda.is_available():
         return find_spec("triton") is not None
     return any(shutil.which(compiler) is not None for compiler in ("g++", "clang++"))

@@ -28,8 +28,8 @@ class Failure:
     """How a command ends that did not succeed.
 
     Attributes:
-        exit_code: one of this module's constants; 0 where nobody reads the output any more, which is no failure.
-        line: what to print on stderr after ``terarec: ``; None when there is nobody to tell.
+        exit_code: One of this module's constants; 0 where the reader of the output has left, which is no failure.
+        line: What to print on stderr after ``terarec: ``; None if nothing is to be printed.
     """
 
     exit_code: int
@@ -42,7 +42,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The line and the exit code for `error`."""
+    """Return the line and the exit code for `error`."""
     if isinstance(error, BrokenPipeError):
         return Failure(0, None)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
@@ -84,7 +84,7 @@ def _near_options(typed: str, parameters: Sequence[Any]) -> str:
 
 
 def _system(error: OSError) -> str:
-    """The system's own words, with the file it speaks of; libraries leave parts of it out."""
+    """Return the system's message with the file that it is about; libraries leave parts of it out."""
     if error.errno is None:
         return str(error)
     words = os.strerror(error.errno)

@@ -26,8 +26,8 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
     The shares of missing and rare ids are those of the first row group of the first split: a look, not a scan.
 
     Raises:
-        DataNotFoundError: no data set, or one of its shards is not there.
-        FormatError: a file that does not hold what it promises.
+        DataNotFoundError: No data set, or one of its shards is not there.
+        FormatError: A file that does not hold what it promises.
     """
     spec = read_dataset(path)
     splits = [_split(path, spec, split) for split in spec.splits]
@@ -58,14 +58,14 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
 
 
 def first_split(spec: DatasetSpec) -> str:
-    """The split to look at where none is named: "train" if there is one."""
+    """Return the split to look at where none is named: "train" if there is one."""
     if not spec.splits:
         raise ConfigError(f"data set {spec.name!r}", "has no split, expected one with samples")
     return "train" if "train" in spec.splits else next(iter(spec.splits))
 
 
 def blocks(path: Path, spec: DatasetSpec, split: str) -> Iterator[ColumnBlock]:
-    """The row groups of `split`, in sample order."""
+    """Yield the row groups of `split`, in sample order."""
     for description in spec.shards(split):
         shard = open_shard(spec, path / description.file, description.rows)
         for group in range(len(shard.group_rows)):
@@ -126,42 +126,42 @@ _MERGED_BLOCKS = 64  # what is kept beside the counts at most
 def describe_column(
     path: Path, name: str, split: str | None, top: int, progress: Advance, *, allow_import: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values of a column in all samples of a split: the most frequent ids or values, or the numbers' range.
+    """Return the values of a column in all samples of a split: the most frequent ids or values, or the numbers' range.
 
     Args:
-        path: the data set.
-        name: the column.
-        split: the split to scan; None takes the train split.
-        top: how many ids to tell.
-        progress: told the rows scanned and the rows in all.
-        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        path: The data set.
+        name: The column.
+        split: The split to scan; None takes the train split.
+        top: How many ids to tell.
+        progress: Function that is called with the rows scanned and all rows.
+        allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: no such column or split.
-        FormatError: a shard that does not hold what dataset.json promises.
+        ConfigError: No such column or split.
+        FormatError: A shard that does not hold what dataset.json promises.
     """
     spec = read_dataset(path)
     split = split or first_split(spec)
-    scanned = _told(blocks(path, spec, split), spec.num_rows(split), progress)
-    told = {"what": "column", "path": str(path), "split": split, "column": name}
+    scanned = _with_progress(blocks(path, spec, split), spec.num_rows(split), progress)
+    figures = {"what": "column", "path": str(path), "split": split, "column": name}
     numbers = list(spec.column_names[: len(spec.labels) + len(spec.dense)])
     if name in numbers:
         position = numbers.index(name)
-        return {**told, **_numbers(np.hstack([block.label, block.dense])[:, position] for block in scanned)}
+        return {**figures, **_numbers(np.hstack([block.label, block.dense])[:, position] for block in scanned)}
     if name == spec.weight:
-        return {**told, **_numbers(block.weight for block in scanned if block.weight is not None)}
+        return {**figures, **_numbers(block.weight for block in scanned if block.weight is not None)}
     for position, column in enumerate(spec.categorical):
         if column.name == name:
             made = IdValues(workflow_of(path, allow_import=allow_import), name)
-            return {**told, **_categories(made, column, scanned, position, top)}
+            return {**figures, **_categories(made, column, scanned, position, top)}
     metadata = [column.name for column in spec.metadata]
     if name in metadata:
-        return {**told, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
+        return {**figures, **_values((block.metadata[metadata.index(name)] for block in scanned), top)}
     known = ", ".join(dict.fromkeys((*spec.column_names, *([] if spec.weight is None else [spec.weight]), *metadata)))
     raise ConfigError(f"data set {spec.name!r}", f"has no column {name!r}, expected one of {known}")
 
 
-def _told(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iterator[ColumnBlock]:
+def _with_progress(scanned: Iterator[ColumnBlock], total: int, progress: Advance) -> Iterator[ColumnBlock]:
     done = 0
     for block in scanned:
         yield block
@@ -203,7 +203,7 @@ def _merged(seen: list[Counts]) -> Counts:
 
 
 def _values(scanned: Iterable[pa.Array], top: int) -> dict[str, Any]:
-    """The most frequent values of a metadata column."""
+    """Return the most frequent values of a metadata column."""
     counts = pa.table({"value": pa.array([], pa.null()), "count": pa.array([], pa.int64())})
     for array in scanned:
         more = pa.table({"value": array, "count": pa.repeat(1, len(array))})

@@ -26,11 +26,11 @@ from terarec.spec import BinarySpec
 
 
 def choose_checkpoint(path: Path, which: str | None) -> Path:
-    """`path` itself if it is a checkpoint, or the one of the RUN `path` that `which` names.
+    """Return `path` itself if it is a checkpoint, or the one of the RUN `path` that `which` names.
 
     Raises:
-        DataNotFoundError: a RUN without a whole checkpoint.
-        ConfigError: a RUN without such a checkpoint, or `path` is a checkpoint and `which` is given.
+        DataNotFoundError: A RUN without a whole checkpoint.
+        ConfigError: A RUN without such a checkpoint, or `path` is a checkpoint and `which` is given.
     """
     if (path / MANIFEST).is_file():
         if which is not None:
@@ -45,9 +45,9 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     """Tables and dense parameters of a checkpoint, or of one of a RUN; every checksum is compared.
 
     Raises:
-        DataNotFoundError: no complete checkpoint.
-        ConfigError: no such checkpoint.
-        FormatError: a damaged file.
+        DataNotFoundError: No complete checkpoint.
+        ConfigError: No such checkpoint.
+        FormatError: A damaged file.
     """
     checkpoint = choose_checkpoint(path, which)
     chain = read_chain(checkpoint)
@@ -114,7 +114,7 @@ def _table(files: TableChain, table: str) -> dict[str, Any]:
 
 
 def _parts(dense: Arrays) -> list[dict[str, Any]]:
-    """Number of dense parameters of each module of the model."""
+    """Return number of dense parameters of each module of the model."""
     sizes: dict[str, int] = {}
     for name, array in dense.items():
         part = name.partition(".")[0]
@@ -140,16 +140,16 @@ def describe_table(
     """Row norms of one table and its `top` largest rows, with the raw values that they stand for.
 
     Args:
-        path: a RUN, or a checkpoint in one.
-        table: the table.
-        top: how many rows to tell.
-        which: the checkpoint of a RUN: "last", "best" or a step.
-        allow_import: packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        path: A RUN, or a checkpoint in one.
+        table: The table.
+        top: How many rows to tell.
+        which: The checkpoint of a RUN: "last", "best" or a step.
+        allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: no such table or checkpoint.
-        DataNotFoundError: no complete checkpoint.
-        FormatError: a damaged file.
+        ConfigError: No such table or checkpoint.
+        DataNotFoundError: No complete checkpoint.
+        FormatError: A damaged file.
     """
     checkpoint = choose_checkpoint(path, which)
     width, norms, keys = 0, [], []

@@ -85,7 +85,7 @@ def _field(spec_type: type, name: str) -> dataclasses.Field[Any] | None:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence, without the marks of code."""
+    """Return the first sentence, without the marks of code."""
     first = re.split(r"(?<=\.) (?=[A-Z\"])", text)[0].replace("`", "").removeprefix("Whether to ")
     return re.sub(r"\bNone\b", "none", first[:1].upper() + first[1:])
 
@@ -186,7 +186,7 @@ def _parameter(name: str, default: object, annotation: Any) -> inspect.Parameter
 
 
 def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the words of an option ``A,B,...`` that may be repeated."""
+    """Return the values of an option ``A,B,...`` that may be repeated."""
     return tuple(word.strip() for text in texts or () if text for word in text.split(","))
 
 

@@ -103,10 +103,10 @@ def prepare(
 
 
 def last_rows(fraction: float) -> Split | None:
-    """The split that ``--valid-fraction`` asks for.
+    """Return the split that ``--valid-fraction`` asks for.
 
     Raises:
-        FieldError: no share from 0 to below 1.
+        FieldError: No share from 0 to below 1.
     """
     if not 0 <= fraction < 1:
         raise FieldError("", "valid_fraction", f"got {fraction}, expected a number from 0 to below 1")
@@ -117,7 +117,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
     """``NAME=VALUE`` -> name -> its values.
 
     Raises:
-        ConfigError: a text of another form.
+        ConfigError: A text of another form.
     """
     found: dict[str, list[str]] = {}
     for text in texts:
@@ -202,7 +202,7 @@ def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
 
 
 def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
-    """The last file if asked for, or if there are several and nothing is asked for; else the last rows."""
+    """Return the last file if asked for, or if there are several and nothing is asked for; else the last rows."""
     from terarec.etl.source import find_files
 
     if options.valid_fraction is not None:
@@ -364,7 +364,7 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
 
 
 def _find(name: str, allow_import: Sequence[str]) -> Workflow:
-    """The workflow of a file, of a directory, of a data set or a run, or of a preset."""
+    """Return the workflow of a file, of a directory, of a data set or a run, or of a preset."""
     from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow, workflow_of
     from terarec.formats import DATASET_FILE

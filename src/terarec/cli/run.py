@@ -92,7 +92,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
 
 
 def _training(options: EvaluateOptions, training: TrainingSpec) -> TrainingSpec:
-    """The run's settings with the metrics that the options name."""
+    """Return the run's settings with the metrics that the options name."""
     given = {
         "metrics": comma_separated([options.metrics]) if options.metrics is not None else None,
         "group": options.group,
@@ -141,7 +141,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def _rows(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row of a table for each of `found`, whose rows and metrics are JSON data."""
+    """Return a row of a table for each of `found`, whose rows and metrics are JSON data."""
     return [{name: key, "rows": held["rows"], **held["metrics"]} for key, held in found.items()]
 
 
@@ -269,8 +269,8 @@ def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> 
 def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:
     from terarec.kernels import memory
 
-    told = {"out": str(options.out), **figures, "peak_memory_bytes": memory.peak_bytes()}
-    show.result(f"Scores in {options.out}", told)
+    shown = {"out": str(options.out), **figures, "peak_memory_bytes": memory.peak_bytes()}
+    show.result(f"Scores in {options.out}", shown)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ class Show:
     """Where a command's output goes: stdout; with ``--json`` stderr, so that stdout ends with the JSON object.
 
     Attributes:
-        console: for what a person keeps: figures and tables.
-        progress_console: stderr, for bars.
+        console: For what a person keeps: figures and tables.
+        progress_console: Stderr, for bars.
     """
 
     def __init__(self, *, as_json: bool) -> None:

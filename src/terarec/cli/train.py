@@ -158,7 +158,7 @@ _RUN_FILE = "run.json"  # as in terarec.models.artifact, which would load torch 
 
 
 def run_spec(options: TrainOptions) -> RunSpec:
-    """The run that `options` describe.
+    """Return the run that `options` describe.
 
     Without a configuration file the options change the description of the run to resume, ``RUN/run.json``, or of the
     one that ``--init-from`` names.
@@ -166,8 +166,8 @@ def run_spec(options: TrainOptions) -> RunSpec:
     ``--width`` alone also widens the last layer of DLRM's bottom MLP, which must be as wide as the embedding.
 
     Raises:
-        ConfigError: no data set named, or a field that is unknown, mistyped or out of range.
-        DataNotFoundError: no such configuration file.
+        ConfigError: No data set named, or a field that is unknown, mistyped or out of range.
+        DataNotFoundError: No such configuration file.
     """
     base = _base(options)
     changes = dict(options.settings)
@@ -220,7 +220,7 @@ def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
 
 
 def _first_seed(out: Path) -> Path:
-    """The run of the lowest seed below `out`, whose seed is the first one; `out` itself if there is none."""
+    """Return the run of the lowest seed below `out`, whose seed is the first one; `out` itself if there is none."""
     runs = [run for run in out.glob("seed-*") if run.name.removeprefix("seed-").isdecimal()]
     return min(runs, key=lambda run: int(run.name.removeprefix("seed-")), default=out)
 
@@ -301,7 +301,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
 
 
 def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path) -> list[Callback]:
-    """The progress bar and the loggers of the run in `directory`."""
+    """Return the progress bar and the loggers of the run in `directory`."""
     from terarec.train.loggers import MLflowLogger, ProgressBar, TensorBoardLogger, has_tensorboard
     from terarec.train.run_dir import RunDirectory
 

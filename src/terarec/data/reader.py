@@ -161,7 +161,7 @@ class InMemorySource:
         dense: float32[n, F].
         keys: For each categorical column integers[n], or n lists of them where hotness > 1.
         weight: numbers[n] >= 0, where `spec` has a weight column.
-        metadata: name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
+        metadata: Name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
 
     Raises:
         FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite.

@@ -170,7 +170,7 @@ class ShardedCollection(nn.Module):
         return self._look_up(jagged)
 
     def extra_repr(self) -> str:
-        """One line per table with its placement."""
+        """Return one line per table with its placement."""
         return "\n".join(
             f"{table.spec.name}: {'copies' if table.has_copies else 'columns' if table.by_column else 'rows'} on ranks "
             f"{', '.join(map(str, table.ranks))}"
@@ -247,7 +247,7 @@ class ShardedCollection(nn.Module):
 
         Args:
             step: The step.
-            gradients: Of the result of each lookup; None for results that nothing was computed from.
+            gradients: Gradients of the result of each lookup; None for results that nothing was computed from.
         """
         held = [
             BagGradient(

@@ -319,7 +319,7 @@ class EmbeddingCollection(nn.Module):
         return sum(table.memory_bytes for table in self.tables.values())
 
     def extra_repr(self) -> str:
-        """One line per table with the features that read it."""
+        """Return one line per table with the features that read it."""
         lines = []
         for name, table in self.tables.items():
             readers = [f"{f.name} ({f.pooling})" for f in self.features if f.table == name]
@@ -592,7 +592,7 @@ class _Bags:
         part: Its bags; keys of dynamic tables are arena rows.
         slots: int64[N], the rows of the arena's weights, where they are in tiers.
         layout: Layout of a lookup of `slots`.
-        pin: What keeps the slots.
+        pin: Pin that keeps the slots.
         is_read_later: Whether a backward pass reads the rows.
     """
 

@@ -26,7 +26,7 @@ class FoundRows:
         layout: Layout of one feature without pooling for each table.
         deposit: Function that keeps a gradient for the row optimizer.
         slots: `places`, if rows are in tiers, for gradients.
-        pin: What keeps rows in tiers where they are.
+        pin: Pin that keeps rows in tiers in place.
     """
 
     def __init__(

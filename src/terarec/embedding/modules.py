@@ -142,7 +142,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
     Args:
         num_embeddings: Rows V.
         embedding_dim: Width D.
-        ...: as in `torch.nn.EmbeddingBag`.
+        ...: As in `torch.nn.EmbeddingBag`.
 
     Example:
         >>> bag = terarec.EmbeddingBag(1_000_000, 64, mode="sum", sparse=True)
@@ -181,7 +181,7 @@ class Embedding(DropIn, nn.Embedding):
     Args:
         num_embeddings: Rows V.
         embedding_dim: Width D.
-        ...: as in `torch.nn.Embedding`.
+        ...: As in `torch.nn.Embedding`.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002

@@ -343,7 +343,7 @@ def _listed(held: Any) -> list[Any]:
 
 
 def _without_rows(arguments: Any) -> Any:
-    """`arguments` with empty tensors in place of gradients of rows."""
+    """Return `arguments` with empty tensors in place of gradients of rows."""
     return pytree.tree_map_only(RowGradient, _empty_gradient, arguments)
 
 

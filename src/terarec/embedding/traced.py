@@ -25,5 +25,5 @@ def run_eager(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def constant_layout(rows: int, width: int, pooling: Pooling) -> BagLayout:
-    """`single_layout`, which compilers call and do not trace."""
+    """Return `single_layout`, which compilers call and do not trace."""
     return single_layout(rows, width, pooling)

@@ -232,7 +232,7 @@ def look_up(
         bags: Keys of one feature: N in B bags.
         key_weights: float32[N], factors of the keys' vectors, or None.
         layout: Layout of that feature and one table of V rows.
-        rule: How the gradient is computed and stored.
+        rule: Way in which the gradient is computed and stored.
 
     Raises:
         KeyOutOfRangeError: A key outside 0 <= key < V.

@@ -56,7 +56,7 @@ _HEAD_LINES = 200
 _VALID_SHARE = 0.1
 _FEW_VALUES = 12
 _SURELY_REPEATED = 100
-"""A column whose values all differ identifies rows, if there are so many."""
+"""A column whose values all differ identifies rows, if there are this many values."""
 _MANY_VALUES = 10_000
 _MANY_SHARE = 0.3
 _MOST_BUCKETS = 1 << 22
@@ -126,7 +126,7 @@ class Draft:
 
 
 def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name: str = "draft") -> Draft:
-    """Return a workflow for files whose columns nobody described, by their first `SAMPLE_ROWS` rows.
+    """Return a workflow for files of unknown columns, from their first `SAMPLE_ROWS` rows.
 
     Args:
         sources: Files, directories, patterns or URLs of one format, in order.

@@ -29,7 +29,7 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one, or behind URLs.
 
     Raises:
-        FormatError: the file is not JSON, or holds no ``best_auc`` from 0 to 1.
+        FormatError: The file is not JSON, or holds no ``best_auc`` from 0 to 1.
     """
     if not sources or any(is_remote(source) for source in sources):
         return None

@@ -1,4 +1,4 @@
-"""Rows on the disk in so many files, for work on more rows than fit in memory."""
+"""Rows scattered to files on the disk, for work on more rows than fit in memory."""
 
 from __future__ import annotations
 

@@ -615,7 +615,7 @@ def ordered_sink(
     """Return the sink for rows that come in their order in the files; see `SinkOptions` for the last arguments.
 
     Raises:
-        ConfigError: columns that the storage cannot hold.
+        ConfigError: Columns that the storage cannot hold.
     """
     if storage in RECORD_KINDS:
         return RecordsSink(directory, location, spec, RECORD_KINDS[storage], rows_per_shard, expected, closed)

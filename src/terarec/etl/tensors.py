@@ -36,8 +36,8 @@ class TensorColumn:
 
     Attributes:
         type: Kind of the values; there is no text on a device.
-        values: number: float64[m], NaN being missing. integer, hex32 and id: int64[m].
-        missing: integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
+        values: Number: float64[m], NaN being missing. integer, hex32 and id: int64[m].
+        missing: Integer and hex32: bool[m], their values being 0 there; None where nothing is missing, and for other
             kinds.
     """
 

@@ -85,7 +85,7 @@ def export_run(
     """Write the model of a run into the new directory `out`; see `export_model`.
 
     Args:
-        run_dir: What training wrote.
+        run_dir: Directory of the run.
         out: Output directory.
         format: "onnx" or "torch".
         tables: Whether the tables are in the file.
@@ -132,7 +132,7 @@ def export_model(
         dataset: The columns that the model reads; a `GraphModel` needs none.
         format: "onnx", or "torch" for a program of `torch.export`.
         tables: Whether the tables are in the file; else the vectors that they give are inputs.
-        key_inputs: Where keys come from; by default an input for each column.
+        key_inputs: Sources of the keys; by default an input for each column.
         scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
         run: The run that the model is from.
         step: Training steps behind its weights.

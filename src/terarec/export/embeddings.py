@@ -25,7 +25,7 @@ class OnnxTable:
     takes ceil(log2 n) steps for all keys of a batch together.
 
     Args:
-        graph: Where the constants go.
+        graph: Graph that receives the constants.
         table: What it holds now.
     """
 
@@ -47,7 +47,7 @@ class OnnxTable:
             self._keys = graph.constant(_padded(keys[order]))
 
     def look_up(self, keys: str) -> str:
-        """float32[..., D] for the keys ``int64[...]``; the default for one that the table does not hold.
+        """Return float32[..., D] for the keys ``int64[...]``; the default for one that the table does not hold.
 
         `NO_KEY` gives zeros.
         """
@@ -111,7 +111,7 @@ def emit_embedding(
         graph: That has `inputs` as its inputs.
         spec: The embedding.
         collection: Its tables.
-        inputs: Where the keys of each column come from.
+        inputs: Source of the keys of each column.
 
     Returns:
         Top -> name of the value.

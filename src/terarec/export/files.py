@@ -39,7 +39,7 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
 
     Args:
         scoring: Scoring of a model in evaluation mode.
-        tables: As `Scoring` has it.
+        tables: Tables as in `Scoring`.
 
     Raises:
         ConfigError: The model computes something that a program cannot hold, with the layer.
@@ -159,7 +159,7 @@ def export_onnx(
         model: Its weights as they are now.
         path: The file.
         embeddings: Whether the tables are in the file.
-        key_inputs: Where keys come from; by default an input for each column that an embedding reads.
+        key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
         name: Name of the graph.
 
     Raises:

@@ -187,7 +187,7 @@ def graph_inputs(
 
     Args:
         model: The model.
-        sources: Where keys come from; None for tables outside the file, whose tops are inputs.
+        sources: Sources of the keys; None for tables outside the file, whose tops are inputs.
         dense: Names of the dense columns, where they are known.
     """
     spec = model.spec

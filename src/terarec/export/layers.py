@@ -44,7 +44,7 @@ def indices(graph: OnnxGraph, tensor: Tensor) -> str:
 
 
 def linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False) -> str:
-    """`layer` on the last dimension of `x`, and ReLU on request."""
+    """Return `layer` on the last dimension of `x`, and ReLU on request."""
     x = graph.node("MatMul", x, constant(graph, layer.weight.t()))
     if layer.bias is not None:
         x = graph.node("Add", x, constant(graph, layer.bias))
@@ -111,7 +111,7 @@ def select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
 
 
 def gather(graph: OnnxGraph, layer: Gather, x: str) -> list[str]:
-    """Rows of the batch across samples."""
+    """Return rows of the batch across samples."""
     return [graph.node("Gather", x, indices(graph, layer.get_buffer("_indices")), axis=0)]
 
 
@@ -211,7 +211,7 @@ def layer_norm(graph: OnnxGraph, layer: LayerNorm, x: str) -> list[str]:
 
 
 def prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
-    """With the statistics of the batch at hand, as the layer has them in evaluation, too."""
+    """Use the statistics of the current batch, as the layer does in evaluation, too."""
     mean = graph.node("ReduceMean", x, graph.integers(0), keepdims=1)
     centred = graph.node("Sub", x, mean)
     var = graph.node("ReduceMean", graph.node("Mul", centred, centred), graph.integers(0), keepdims=1)
@@ -289,7 +289,7 @@ def attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: 
 
 
 def attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, value: str) -> list[str]:
-    """Values weighed by softmaxed scores."""
+    """Return values weighed by softmaxed scores."""
     return [_join_heads(graph, graph.node("MatMul", weights, value))]
 
 

@@ -39,7 +39,7 @@ def max_difference(
         run: Runs the file.
         inputs: Inputs of the file.
         expected: The model's scores for each output of the file.
-        batches: What is compared.
+        batches: Batches to compare.
 
     Raises:
         ConfigError: One beyond `TOLERANCE`, or a score that is no number in one of them alone.

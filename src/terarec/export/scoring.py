@@ -135,14 +135,14 @@ class Scoring(nn.Module):
     """Turns the values of `inputs` into the scores of each label. It can run inside the block of `exportable` alone.
 
     Attributes:
-        inputs: What `forward` takes, in this order.
+        inputs: Arguments of `forward`, in this order.
         outputs: The labels, in the order in which `forward` returns their scores.
 
     Args:
         model: Takes a `Batch`; in evaluation mode.
         dataset: The columns that it reads.
         tables: Whether the tables are part of the module; else the vectors that they give are inputs.
-        key_inputs: Where keys come from; by default an input for each column that the model reads.
+        key_inputs: Sources of the keys; by default an input for each column that the model reads.
         scores: Scores of logits.
 
     Raises:
@@ -245,7 +245,7 @@ def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
 
     Args:
         model: The model.
-        tables: As `Scoring` has it.
+        tables: Tables as in `Scoring`.
     """
     places = [
         (parent, name, f"{path}.{name}" if path else name, child)

@@ -73,7 +73,7 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
 
     Args:
         path: Path of the file.
-        tensors: name -> array, written in this order; one that is not contiguous is copied alone.
+        tensors: Name -> array, written in this order; one that is not contiguous is copied alone.
         metadata: Texts to keep in the header.
 
     Returns:

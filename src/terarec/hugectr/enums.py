@@ -12,7 +12,7 @@ from terarec.spec.quoting import nearest
 
 
 class _NamesType(EnumMeta):
-    """Tells of a member that is not there by those that are."""
+    """Metaclass that reports an unknown member with the existing ones."""
 
     def __getattr__(cls, name: str) -> Any:
         members = cls.__dict__.get("_member_map_", {})

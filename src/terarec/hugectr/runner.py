@@ -106,7 +106,7 @@ class SingleProcess:
         return self.size
 
     def Barrier(self) -> None:  # noqa: N802
-        """Wait for nobody."""
+        """Do nothing: there are no other processes to wait for."""
 
     barrier = Barrier
 

@@ -41,7 +41,7 @@ class SavedModel:
         sparse: Folder or file of each embedding, in the order of the graph; the dump of embedding collections.
         dense_states: File of the dense optimizer's states, or None.
         sparse_states: File of the optimizer states of each embedding; none where the training starts with new ones.
-        step: Iterations behind the files: training goes on behind so many batches.
+        step: Iterations that the files have been trained for; training continues behind this many batches.
         batch_size: Samples in an iteration.
         lr: Learning rate of the iterations that follow.
         seed: Seed of the rows that new keys get, and of dropout.

@@ -1,4 +1,4 @@
-"""What every implementation of an embedding kernel takes and raises: plain tensors and numbers, without names.
+"""The arguments and errors of embedding kernels of every implementation: plain tensors and numbers, without names.
 
 A layout array is int64[S, 4] in host memory with a row for each feature: the first arena row of its table, the rows of
 its table, its pooling, one of `SUM`, `MEAN`, `NONE`, `SQRTN` (the sum divided by the root of the number of keys) and
@@ -21,13 +21,13 @@ ROW_TAIL_BYTES = 8
 
 
 class KernelGradient(NamedTuple):
-    """What came back for one lookup.
+    """The gradient of one lookup.
 
     Attributes:
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: float32[B, S * D], or float32[N, D] for a layout without pooling.
-        layout: the layout array.
+        layout: The layout array.
         key_weights: float32[N] that multiplied the keys' vectors, or None.
         places: int64[N], the row of weights and state that holds each key's row, where arena rows do not lie in their
             order; None where they do. Grouping, sums and random bits depend on arena rows alone. Either all
@@ -43,14 +43,14 @@ class KernelGradient(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """What a layout asks of the tensors of a lookup.
+    """What the tensors of a lookup must fit.
 
     Attributes:
         num_features: S.
         width: D.
-        num_rows: the least V.
-        is_pooled: whether the features' bags are pooled.
-        takes_key_weights: whether weights may multiply the keys' vectors.
+        num_rows: The least V.
+        is_pooled: Whether the features' bags are pooled.
+        takes_key_weights: Whether weights may multiply the keys' vectors.
     """
 
     num_features: int
@@ -64,11 +64,11 @@ class BadKeyError(KeyOutOfRangeError):
     """A key outside its table, by the number of its feature; `ops` turns it into one that has the names.
 
     Attributes:
-        feature: number of the feature in its layout.
-        position: of the key among all keys of its lookup.
-        key: the key.
-        rows: of the feature's table.
-        gradient: number of the `KernelGradient` that holds the key, for a row update.
+        feature: Number of the feature in its layout.
+        position: Position of the key among all keys of its lookup.
+        key: The key.
+        rows: Rows of the feature's table.
+        gradient: Number of the `KernelGradient` that holds the key, for a row update.
     """
 
     def __init__(self, feature: int, position: int, key: int, rows: int, gradient: int = 0) -> None:
@@ -81,19 +81,19 @@ class BadKeyError(KeyOutOfRangeError):
 
 
 def bad_offsets(index: int, value: int, num_keys: int) -> ConfigError:
-    """Return the error for ``offsets[index] == value``, which falls, or leaves the keys, or does not cover them."""
+    """Return the error for ``offsets[index] == value``, which decreases, exceeds the keys, or does not cover them."""
     return ConfigError(f"offsets[{index}]", f"got {value}, expected offsets rising from 0 to the {num_keys} keys")
 
 
 def full_update_ranges(gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> list[tuple[int, int, float]]:
-    """First arena row, rows and factor of the learning rate of the tables that are looked up and learn.
+    """Return the first arena row, rows and learning rate factor of each table that is looked up and trained.
 
     Args:
-        gradients: of one or more lookups in one arena.
-        table_lr: float32[T] in host memory, factors by table of the layouts; 0: the table stays. None for ones.
+        gradients: Gradients of one or more lookups in one arena.
+        table_lr: float32[T] in host memory, factors by table of the layouts; 0: not updated. None for ones.
 
     Returns:
-        In the order of their rows, tables without rows left out; one for tables that share theirs.
+        Ranges in the order of their rows, without empty tables; one range for tables that share rows.
     """
     tables = {tuple(line) for gradient in gradients for line in gradient.layout[:, [0, 1, 3]].tolist()}
     by_base = {base: (rows, 1.0 if table_lr is None else float(table_lr[table])) for base, rows, table in tables}

@@ -40,8 +40,8 @@ EXPECTED: Mapping[FaultKind, str] = {
     "short_line": "more fields",
     "long_line": "fewer fields",
     "oversized_line": "a shorter line",
-    "quote": "a closing quote before a delimiter or a line's end, and quotes inside written twice; as nobody can tell "
-    "which rows follow, no policy passes over it",
+    "quote": "a closing quote before a delimiter or a line's end, and quotes inside written twice; no policy "
+    "accepts another quote, since it is unknown where the next row begins",
     "integer": "an integer",
     "integer_range": "a signed integer of 64 bits",
     "number": "a number",
@@ -64,10 +64,10 @@ class DelimitedField:
     """One field of every line.
 
     Attributes:
-        type: of its values. "skip" leaves it out unread. An integer is an optional minus and digits, of 64 bits; a
+        type: Type of its values. "skip" leaves it out unread. An integer is an optional minus and digits, of 64 bits; a
             point and zeros may follow. A number is decimal, with an optional point and exponent, rounded to the
             nearest float64; NaN of any case is missing. "hex32" has one to eight hexadecimal digits. Text is UTF-8.
-        separator: the field is a list whose items it separates; empty for a single value.
+        separator: The field is a list whose items it separates; empty for a single value.
     """
 
     type: FieldType
@@ -79,8 +79,8 @@ class Quoting:
     """How the fields of a record are quoted, which decides where records end.
 
     Attributes:
-        delimiter: between fields.
-        quote: a field may stand between double quotes, with two of them inside for one, and hold delimiters and line
+        delimiter: Between fields.
+        quote: A field may stand between double quotes, with two of them inside for one, and hold delimiters and line
             ends (RFC 4180).
         trim: ASCII white space may stand around the quotes.
     """
@@ -101,17 +101,17 @@ class DelimitedLayout:
     They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
 
     Attributes:
-        fields: of a line, in order.
-        delimiter: between fields.
-        quote: see `Quoting`. A field whose quotes are wrong ends parsing under every policy: which rows follow nobody
-            can tell.
-        trim: drop ASCII white space around fields and around the items of lists.
-        trim_quoted: drop it inside the quotes of a field, too.
-        missing: words that stand for a missing value; an empty field or item does so always. A missing list is empty.
-        policy: what to do with a fault. "raise" ends parsing there. "skip" drops the line. "missing" makes the field
+        fields: Fields of a line, in order.
+        delimiter: Character between fields.
+        quote: Quote character; see `Quoting`. An invalid quote ends parsing under every policy, since it is unknown
+            where the rows behind it begin.
+        trim: Whether ASCII white space around fields and around the items of lists is removed.
+        trim_quoted: Whether it is also removed inside the quotes of a field.
+        missing: Words for a missing value; an empty field or item does so always. A missing list is empty.
+        policy: Policy for faults. "raise" ends parsing there. "skip" drops the line. "missing" makes the field
             missing; a line with too few fields has the others missing, one with too many is cut, and of one that is too
             long all is missing.
-        max_line_bytes: longest record.
+        max_line_bytes: Longest record.
     """
 
     fields: tuple[DelimitedField, ...]
@@ -134,10 +134,10 @@ class FieldFault:
     """One thing that is wrong in a text.
 
     Attributes:
-        line: position of the line in which the record begins, from 0, empty lines included.
-        kind: see `EXPECTED`.
-        field: position of the field, from 0; for a line with too few or too many, their number.
-        text: what stands there, the first `FAULT_BYTES_KEPT` bytes.
+        line: Position of the line in which the record begins, from 0, empty lines included.
+        kind: Kind of the fault; see `EXPECTED`.
+        field: Position of the field, from 0; for a line with too few or too many, their number.
+        text: Content of the field, the first `FAULT_BYTES_KEPT` bytes.
     """
 
     line: int
@@ -151,13 +151,13 @@ class ParsedLines:
     """What a text holds.
 
     Attributes:
-        columns: an array a field, of its type in `ARROW_TYPES` or a large_list of it, null where missing; None for a
+        columns: An array a field, of its type in `ARROW_TYPES` or a large_list of it, null where missing; None for a
             field that is skipped. A missing list is empty.
-        num_lines: lines, empty ones included.
-        num_rows: records that are not empty.
+        num_lines: Lines, empty ones included.
+        num_rows: Records that are not empty.
         kept: int64[n], the positions among `num_rows` of the rows that the columns hold; None if they hold all.
-        fault_counts: faults of each kind that occurred.
-        faults: the first `FAULTS_KEPT`, and that of kind "quote", if there is one, as the last. The rows end before it,
+        fault_counts: Faults of each kind that occurred.
+        faults: The first `FAULTS_KEPT`, and that of kind "quote", if there is one, as the last. The rows end before it,
             and with policy "raise" before the first one.
     """
 

@@ -12,7 +12,7 @@ class InvalidValueError(FormatError):
     """A value of a column that cannot be read as what it should be.
 
     Attributes:
-        row: position of the value in the column, from 0.
+        row: Position of the value in the column, from 0.
     """
 
     def __init__(self, row: int) -> None:

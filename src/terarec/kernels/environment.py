@@ -26,7 +26,7 @@ def forced_cpu() -> str | None:
     """Return the instruction set that ``TERAREC_CPU`` names; None if it is not set.
 
     Raises:
-        KernelError: an unknown value.
+        KernelError: An unknown value.
     """
     return _one_of("TERAREC_CPU", CPU_SETS)
 
@@ -44,7 +44,7 @@ def forced_linear() -> str | None:
     """Return the library that ``TERAREC_LINEAR`` names; None if it is not set.
 
     Raises:
-        KernelError: an unknown value.
+        KernelError: An unknown value.
     """
     return _one_of("TERAREC_LINEAR", LINEAR_LIBRARIES)
 

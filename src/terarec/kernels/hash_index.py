@@ -15,10 +15,10 @@ MOST_ROWS = 1 << 36
 
 
 def check_vector(name: str, vector: Tensor, device: torch.device, length: int | None = None) -> Tensor:
-    """`vector`, contiguous.
+    """Return `vector`, contiguous.
 
     Raises:
-        ConfigError: anything but int64[N] on the index's device, or another length than `length`.
+        ConfigError: Anything but int64[N] on the index's device, or another length than `length`.
     """
     is_here = vector.device.type == device.type and device.index in (None, vector.device.index)
     if vector.dtype != torch.int64 or vector.ndim != 1 or not is_here or length not in (None, vector.shape[0]):
@@ -91,11 +91,11 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
     """Return an empty index.
 
     Args:
-        device: where keys come from and results go.
+        device: Device of keys and results.
         implementation: "auto", or one by name, which runs or raises.
 
     Raises:
-        KernelError: an implementation that does not run on `device`.
+        KernelError: An implementation that does not run on `device`.
     """
     device = torch.device(device)
     index: HashIndex = choose("HashIndex", device, implementation)(device=device)

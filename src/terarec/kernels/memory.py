@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Bytes that can be allocated without swapping, the container's limit included; None where it is not known."""
+    """Return the bytes that can be allocated without swapping, within the container's limit; None if unknown."""
     bounds = [bound for bound in (_system_available(), _cgroup_available()) if bound is not None]
     return min(bounds, default=None)
 

@@ -53,8 +53,8 @@ class Choice:
     """An implementation and why it was chosen.
 
     Attributes:
-        implementation: its name.
-        why: one line for people: what makes it run, or what keeps the faster ones from it.
+        implementation: Its name.
+        why: One line for people: what makes it run, or what keeps the faster ones from it.
     """
 
     implementation: str
@@ -77,7 +77,7 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
         among: Implementations that support the arguments of the call.
 
     Raises:
-        KernelError: an unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
+        KernelError: An unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
     """
     _check_op(op)
     forced = forced_implementation()
@@ -109,7 +109,7 @@ def choose(
         among: Implementations that support the arguments of the call.
 
     Raises:
-        KernelError: an unknown op or implementation, or one requested by name that cannot run here.
+        KernelError: An unknown op or implementation, or one requested by name that cannot run here.
     """
     if isinstance(device, torch.device):  # its type takes as long to read as the rest of this call
         return choose(op, device.type, implementation, among)

@@ -251,7 +251,7 @@ class AdaGradRule(RowRule):
     """s <- s + g^2;  w <- w - lr g / (sqrt(s) + eps).
 
     Attributes:
-        eps: See the formula.
+        eps: Constant of the formula above.
     """
 
     kind: ClassVar[str] = "adagrad"
@@ -287,7 +287,7 @@ class RMSPropRule(RowRule):
     To catch up: v <- beta2^k v.
 
     Attributes:
-        eps: See the formula.
+        eps: Constant of the formula above.
         beta2: Decay of the second moment, in [0, 1).
     """
 
@@ -321,8 +321,8 @@ class AdamRule(RowRule):
     corrections are held at step p, as HugeCTR's LazyGlobal does.
 
     Attributes:
-        eps: See the formula.
-        eps_hat: See the formula.
+        eps: Constant of the formula above.
+        eps_hat: Constant of the formula above.
         beta1: Decay of the first moment, in [0, 1).
         beta2: Decay of the second moment, in [0, 1).
     """
@@ -370,7 +370,7 @@ class AdamWRule(AdamRule):
     To catch up: w <- (1 - lr weight_decay)^k w, then as `AdamRule`.
 
     Attributes:
-        weight_decay: See the formula.
+        weight_decay: Constant of the formula above.
     """
 
     kind: ClassVar[str] = "adamw"
@@ -396,8 +396,8 @@ class FTRLRule(RowRule):
     w <- 0 where abs(z) <= l1, else (sign(z) l1 - z) / ((sqrt(n + eps) + beta) / lr + l2).
 
     Attributes:
-        eps: See the formula.
-        beta: See the formula.
+        eps: Constant of the formula above.
+        beta: Constant of the formula above.
     """
 
     kind: ClassVar[str] = "ftrl"

@@ -23,12 +23,12 @@ class ReservedRows:
     address space is given back with the last of them.
 
     Attributes:
-        shape: the array that address space is reserved for.
+        shape: The array that address space is reserved for.
         dtype: NumPy type of an element.
 
     Args:
         memory: uint8[at least the bytes of `shape`], the reserved address space.
-        shape: most rows, then the shape of a row.
+        shape: Most rows, then the shape of a row.
         dtype: NumPy type of an element.
         commit: commit(begin, end) gives zeroed memory to these bytes; False if the system refuses it.
     """
@@ -55,7 +55,7 @@ class ReservedRows:
         """Give zeroed memory to the first `rows` rows; those that have it keep their values.
 
         Raises:
-            StorageError: more rows than are reserved, or the system refuses the memory; nothing has changed then.
+            StorageError: More rows than are reserved, or the system refuses the memory; nothing has changed then.
         """
         if rows > self.shape[0]:
             raise StorageError("rows", f"got {rows}, expected at most the {self.shape[0]} that are reserved")
@@ -72,7 +72,7 @@ class ReservedRows:
         """Return the first `rows` rows, in the reserved memory, which lives as long as the array.
 
         Raises:
-            StorageError: more rows than have memory.
+            StorageError: More rows than have memory.
         """
         if not 0 <= rows <= self._rows:
             raise StorageError("rows", f"got {rows}, expected 0 to the {self._rows} that have memory")
@@ -82,14 +82,14 @@ class ReservedRows:
 
 Initializer = Literal["uniform", "normal", "zeros"]
 
-_STAGED_ROWS = 1 << 14  # first values of narrow or distant rows, made in host memory so many rows at a time
+_STAGED_ROWS = 1 << 14  # first values of narrow or distant rows, made in host memory, this many rows at a time
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape] in host memory, on huge pages where the system has them; freed with the array.
 
     Raises:
-        StorageError: the system refuses the memory; the message has the bytes requested.
+        StorageError: The system refuses the memory; the message has the bytes requested.
     """
     rows: NDArray[np.float32] = choose("allocate_rows", "cpu")(shape)
     return rows
@@ -99,11 +99,11 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     """Return address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory by and by.
 
     Args:
-        shape: the most rows there may ever be, then the shape of a row. What is reserved costs no memory.
+        shape: The most rows there may ever be, then the shape of a row. What is reserved costs no memory.
         dtype: NumPy type of an element; for bfloat16, reserve uint16 and view the tensor.
 
     Raises:
-        StorageError: the system refuses the address space.
+        StorageError: The system refuses the address space.
     """
     reserved: ReservedRows = choose("reserve_rows", "cpu")(shape, dtype)
     return reserved
@@ -122,14 +122,14 @@ def initialise_rows(
 
     Args:
         rows: float32[R, D], contiguous; rows ``first_row, first_row + 1, ...`` of the table.
-        table: name of the table.
-        seed: any integer.
-        initializer: the distribution.
-        scale: half-width of the uniform, standard deviation of the normal distribution.
-        first_row: number of the first row.
+        table: Name of the table.
+        seed: Any integer.
+        initializer: The distribution.
+        scale: Half-width of the uniform, standard deviation of the normal distribution.
+        first_row: Number of the first row.
 
     Raises:
-        ConfigError: an unknown initializer, or rows that are not contiguous float32[R, D].
+        ConfigError: An unknown initializer, or rows that are not contiguous float32[R, D].
     """
     if rows.dtype != np.float32 or rows.ndim != 2 or not rows.flags.c_contiguous:
         raise ConfigError("rows", f"got {rows.dtype}{list(rows.shape)}, expected contiguous float32[R, D]")
@@ -160,13 +160,13 @@ def initialise_keys(
             nearest), on any device.
         rows: int64[n], distinct.
         keys: int64[n].
-        table: name of the table.
-        seed: any integer.
-        initializer: the distribution.
-        scale: half-width of the uniform, standard deviation of the normal distribution.
+        table: Name of the table.
+        seed: Any integer.
+        initializer: The distribution.
+        scale: Half-width of the uniform, standard deviation of the normal distribution.
 
     Raises:
-        ConfigError: an unknown initializer, other shapes or types, or a row outside 0 <= row < V; nothing is written.
+        ConfigError: An unknown initializer, other shapes or types, or a row outside 0 <= row < V; nothing is written.
     """
     _check_keyed(weights, rows, keys)
     _check_initializer(initializer)
@@ -216,8 +216,8 @@ def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     """Return the rows with a score of at most `limit`, but those that are spared, in rising order.
 
     Args:
-        scores: of any numbers [n].
-        limit: a number.
+        scores: Scores [n] of any type of number.
+        limit: A number.
         spared: bool[n].
 
     Returns:

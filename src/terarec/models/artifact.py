@@ -77,9 +77,9 @@ def load_model(
     """Load the model of a run.
 
     Args:
-        run_dir: What training wrote.
+        run_dir: Directory of the run.
         checkpoint: "last", "best" or a step; None for the one of `find_checkpoint`.
-        device: Where the model is to be; the CPU by default, wherever it was trained.
+        device: Device of the model; the CPU by default, wherever it was trained.
         allow_import: Packages whose code the model may name.
 
     Raises:

@@ -91,7 +91,7 @@ def input_width(spec: NetworkSpec, dataset: DatasetSpec) -> int:
 def mlp(
     spec: NetworkSpec, in_width: int, hidden: Sequence[int], outputs: int | None, generator: torch.Generator
 ) -> MLP:
-    """Hidden layers as `spec` describes them, and a linear layer to so many outputs; without it for None."""
+    """Hidden layers as `spec` describes them, and a linear layer to the outputs; without it for None."""
     widths = tuple(hidden) if outputs is None else (*hidden, outputs)
     return MLP(
         in_width,

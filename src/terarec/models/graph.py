@@ -142,15 +142,15 @@ class GraphModel(nn.Module):
         return torch.cat(columns, dim=1)
 
     def training_loss(self, output: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """`total_loss` of what `forward` gave for `batch`, with the weights of its samples."""
+        """Return `total_loss` of what `forward` gave for `batch`, with the weights of its samples."""
         return self.total_loss(output, batch.weight)
 
     def output_logits(self, output: Mapping[str, Tensor]) -> Tensor:
-        """`label_logits` of what `forward` gave."""
+        """Return `label_logits` of what `forward` gave."""
         return self.label_logits(output)
 
     def loss(self, batch: Batch) -> Tensor:
-        """`training_loss` of `batch`."""
+        """Return `training_loss` of `batch`."""
         return self.training_loss(self(batch), batch)
 
     def predict(self, batch: Batch) -> Tensor:

@@ -55,7 +55,7 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "prelu": nn.PReLU,
     "dice": Dice,
 }
-"""Name -> what makes the activation of so many columns."""
+"""Name -> function that makes the activation for a number of columns."""
 
 
 def new_activation(name: str, width: int) -> nn.Module:
@@ -127,7 +127,7 @@ class Cast(Layer):
 class PReLUDice(Layer):
     """A leaky unit whose gate adapts to the data (Zhou et al. 2018).
 
-    Mean and variance are those of the batch at hand, of each column, in evaluation too: there is no state. The gradient
+    Mean and variance are those of the current batch, of each column, in evaluation too: there is no state. The gradient
     is that of the formula, the statistics included.
     """
 

@@ -97,7 +97,7 @@ def by_scheme(
 def linear_distributions(
     fan_in: int, fan_out: int, weight_init: str = "default", bias_init: str = "default"
 ) -> tuple[Distribution, Distribution]:
-    """First weight and bias of a fully connected layer.
+    """Return first weight and bias of a fully connected layer.
 
     By default the weight is Xavier-normal and the bias normal with variance 1 / out, as in the DLRM paper's code
     (Naumov et al. 2019) and HugeCTR's InnerProduct; "uniform" has limits 1 / (in + out) and 1 / out.

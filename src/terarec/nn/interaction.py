@@ -163,7 +163,7 @@ class FmOrder2(Layer):
 
 
 class CompressedInteraction(nn.Module):
-    """Products of vectors of ever higher order, compressed to so many maps in each layer.
+    """Products of vectors of ever higher order, compressed to a number of maps in each layer.
 
     x_k[h] = sum over i, j of W_k[h, i, j] (x_{k-1}[i] * x_0[j]) + b_k[h], elementwise along the vectors; the output is
     the sums of all maps of all layers along the vectors (Lian et al. 2018, arXiv 1803.05170, eq. 6 and 7). The

@@ -45,10 +45,10 @@ class Layer(nn.Module):
 
     Attributes:
         KIND: Its name in the registry.
-        OPTIONS: What it accepts in addition to the shapes.
+        OPTIONS: Options in addition to the shapes.
         BOTTOMS: Least and greatest number of inputs; no greatest where it is None.
         SHAPES: The shapes in words, for the documentation.
-        FORMULA: What it computes, for the documentation.
+        FORMULA: Formula of the layer, for the documentation.
         output_shapes: Shape of each output; empty for a loss, whose output is a scalar.
     """
 

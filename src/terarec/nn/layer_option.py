@@ -54,14 +54,14 @@ class LayerOption:
 
 
 def integer(name: str, meaning: str, *, default: Any = REQUIRED, low: int = 1) -> LayerOption:
-    """An integer of at least `low`."""
+    """Return an integer of at least `low`."""
     return LayerOption(name=name, meaning=meaning, rule=checks.integer(low), default=default)
 
 
 def number(
     name: str, meaning: str, *, default: Any = REQUIRED, low: float = -math.inf, below: float = math.inf
 ) -> LayerOption:
-    """A finite number, at least `low` and less than `below`."""
+    """Return a finite number, at least `low` and less than `below`."""
     rule = checks.number(low, below, open_high=below < math.inf)
     return LayerOption(name=name, meaning=meaning, rule=rule, default=default)
 
@@ -72,11 +72,11 @@ def flag(name: str, meaning: str, *, default: Any = REQUIRED) -> LayerOption:
 
 
 def choice(name: str, meaning: str, accepted: Collection[Any], *, default: Any = REQUIRED) -> LayerOption:
-    """One of a few values."""
+    """Return one of a few values."""
     return LayerOption(name=name, meaning=meaning, rule=checks.choice(accepted), default=default)
 
 
 def list_of(item: LayerOption, *, default: Any = REQUIRED, length: int | None = None) -> LayerOption:
-    """A list (or tuple) of what `item` accepts, of `length` items if that is given."""
+    """Return a list (or tuple) of what `item` accepts, of `length` items if that is given."""
     rule = checks.list_of(item.rule, length)
     return LayerOption(name=item.name, meaning=item.meaning, rule=rule, default=default)

@@ -213,7 +213,7 @@ class SampledSoftmaxObjective:
         self._temperature = spec.temperature
 
     def num_outputs(self, num_labels: int) -> int:
-        """Return one logit: that of the item at hand; sampled ones come in training alone."""
+        """Return one logit: that of the given item; sampled items are added in training only."""
         return 1
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:

@@ -50,7 +50,7 @@ class ItemFrequency(nn.Module):
         self.last_batch[cells] = self.num_batches.expand_as(cells)
 
     def log_probability(self, keys: Tensor) -> Tensor:
-        """float[B] for int64[B]; an item that was never met counts as met once in all batches so far."""
+        """Return float[B] for int64[B]; an item that was never met counts as met once in all batches so far."""
         interval = self.interval[self._cells(keys)]
         return -torch.where(interval > 0, interval, self.num_batches.clamp_min(1).float()).log()
 

@@ -36,7 +36,7 @@ def key_weight_gradient(
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: float32[B, S * D], the gradient of the result.
-        layout: of the lookup.
+        layout: Layout of the lookup.
         key_weights: float32[N].
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
@@ -44,9 +44,9 @@ def key_weight_gradient(
         float32[N]; zero in bags whose divisor is zero.
 
     Raises:
-        KeyOutOfRangeError: a key outside its table.
-        ConfigError: tensors that do not fit the layout, or a layout that takes no key weights.
-        KernelError: an implementation requested by name that cannot run here.
+        KeyOutOfRangeError: A key outside its table.
+        ConfigError: Tensors that do not fit the layout, or a layout that takes no key weights.
+        KernelError: An implementation requested by name that cannot run here.
     """
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, grad, traced=is_traced(weights))
     try:
@@ -98,7 +98,7 @@ def bag_lookup(
         weights: float32, bfloat16 or float16 [V, D], the arena.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major, rising from 0 to N.
-        layout: the S features and their tables.
+        layout: The S features and their tables.
         key_weights: float32[N], factors of the keys' vectors, for poolings "sum", "mean" and "sqrtn"; the latter two
             then divide by the sum of a bag's weights and by the root of the sum of their squares.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
@@ -108,9 +108,9 @@ def bag_lookup(
         or float32[N, D] in the order of the keys, for a layout without pooling.
 
     Raises:
-        KeyOutOfRangeError: a key outside its table; names feature, key, table and rows.
-        ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
-        KernelError: an implementation requested by name that cannot run here.
+        KeyOutOfRangeError: A key outside its table; names feature, key, table and rows.
+        ConfigError: Tensors that do not fit the layout, or offsets that fall or do not cover the keys.
+        KernelError: An implementation requested by name that cannot run here.
     """
     traced = is_traced(weights)
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, traced=traced)
@@ -195,7 +195,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
         offset + scale * c.
 
     Raises:
-        ConfigError: another type or shape, a value that is not finite, or a row whose range float32 cannot hold; the
+        ConfigError: Another type or shape, a value that is not finite, or a row whose range float32 cannot hold; the
             message has the row.
     """
     if weights.dim() != 2 or weights.dtype not in checks.ROW_TYPES:
@@ -212,13 +212,13 @@ def quantized_bag_lookup(
     key_weights: Tensor | None = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """As `terarec.ops.bag_lookup`, from rows that `quantize_rows` packed. It has no gradient.
+    """Look up rows that `quantize_rows` packed, as `terarec.ops.bag_lookup` does, without a gradient.
 
     Args:
         packed: uint8[V, D + 8].
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major, rising from 0 to N.
-        layout: the S features and their tables.
+        layout: The S features and their tables.
         key_weights: float32[N], as `terarec.ops.bag_lookup` takes them.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
@@ -226,9 +226,9 @@ def quantized_bag_lookup(
         float32[B, S * D], or float32[N, D] for a layout without pooling.
 
     Raises:
-        KeyOutOfRangeError: a key outside its table; names feature, key, table and rows.
-        ConfigError: tensors that do not fit the layout, or offsets that fall or do not cover the keys.
-        KernelError: an implementation requested by name that cannot run here.
+        KeyOutOfRangeError: A key outside its table; names feature, key, table and rows.
+        ConfigError: Tensors that do not fit the layout, or offsets that fall or do not cover the keys.
+        KernelError: An implementation requested by name that cannot run here.
     """
     columns = layout.width + ROW_TAIL_BYTES
     fits = packed.dim() == 2 and packed.shape[1] == columns and packed.shape[0] >= layout.num_rows

@@ -45,10 +45,10 @@ def lookup_fits(
         weights: [V, D] of one of `ROW_TYPES`, with at least the rows of `layout`.
         keys: int64[N].
         offsets: int64[S * B + 1].
-        layout: of the lookup.
+        layout: Layout of the lookup.
         key_weights: float32[N], if the poolings take some.
         grad: float32, of the shape of the result.
-        traced: whether a compiler follows, which has to see the conditions themselves.
+        traced: Whether a compiler follows, which has to see the conditions themselves.
     """
     if not traced and choose("lookup_fits", "cpu")(weights, keys, offsets, key_weights, grad, layout.extents):
         return
@@ -151,7 +151,7 @@ def bad_key(layout: BagLayout, feature: int, position: int, key: int) -> KeyOutO
 
 
 def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
-    """`error` with the names of its feature and table."""
+    """Return `error` with the names of its feature and table."""
     table = layout.table_names[layout.feature_table[error.feature]]
     return KeyOutOfRangeError(
         f"feature {layout.feature_names[error.feature]!r}",

@@ -21,13 +21,13 @@ class BagLayout:
     """S features over T tables that share one arena float32[V, D].
 
     Attributes:
-        table_names: the T tables.
-        table_base: arena row of each table's first row.
-        table_rows: rows of each table.
-        feature_names: the S features.
-        feature_table: index of each feature's table; several features may share one.
-        pooling: of each feature; "none" for all of them or for none.
-        width: length D of a vector.
+        table_names: The T tables.
+        table_base: Arena row of each table's first row.
+        table_rows: Rows of each table.
+        feature_names: The S features.
+        feature_table: Index of each feature's table; several features may share one.
+        pooling: Pooling of each feature; "none" for all of them or for none.
+        width: Length D of a vector.
     """
 
     table_names: tuple[str, ...]
@@ -106,14 +106,14 @@ class BagLayout:
 
 
 def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, is_pooled: bool) -> tuple[int, int]:
-    """(B, S * D), the shape of what a lookup gives; (N, D) without pooling.
+    """Return (B, S * D), the shape of what a lookup gives; (N, D) without pooling.
 
     Args:
         keys: int64[N].
         offsets: int64[S * B + 1].
         num_features: S.
-        width: length D of a vector.
-        is_pooled: whether the features' bags are pooled.
+        width: Length D of a vector.
+        is_pooled: Whether the features' bags are pooled.
     """
     if is_pooled:
         return (offsets.shape[0] - 1) // num_features, num_features * width
@@ -121,7 +121,7 @@ def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, i
 
 
 def single_layout(rows: int, width: int, pooling: Pooling) -> BagLayout:
-    """That of a feature "input" which looks up the only table, "weight", of so many rows."""
+    """Return the layout of a feature "input" that looks up the only table, "weight"."""
     return BagLayout(
         table_names=("weight",),
         table_base=(0,),

@@ -32,7 +32,7 @@ With so many multiplications oneDNN takes 0.4 to 1.2 of MKL's time, with less th
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product y = x W^T + b of a fully connected layer, with gradients.
+    """Return the product y = x W^T + b of a fully connected layer, with gradients.
 
     Large products of float32 run by oneDNN where `linear_choice` says so. All others, and those under a compiler, an
     exporter, autocast, `torch.func` or forward-mode differentiation, are `torch.nn.functional.linear`. The choice
@@ -82,7 +82,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 @functools.cache
 def linear_choice() -> Choice:
-    """The library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
+    """Return the library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
 
     Raises:
         KernelError: ``TERAREC_LINEAR`` has an unknown value, or asks for oneDNN, which cannot run here.
@@ -178,7 +178,7 @@ def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def has_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
+    """Return whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
     if _lack() or not hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported"):
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -192,7 +192,7 @@ def _is_eager_matrix(x: Tensor, weight: Tensor) -> bool:
 
 
 def _may_replace_torch() -> bool:
-    """Whether nothing but autograd's backward watches a product, and oneDNN is not turned off."""
+    """Return whether nothing but autograd's backward watches a product, and oneDNN is not turned off."""
     return not (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

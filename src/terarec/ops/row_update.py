@@ -97,12 +97,12 @@ def row_update_(
     Args:
         weights: Float32, bfloat16 or float16 [V, D], the arena.
         state: The rule's state as `state_shapes` lists it.
-        gradients: Of all lookups of this step in these weights.
+        gradients: Gradients of all lookups of this step in these weights.
         rule: Which rows move, and how.
         step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate for the tables of the layouts; 0 leaves a
             table's rows and state as they are.
-        rounding_seed: Of the random bits with which weights of 16 bits are rounded.
+        rounding_seed: Seed of the random bits that round weights of 16 bits.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Raises:
@@ -156,9 +156,9 @@ def row_gradient_norm(
 
     Args:
         weights: float32[V, D], the arena; not changed.
-        gradients: Of all lookups of a step in it.
-        rule: For its `grad_scale`.
-        table_lr: As for `row_update_`; tables with the factor 0 do not count.
+        gradients: Gradients of all lookups of a step in it.
+        rule: Update rule, of which only `grad_scale` is used.
+        table_lr: Factors as in `row_update_`; tables with the factor 0 do not count.
         first_row: Arena rows before it do not count.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
@@ -274,8 +274,8 @@ def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | 
     """Return the gradient [V, D] of the weights: every row's gradients summed in float32, zeros elsewhere.
 
     Args:
-        gradient: Of one lookup, in a layout of one table of V rows.
-        dtype: Of the result.
+        gradient: Gradient of one lookup, in a layout of one table of V rows.
+        dtype: Type of the result.
         weights: [V, D] as they were at the lookup; needed for pooling "max".
     """
     layout = gradient.layout
@@ -290,8 +290,8 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
     Needs memory for the touched rows and a few bytes a row or key beside; never a dense [V, D].
 
     Args:
-        gradient: Of one lookup, in a layout of one table of V rows.
-        dtype: Of the result.
+        gradient: Gradient of one lookup, in a layout of one table of V rows.
+        dtype: Type of the result.
         weights: [V, D] as they were at the lookup; needed for pooling "max".
     """
     gradient = per_key(gradient, weights)
@@ -306,10 +306,10 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
 
 
 def per_key(gradient: BagGradient, weights: Tensor | None) -> BagGradient:
-    """`gradient`; if a feature is of pooling "max", as the gradients of its keys, so that `weights` may move.
+    """Return `gradient`; if a feature is of pooling "max", as the gradients of its keys, so that `weights` may move.
 
     Args:
-        gradient: Of one lookup.
+        gradient: Gradient of one lookup.
         weights: [V, D] as they were at the lookup; read for "max" alone.
     """
     layout = gradient.layout
@@ -324,7 +324,7 @@ def key_gradients(gradient: BagGradient, weights: Tensor | None) -> Tensor:
     """Return the gradient float32[N, D] of the vector of each key.
 
     Args:
-        gradient: Of one lookup.
+        gradient: Gradient of one lookup.
         weights: [V, D] as they were at the lookup; read for "max" alone.
     """
     keys, offsets, grad, layout, key_weights, places = gradient
@@ -335,7 +335,7 @@ def summed_gradients(gradients: Sequence[BagGradient], weights: Tensor) -> Tenso
     """Return the gradient float32[V, D] of all rows: zeros for those without a key.
 
     Args:
-        gradients: Of lookups in `weights`.
+        gradients: Gradients of lookups in `weights`.
         weights: [V, D] as they were at the lookups.
     """
     total = torch.zeros(weights.shape, device=weights.device)
@@ -344,7 +344,7 @@ def summed_gradients(gradients: Sequence[BagGradient], weights: Tensor) -> Tenso
 
 
 def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """(distinct keys int64[U], rising; the place of each key among them int64[N]).
+    """Return (distinct keys int64[U], rising; the place of each key among them int64[N]).
 
     Args:
         keys: int64[N], each 0 <= key < `num_rows`.

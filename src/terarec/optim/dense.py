@@ -33,10 +33,10 @@ class MovementMomentum(optim.Optimizer):
     each gradient keeps the rate of its own step: `MomentumSpec.lr_in_momentum`. State: "momentum", from zero.
 
     Args:
-        parameters: what learns.
-        lr: learning rate.
-        momentum: see the formula.
-        nesterov: which formula.
+        parameters: Parameters to train.
+        lr: Learning rate.
+        momentum: Constant of the formula above.
+        nesterov: Which formula.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class EpsilonHatAdam(optim.Adam):
     numerator and denominator of torch's formula by that root gives this one. All parameters of a group step together.
 
     Args:
-        parameters: what learns.
-        lr: learning rate.
-        betas: decays of the two moments.
-        eps_hat: see the formula.
+        parameters: Parameters to train.
+        lr: Learning rate.
+        betas: Decays of the two moments.
+        eps_hat: Constant of the formula above.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class FTRL(optim.Optimizer):
     """The formula of `FTRLSpec`; state: "sum" (n) from ``initial_accumulator``, and "linear" (z) from zero.
 
     Args:
-        parameters: what learns.
-        spec: the numbers; ``spec.rows`` plays no part.
+        parameters: Parameters to train.
+        spec: The numbers; ``spec.rows`` plays no part.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], spec: FTRLSpec) -> None:
@@ -110,7 +110,7 @@ class FTRL(optim.Optimizer):
         """One step, as of every `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: a learning rate that is not positive: the formula divides by it.
+            ConfigError: A learning rate that is not positive: the formula divides by it.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
@@ -154,7 +154,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     Empty parameters are left out: they stand for embedding tables (`terarec.embedding.EmbeddingCollection.rows`).
 
     Raises:
-        ConfigError: a spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows; or
+        ConfigError: A spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows; or
             a class or arguments that `torch.optim` does not have.
     """
     check_spec("dense optimizer", spec, DenseOptimizerSpec)
@@ -234,7 +234,7 @@ def dense_states(optimizer: optim.Optimizer) -> dict[str, list[Tensor]]:
     A state that the first step would make is made, as that step would, so that it can be filled from a file.
 
     Raises:
-        ConfigError: an optimizer that `build_dense_optimizer` does not make.
+        ConfigError: An optimizer that `build_dense_optimizer` does not make.
     """
     names = _names(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -21,15 +21,15 @@ def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | No
     their rows is computed, and dynamic ones insert no keys.
 
     Args:
-        model: the model.
-        patterns: patterns of names, with ``*``, ``?`` and ``[...]``; upper and lower case differ.
-        rows: the optimizer of the tables; needed where a part of a collection's tables is frozen.
+        model: The model.
+        patterns: Patterns of names, with ``*``, ``?`` and ``[...]``; upper and lower case differ.
+        rows: The optimizer of the tables; needed where a part of a collection's tables is frozen.
 
     Returns:
         The names of the parameters and tables that are matched, in the order of the model.
 
     Raises:
-        ConfigError: a pattern that matches nothing, or a part of a collection without `rows`. Nothing is changed.
+        ConfigError: A pattern that matches nothing, or a part of a collection without `rows`. Nothing is changed.
     """
     return _set_frozen(model, patterns, rows, is_frozen=True)
 

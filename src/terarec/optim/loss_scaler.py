@@ -23,15 +23,15 @@ class LossScaler:
     `backoff` after a step that was skipped, and by `growth` after `growth_interval` steps in a row that were not.
 
     Args:
-        scale: factor of the loss; of a dynamic scale the first one.
-        dynamic: whether the scale follows the gradients.
-        device: type of the device that the loss is on, such as "cuda".
-        growth: see above.
-        backoff: see above.
-        growth_interval: see above.
+        scale: Factor of the loss; of a dynamic scale the first one.
+        dynamic: Whether the scale follows the gradients.
+        device: Type of the device that the loss is on, such as "cuda".
+        growth: See above.
+        backoff: See above.
+        growth_interval: See above.
 
     Raises:
-        ConfigError: a scale that is not a finite number above 0, or numbers that `torch.amp.GradScaler` rejects.
+        ConfigError: A scale that is not a finite number above 0, or numbers that `torch.amp.GradScaler` rejects.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LossScaler:
             Whether they stepped. If not, the gradients wait for ``zero_grad()``.
 
         Raises:
-            TrainingError: as `RowOptimizer.step`; nothing was updated.
+            TrainingError: As `RowOptimizer.step`; nothing was updated.
         """
         self.unscale_(optimizers)
         self._is_unscaled = False
@@ -121,7 +121,7 @@ class LossScaler:
         """Continue from what `state_dict` returned.
 
         Raises:
-            ConfigError: the state of a static scale for a dynamic one, or the other way round. Nothing is changed.
+            ConfigError: The state of a static scale for a dynamic one, or the other way round. Nothing is changed.
         """
         expected = self.state_dict()
         if set(state) != set(expected):

@@ -53,7 +53,7 @@ class RowOptimizer(optim.Optimizer):
     the last step. It is a `torch.optim.Optimizer`: learning-rate schedulers, `torch.amp.GradScaler`, hooks and
     ``state_dict()`` work as for any other. docs/torch.md lists what differs.
 
-    The state of each row lies beside the weights, so a table has one row optimizer: a later one starts with fresh
+    The state of each row is stored with the weights, so a table has one row optimizer: a later one starts with fresh
     state, and the earlier one raises from then on.
 
     One rule moves all tables, or several rules by name those whose specs name them as their `optimizer`. Several rules
@@ -62,24 +62,24 @@ class RowOptimizer(optim.Optimizer):
     finite, is no step of any rule.
 
     Attributes:
-        spec: the update rule and what gradients go through; or several such rules by name.
-        param_groups: one dict for each group and rule with "lr", with "params", the parameters that stand for the
+        spec: The update rule and what gradients go through; or several such rules by name.
+        param_groups: One dict for each group and rule with "lr", with "params", the parameters that stand for the
             tables, and for rules by name with "optimizer", the name. The parameter of a collection whose tables follow
             several rules is in the group of its first table; the other groups may be without parameters.
-        num_steps: steps done.
-        num_skipped: steps dropped because a gradient was not finite.
-        is_skipped: whether the last step was dropped so.
+        num_steps: Steps done.
+        num_skipped: Steps dropped because a gradient was not finite.
+        is_skipped: Whether the last step was dropped so.
 
     Args:
-        module: a model or collection, or several of them, or groups of them as dicts
+        module: A model or collection, or several of them, or groups of them as dicts
             ``{"params": module or modules, "lr": rate}``.
-        spec: the update rule, or rules by name; the `lr` of a rule is that of the groups without one.
+        spec: The update rule, or rules by name; the `lr` of a rule is that of the groups without one.
         seed: Seed of the random bits with which rows of 16 bits are rounded.
 
     Raises:
         ConfigError: `spec` is no such rule, no tables in `module`, two tables of one name, a table of a rule that is
             not there, or options for a table that the rule does not move.
-        StorageError: not enough memory for the state.
+        StorageError: Not enough memory for the state.
     """
 
     # `torch.amp.GradScaler` then leaves it to `step` to divide by the scale and to skip where a gradient is not finite.
@@ -122,9 +122,9 @@ class RowOptimizer(optim.Optimizer):
                 their rules.
 
         Raises:
-            ConfigError: no tables, tables that are trained already or of such a name, a table of a rule that is not
+            ConfigError: No tables, tables that are trained already or of such a name, a table of a rule that is not
                 there, or an unknown option.
-            StorageError: not enough memory for the state.
+            StorageError: Not enough memory for the state.
         """
         owners = owners_of(roots_of(param_group))
         check_names(owners)
@@ -173,7 +173,7 @@ class RowOptimizer(optim.Optimizer):
         not hold it.
 
         Raises:
-            ConfigError: set to a table that is not there.
+            ConfigError: Set to a table that is not there.
         """
         return self._frozen
 
@@ -200,8 +200,8 @@ class RowOptimizer(optim.Optimizer):
             as ``spec.rows.non_finite`` of its rule or a `torch.amp.GradScaler` requires.
 
         Raises:
-            TrainingError: a gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
-            ConfigError: a later row optimizer trains the tables, or several ranks do. Nothing is changed.
+            TrainingError: A gradient is not finite and ``spec.rows.non_finite`` is "raise"; nothing is changed.
+            ConfigError: A later row optimizer trains the tables, or several ranks do. Nothing is changed.
         """
         loss = None
         if closure is not None:
@@ -259,7 +259,7 @@ class RowOptimizer(optim.Optimizer):
         """
         raise ConfigError(
             "row optimizer",
-            "it is not copied or pickled, since its state lies beside the rows; expected a RowOptimizer "
+            "it is not copied or pickled, since its state is stored with the rows; expected a RowOptimizer "
             "made for the copy of the model, with load_state_dict(optimizer.state_dict())",
         )
 
@@ -281,7 +281,7 @@ class RowOptimizer(optim.Optimizer):
         """Continue from what `step_state` returned.
 
         Raises:
-            ConfigError: the state of other kinds of optimizers, or of other groups. Nothing is changed.
+            ConfigError: The state of other kinds of optimizers, or of other groups. Nothing is changed.
         """
         missing = {"kind", "lr", "num_steps", "num_skipped"} - set(state)
         if missing:
@@ -309,7 +309,7 @@ class RowOptimizer(optim.Optimizer):
         themselves.
 
         Raises:
-            ConfigError: a later row optimizer has replaced the state.
+            ConfigError: A later row optimizer has replaced the state.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -330,7 +330,7 @@ class RowOptimizer(optim.Optimizer):
         """Continue from what `state_dict` returned. The keys of dynamic tables must be there: load the model first.
 
         Raises:
-            ConfigError: the state of another kind of optimizer, of other tables or other keys. Nothing is changed.
+            ConfigError: The state of another kind of optimizer, of other tables or other keys. Nothing is changed.
         """
         state: Mapping[str, Any] = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -370,7 +370,7 @@ class RowOptimizer(optim.Optimizer):
         """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas.
 
         Raises:
-            ConfigError: a rule that is not there.
+            ConfigError: A rule that is not there.
         """
         tables: dict[str, list[str]] = {}
         for arena in (arena for owner in owners for arena in owner.arenas):

@@ -20,10 +20,10 @@ class PendingRows(Protocol):
     """What a row optimizer asks of the gradients that wait, apart from taking them.
 
     Attributes:
-        parameter: the parameter that stands for the rows in ``param_groups``.
+        parameter: The parameter that stands for the rows in ``param_groups``.
         table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
-        is_unscaled: whether a `torch.amp.GradScaler` has divided them by its scale.
-        was_dropped: whether a ``zero_grad()`` had dropped them all when they were taken last.
+        is_unscaled: Whether a `torch.amp.GradScaler` has divided them by its scale.
+        was_dropped: Whether a ``zero_grad()`` had dropped them all when they were taken last.
     """
 
     parameter: nn.Parameter
@@ -40,9 +40,9 @@ class RowParameters(Protocol):
     """A module with tables, such as `terarec.embedding.EmbeddingCollection`.
 
     Attributes:
-        arenas: the arenas of the tables.
-        tables: the tables by name.
-        pending: the gradients that wait for a step.
+        arenas: The arenas of the tables.
+        tables: The tables by name.
+        pending: The gradients that wait for a step.
     """
 
     arenas: tuple[AnyArena, ...]

@@ -37,7 +37,7 @@ class TableRule(NamedTuple):
     Attributes:
         spec: The spec.
         options: Its options for rows.
-        row_rule: What kernels take.
+        row_rule: Rule in the form that kernels take.
     """
 
     spec: SparseOptimizerSpec

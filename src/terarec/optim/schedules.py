@@ -45,12 +45,12 @@ class LearningRateSchedule:
         [2.0, 4.0, 6.0, 8.0, 8.0, 8.0, 2.0, 0.0, 0.0]
 
     Attributes:
-        base_lr: the rate of the plateau.
-        warmup_steps: steps until the plateau; 0 and 1 both start on it.
-        decay_start: last step of the plateau; 0 for one that never ends.
-        decay_steps: steps of the fall.
-        decay_power: exponent of the fall, at least 1.
-        end_lr: the rate after the fall, and the least during it.
+        base_lr: The rate of the plateau.
+        warmup_steps: Steps until the plateau; 0 and 1 both start on it.
+        decay_start: Last step of the plateau; 0 for one that never ends.
+        decay_steps: Steps of the fall.
+        decay_power: Exponent of the fall, at least 1.
+        end_lr: The rate after the fall, and the least during it.
     """
 
     base_lr: float
@@ -72,10 +72,10 @@ class LearningRateSchedule:
         """Return the learning rate of a step.
 
         Args:
-            step: number of the step, from 1.
+            step: Number of the step, from 1.
 
         Raises:
-            ConfigError: a step below 1.
+            ConfigError: A step below 1.
         """
         if step < 1:
             raise ConfigError("LearningRateSchedule.lr", f"got step {step}, expected steps from 1")
@@ -93,8 +93,8 @@ class WarmupDecayLR(LRScheduler):
     """The rates of `LearningRateSchedule`, with that of each group at the start as its base rate.
 
     Args:
-        optimizer: any optimizer.
-        spec: the numbers.
+        optimizer: Any optimizer.
+        spec: The numbers.
     """
 
     def __init__(self, optimizer: optim.Optimizer, spec: WarmupDecaySchedule) -> None:
@@ -130,9 +130,9 @@ def build_schedulers(
     `torch.optim.lr_scheduler.ReduceLROnPlateau`, ``step(value)`` after each evaluation.
 
     Args:
-        spec: the schedule.
-        optimizers: any optimizers of torch, `terarec.optim.RowOptimizer` among them.
-        mode: whether lower or higher values of the metric of a `PlateauSchedule` are better.
+        spec: The schedule.
+        optimizers: Any optimizers of torch, `terarec.optim.RowOptimizer` among them.
+        mode: Whether lower or higher values of the metric of a `PlateauSchedule` are better.
 
     Raises:
         ConfigError: `spec` is no schedule.
@@ -149,7 +149,7 @@ def scheduler_states(schedulers: Sequence[LRScheduler]) -> list[Any]:
     """Return the states of any schedulers of torch as JSON data.
 
     Raises:
-        ConfigError: a state that JSON cannot hold, such as that of a schedule of functions.
+        ConfigError: A state that JSON cannot hold, such as that of a schedule of functions.
     """
     return [_encoded(type(scheduler).__name__, scheduler.state_dict()) for scheduler in schedulers]
 
@@ -158,7 +158,7 @@ def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[An
     """Continue from what `scheduler_states` returned. The rates themselves are the optimizers' state.
 
     Raises:
-        ConfigError: as many states as schedulers are expected. Nothing is changed.
+        ConfigError: As many states as schedulers are expected. Nothing is changed.
     """
     if len(schedulers) != len(states):
         raise ConfigError("schedulers", f"got the state of {len(states)}, expected that of {len(schedulers)}")

@@ -82,6 +82,6 @@ def setting_text(value: object) -> str:
 
 
 def _part(value: object) -> str:
-    """`setting_text` of what is a part of something, so that its commas are its own."""
+    """Return `setting_text` of what is a part of something, so that its commas are its own."""
     words = setting_text(value)
     return f"({words})" if ", " in words or (isinstance(value, Mapping) and value) else words

@@ -41,7 +41,7 @@ def plot_style() -> Iterator[None]:
     """Draw in the style of reports while this lasts.
 
     Raises:
-        MissingDependencyError: matplotlib is not installed.
+        MissingDependencyError: Matplotlib is not installed.
     """
     try:
         import matplotlib as mpl

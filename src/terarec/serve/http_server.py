@@ -132,7 +132,7 @@ SHUTDOWN_SECONDS = 10
 """How long requests in flight may still take after a stop."""
 
 MOST_CONNECTIONS = 16_384
-"""Connections kept open at most, if the system's limit of open files allows so many."""
+"""Connections kept open at most, if the system's limit of open files allows this."""
 
 _BACKLOG = 128
 """Connections accepted at once, before any of them can give way."""
@@ -223,7 +223,7 @@ class _Connection(H11Protocol):
             self._start()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which no other request came, with no more patience for an answer that nobody reads."""
+        """Close a connection on which no other request came, without waiting for an answer to be read."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(self._receive_timeout_seconds, self.transport.abort)
 
@@ -278,7 +278,7 @@ _STATUS: tuple[tuple[type[TerarecError], int], ...] = (
 )
 
 _HEADERS = {408: {"Connection": "close"}, 503: {"Retry-After": "1"}}
-"""Headers of error responses. Nobody knows where the next request begins in what comes after half a body."""
+"""Headers of error responses. After half a body it is unknown where the next request begins."""
 
 
 def create_app(service: InferenceService) -> Starlette:

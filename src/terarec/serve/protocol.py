@@ -148,7 +148,7 @@ class InferRequest:
 
     Attributes:
         inputs: One tensor per raw column of the model.
-        outputs: What is wanted; none means all.
+        outputs: Requested outputs; none means all.
         id: Returned with the answer, to match answers with requests.
     """
 

@@ -22,7 +22,7 @@ class RunningServer:
 
     Attributes:
         host, port: The address bound.
-        url: For `terarec.serve.InferenceClient`.
+        url: URL for `terarec.serve.InferenceClient`.
     """
 
     def __init__(self, host: str, port: int, stop: Callable[[], None]) -> None:
@@ -48,11 +48,11 @@ def serve(
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
     Args:
-        run_dir: What ``terarec train`` wrote.
+        run_dir: Directory that ``terarec train`` wrote.
         spec: Name, address and limits.
         ready: Called once, when requests are accepted.
-        checkpoint: As for `InferenceSession.open`.
-        device: Where the model is to be; the CPU by default.
+        checkpoint: Checkpoint as in `InferenceSession.open`.
+        device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:

@@ -103,7 +103,7 @@ def score_files(
 
 
 def _tables(session: InferenceSession, files: EncodedFiles, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Rows of the file to write, which has columns of these names."""
+    """Yield rows of the file to write, which has columns of these names."""
     batch = session.run.training.batch_size
     for block in files.blocks():
         for begin in range(0, len(block.rows), batch):

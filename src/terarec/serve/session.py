@@ -36,8 +36,8 @@ class InputColumn:
 
     Attributes:
         name: Name of the column.
-        kind: What its values are.
-        hotness: 1 for one value a record; more for a list of at most so many values; None for one of any length.
+        kind: Kind of its values.
+        hotness: 1 for one value a record; more for the most values of a list; None for lists of any length.
     """
 
     name: str
@@ -67,7 +67,7 @@ class InferenceSession:
         workflow: Encodes raw values as they were for training.
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
-        device: Where the model is.
+        device: Device of the model.
 
     Example:
         >>> session = InferenceSession.open(Path("RUN"))
@@ -118,9 +118,9 @@ class InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
         Args:
-            run_dir: What training wrote.
+            run_dir: Directory of the run.
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
-            device: Where the model is to be; the CPU by default.
+            device: Device of the model; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
             tables: Where the tables are served from; None to load them into the memory of the device.
 

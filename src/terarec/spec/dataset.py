@@ -45,7 +45,7 @@ class CategoricalColumn:
     Attributes:
         rows: Number of distinct ids, reserved ones included: the rows that a static table for it needs. None: keys are
             the raw integers, any int64, for dynamic tables; a missing one is the lowest int64.
-        hotness: 1 for one key a sample (a scalar column); more for a list column of at most so many keys.
+        hotness: 1 for one key a sample (a scalar column); more for a list column, the most keys of a list.
     """
 
     name: str

@@ -29,7 +29,7 @@ class RowOptions:
         clip_norm: Bound of the L2 norm of each row's gradient; None for none.
         clip_global_norm: Bound of the L2 norm of all rows' gradients together; None for none.
         loss_scale: Factor of the loss before the backward pass.
-        table_lr: table -> factor of the learning rate; 1 for tables that it does not name.
+        table_lr: Table -> factor of the learning rate; 1 for tables that it does not name.
         frozen: Tables whose rows and state stay as they are.
         non_finite: Handling of NaN or infinity in a gradient: "pass" it on to its rows, "raise" an error, or
             "skip" the step. Rows and state stay as they were in both other cases.

@@ -17,7 +17,7 @@ _SPELLED_BITS = 14_000
 
 
 def shortened(text: str, most: int = QUOTED_CHARACTERS) -> str:
-    """Cut a text to at most so many characters, with dots at the end of one that is cut."""
+    """Cut a text to a number of characters; a cut text ends in dots."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -51,7 +51,7 @@ class ChangedRows:
         self.since = since
 
     def lose(self) -> None:
-        """Note that rows changed, nobody knows which."""
+        """Record that unknown rows changed."""
         self.since = None
 
     def mark(self, rows: Tensor) -> None:
@@ -109,7 +109,7 @@ def mark_changes(arena: ChangingArena, rows: Tensor) -> None:
 
 
 def lose_changes(arena: ChangingArena) -> None:
-    """Note that rows of `arena` changed, nobody knows which."""
+    """Record that unknown rows of `arena` changed."""
     if arena.changes is not None:
         arena.changes.lose()
 

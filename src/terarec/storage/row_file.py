@@ -113,7 +113,7 @@ class RowFileOptions:
         direct: Whether pages bypass the system's page cache (O_DIRECT).
         queue_bytes: Bytes of filled pages that wait for the disk at most.
         open_files: Most files that stay open.
-        space_ratio: Compaction in the background keeps files below so many times the live bytes, and a segment; 0 for
+        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and a segment; 0 for
             none in the background.
 
     Raises:

@@ -114,7 +114,7 @@ class RowStore(Protocol):
 
 
 def check_row_bytes(row_bytes: int) -> int:
-    """Return `row_bytes`, or raise `ConfigError` if rows cannot have so many bytes."""
+    """Return `row_bytes`, or raise `ConfigError` if rows cannot have this size."""
     if not LEAST_ROW_BYTES <= row_bytes <= MOST_ROW_BYTES:
         raise ConfigError("row_bytes", f"got {row_bytes}, expected {LEAST_ROW_BYTES} to {MOST_ROW_BYTES:,}")
     return row_bytes

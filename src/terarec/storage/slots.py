@@ -11,7 +11,7 @@ SLOT_BYTES = 60
 
 
 class Pin:
-    """Slots that keep their rows until `release`, at the latest until nobody holds the pin.
+    """Slots that keep their rows until `release`, at the latest until the pin is deleted.
 
     Attributes:
         slots: int64[n], distinct.

@@ -69,7 +69,7 @@ class TierFiles:
 
         Args:
             table: Number of the table.
-            source: Directory of a row file that nobody writes; its segments are linked where the file system allows.
+            source: Directory of a row file that no process writes; its segments are linked where possible.
             of: Format of the rows.
 
         Returns:
@@ -123,7 +123,7 @@ class TierFiles:
         for table in self._tables:
             path = self._directory / f"{table}{_SUFFIX}"
             if not self._try_lock(table):
-                # A model of this process that nobody holds any more may not be gone yet: the first pass frees the
+                # An unreachable model of this process may not be collected yet: the first pass frees the
                 # graph of its last step, the second what that held.
                 gc.collect()
                 gc.collect()

@@ -27,7 +27,7 @@ from terarec.storage.tier_budget import TierBudget
 from terarec.storage.tier_files import TierFiles
 from terarec.storage.tier_use import TierUse
 
-_EVICTED_SHARE = 256  # a full tier gives up at least one of so many slots at once
+_EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 _LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
 _MIB = 1 << 20
 _MOST_SLOTS = 1 << 36
@@ -237,7 +237,7 @@ class TieredRows:
             self._taken, self._held = self._held, []
 
     def updated(self, slots: Sequence[Tensor | None], table_lr: Tensor | None) -> None:
-        """Note that an update changed rows, and let go those that it held.
+        """Record that an update changed rows, and release those that it pinned.
 
         Args:
             slots: int64[n] each.
@@ -296,7 +296,7 @@ class TieredRows:
             return memory.pin(memory.slots.touch(batch.rows, pins=True).used)
 
     def make_room(self, rows: int) -> None:
-        """Take the slots of rows that nothing keeps away, until so many have room."""
+        """Free slots of rows that are not pinned, until there is room for a number of rows."""
         with self.lock:
             memory = self._open()
             missing = rows - memory.slots.room

@@ -60,7 +60,7 @@ def predict(
     ``score`` if there is one label and else ``score_<label>``; then the labels themselves under their names.
 
     Args:
-        run_dir: What training wrote.
+        run_dir: Directory of the run.
         dataset: A data set with the columns that the model was trained on.
         split: Its split.
         out: A file whose name ends in .parquet, .csv or .jsonl.
@@ -68,7 +68,7 @@ def predict(
         keep: Columns of the data set to write before the scores: metadata as it is, the weight, and categorical columns
             of one key a sample as int64. A name of both is that of the metadata.
         replace: Whether a file at `out` is replaced.
-        device: Where the model is to be; the CPU by default.
+        device: Device of the model; the CPU by default.
         allow_import: Packages whose code the model may name.
         progress: Called after every batch with the samples done.
 

@@ -239,7 +239,7 @@ def _index_bytes(table: TableSpec | DynamicTableSpec) -> float:
 
 
 def _table_memory(table: _Rows, fast: int, below: int, *, is_gpu: bool) -> TableMemory:
-    """Return what a table takes of which so many rows are in the fastest tier, and in host memory below it."""
+    """Return the memory of a table with these numbers of rows in the fastest tier and in host memory below it."""
     tiers, rows = table.spec.tiers, table.count
     slot_bytes = table.row_bytes + (SLOT_BYTES if tiers is not None else 0)
     index_bytes = int(rows * table.index_bytes)

@@ -172,7 +172,7 @@ def test_splits_that_are_not_there_are_rejected(directories):
         summarize_dataset(directories["before"], ["test"])
 
 
-def test_the_page_needs_nothing_else_and_tells_what_the_json_tells(directories, tmp_path):
+def test_the_page_is_self_contained_and_shows_the_figures_of_the_json(directories, tmp_path):
     pytest.importorskip("matplotlib")
     report = drift(directories, "own")
     page, figures = write_drift_report(report, tmp_path / "drift.html")

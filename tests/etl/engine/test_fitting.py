@@ -68,7 +68,7 @@ def test_results_do_not_depend_on_what_was_fitted_while_counting(
 
 
 @pytest.mark.parametrize("make", [workflow, shop_workflow], ids=["while learning", "before"])
-def test_a_log_of_one_bad_line_tells_of_the_line(tmp_path: Path, make: Callable[[Split], Workflow]) -> None:
+def test_a_log_of_one_bad_line_reports_the_line(tmp_path: Path, make: Callable[[Split], Workflow]) -> None:
     path = tmp_path / "log.tsv"
     path.write_text("1,2\n")
     split = SplitByFraction(valid=0.1)

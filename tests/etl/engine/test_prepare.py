@@ -116,7 +116,7 @@ def test_fitting_alone_gives_the_same_workflow(tmp_path: Path, log: list[Path]) 
     assert saved == alone
 
 
-def test_the_report_tells_what_was_done(tmp_path: Path, log: list[Path]) -> None:
+def test_the_report_describes_the_run(tmp_path: Path, log: list[Path]) -> None:
     report = prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions())
     assert report.splits == {"train": 510, "valid": 60, "test": 30}
     missing = {column.name: column.missing for column in report.inputs}
@@ -173,13 +173,13 @@ def test_bad_input_is_skipped_and_counted(tmp_path: Path, log: list[Path]) -> No
         (SplitByFraction(valid=0.5, test=0.4999), "leaves 0 of 600 rows for training"),
     ],
 )
-def test_a_split_without_training_rows_is_refused(tmp_path: Path, log: list[Path], split: Split, problem: str) -> None:
+def test_a_split_without_training_rows_is_rejected(tmp_path: Path, log: list[Path], split: Split, problem: str) -> None:
     with pytest.raises(ConfigError, check=at("split", problem)):
         prepare(shop_workflow(split), log, tmp_path / "out", PrepareOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_nothing(
     tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -231,7 +231,7 @@ def test_the_best_auc_of_generated_logs_travels(log: list[Path], tmp_path: Path)
     assert read_dataset(tmp_path / "out").best_auc == 0.8125
 
 
-def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
+def test_counting_beyond_the_memory_goes_through_the_disk_and_is_reported(
     tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions())
@@ -241,14 +241,14 @@ def test_counting_beyond_the_memory_goes_through_the_disk_and_is_told(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_side_table_that_the_workflow_does_not_join_is_refused(tmp_path: Path, log: list[Path]) -> None:
+def test_a_side_table_that_the_workflow_does_not_join_is_rejected(tmp_path: Path, log: list[Path]) -> None:
     where = "side table 'items'"
     with pytest.raises(ConfigError, check=at(where)):
         prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(tables={"items": ("items.csv",)}))
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_sources_that_change_meanwhile_are_refused(tmp_path: Path, log: list[Path]) -> None:
+def test_sources_that_change_meanwhile_are_rejected(tmp_path: Path, log: list[Path]) -> None:
     def change(progress: Progress) -> None:
         if progress.phase == "write" and progress.rows < 600:
             log[0].write_text(log[0].read_text() + "\n")

@@ -109,13 +109,13 @@ def test_the_file_is_the_mapping(tmp_path):
         ({"value": pa.array([1, 1])}, ("/s-x.parquet", "expected value: ")),
     ],
 )
-def test_damaged_files_are_refused(tmp_path, table, place):
+def test_damaged_files_are_rejected(tmp_path, table, place):
     pq.write_table(pa.table(table), tmp_path / "s-x.parquet")
     with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         Categorify(columns=("x",)).load_state(tmp_path, "s")
 
 
-def test_absent_and_foreign_files_are_refused(tmp_path):
+def test_absent_and_foreign_files_are_rejected(tmp_path):
     code = Categorify(columns=("x",))
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/s-x.parquet")):
         code.load_state(tmp_path, "s")
@@ -145,7 +145,7 @@ def test_counts_beyond_memory_go_to_the_disk_and_give_the_same_ids(kind, caplog)
     assert "it goes on in partitions on the disk" in told[0]
 
 
-def test_a_vocabulary_beyond_memory_is_refused_with_its_size_and_what_helps():
+def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():
     blocks = many("text")
     size = len({value for block in blocks for value in values_of(block.columns["x"])})
     with pytest.raises(StorageError) as caught:

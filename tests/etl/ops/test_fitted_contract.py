@@ -117,7 +117,7 @@ def test_only_training_rows_teach(step: Operator) -> None:
 
 
 @every_step
-def test_foretells_its_types(step: Operator) -> None:
+def test_declares_its_types(step: Operator) -> None:
     whole, code = rows(50), step
     made = code.transform(whole, fit(step, [whole]))
     foretold = code.output_types(types_of(whole))

@@ -73,7 +73,7 @@ def test_fill_with_the_median(train, later):
     assert made == [median if value is None else value for value in later]
 
 
-def test_the_median_of_integers_is_one_of_them_and_told_where_it_stands():
+def test_the_median_of_integers_is_one_of_them_and_reported_with_its_position():
     step = FillMissing(columns=("i",), median=True, indicator=True)
     block = block_of(i=("integer", [4, None, 1, 9, None, 7]))
     made = step.transform(block, fit(step, [block]))
@@ -124,7 +124,7 @@ def test_texts_have_no_median():
         ),
     ],
 )
-def test_damaged_states_are_refused(tmp_path, content, place):
+def test_damaged_states_are_rejected(tmp_path, content, place):
     (tmp_path / "s.json").write_text(content)
     with pytest.raises(FormatError, check=at(f"{tmp_path}{place[0]}", *place[1:])):
         Normalize(columns=("x",)).load_state(tmp_path, "s")

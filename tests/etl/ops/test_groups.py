@@ -142,7 +142,7 @@ def test_groups_do_not_depend_on_the_block_that_they_stand_in():
         (DifferenceLag(columns=("x",), group="t", order="t"), ("column 't'", "holds text")),
     ],
 )
-def test_inputs_of_other_kinds_are_refused(step, place):
+def test_inputs_of_other_kinds_are_rejected(step, place):
     types = {"t": ColumnType("text"), "l": ColumnType("integer", is_list=True), "x": ColumnType("number")}
     with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(types)

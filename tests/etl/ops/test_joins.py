@@ -142,7 +142,7 @@ def test_join_groupby(kind, data):
         (DropLowCardinality(columns=("y",)), ("column 'y'", "holds number")),
     ],
 )
-def test_inputs_of_other_kinds_are_refused(step, place):
+def test_inputs_of_other_kinds_are_rejected(step, place):
     types = {"t": ColumnType("text"), "l": ColumnType("text", is_list=True), "y": ColumnType("number")}
     with pytest.raises(ConfigError, check=at(*place)):
         step.output_types(types)
@@ -189,7 +189,7 @@ def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, 
 
 
 @BEYOND_MEMORY
-def test_statistics_of_groups_beyond_memory_are_refused_with_their_number_and_what_helps(step, kind):
+def test_statistics_of_groups_beyond_memory_are_rejected_with_their_number_and_what_helps(step, kind):
     blocks = many_groups(kind)
     rows = group_rows(fit(step, blocks))
     for memory in (encoding_bytes(rows) * 9 // 10, 10_000):
@@ -197,7 +197,7 @@ def test_statistics_of_groups_beyond_memory_are_refused_with_their_number_and_wh
             fit(step, blocks, memory_bytes=memory)
 
 
-def test_damaged_folds_are_refused(tmp_path):
+def test_damaged_folds_are_rejected(tmp_path):
     step = TargetEncoding(columns=("k",), target="y", folds=3)
     block = block_of(k=("text", list("abcabc")), y=("number", [1.0] * 6))
     fit(step, [block]).save(tmp_path, "s")
@@ -251,13 +251,13 @@ def test_columns_of_a_side_table_for_items_of_lists():
     assert types["price"] == ColumnType("number", is_list=True)
 
 
-def test_a_key_that_a_side_table_has_twice_is_refused():
+def test_a_key_that_a_side_table_has_twice_is_rejected():
     step = JoinTable(table="items", on="k", columns=("v",))
     with pytest.raises(FormatError, check=at("table 'items'")):
         fit(step, [block_of(k=("text", ["a", "b", "a"]), v=("integer", [1, 2, 3]))])
 
 
-def test_a_side_table_beyond_memory_is_refused():
+def test_a_side_table_beyond_memory_is_rejected():
     step = JoinTable(table="items", on="k", columns=("v",))
     with pytest.raises(StorageError, check=at("table 'items'")):
         fit(step, [block_of(k=("integer", list(range(999))), v=("integer", [1] * 999))], memory_bytes=5000)

@@ -1,4 +1,4 @@
-"""What steps refuse: columns of other types when a workflow is planned, values when it runs."""
+"""What steps reject: columns of other types when a workflow is planned, values when it runs."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""What every step without a state keeps to, whatever it does."""
+"""What every step without a state does."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_comes_back_from_json(case: Case) -> None:
 
 
 @every_case
-def test_foretells_its_types(case: Case) -> None:
+def test_declares_its_types(case: Case) -> None:
     block = block_of(**case.inputs)
     code = case.step
     foretold = code.output_types(types_of(block))

@@ -1,4 +1,4 @@
-"""Any CSV becomes a data set whose workflow learns from the training part alone and serves raw records alike."""
+"""Any CSV becomes a data set whose workflow is fitted on the training part alone and serves raw records alike."""
 
 import bz2
 import gzip

@@ -200,7 +200,7 @@ def test_movielens_genres_and_histories(prepared):
     assert valid["past_movies"] == [ids(items, known) for items in late_past]
 
 
-def test_movielens_1m_knows_its_users(prepared):
+def test_movielens_1m_has_its_users(prepared):
     made = prepared("movielens-1m")
     rows = [line.split("::") for line in (made.raw / "ratings.dat").read_text().splitlines()]
     users = dict(line.split("::", 1) for line in (made.raw / "users.dat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Bad input ends the reading, loses its row or its field, and is told with its file and line."""
+"""Bad input ends the reading, loses its row or its field, and is reported with its file and line."""
 
 import json
 

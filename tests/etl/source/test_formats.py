@@ -1,4 +1,4 @@
-"""Every format gives the same rows; what does not fit the spec is refused with its place."""
+"""Every format gives the same rows; what does not fit the spec is rejected with its place."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""C3, C4, D12, D13: unusual files are read right, or refused in one line under every policy."""
+"""C3, C4, D12, D13: unusual files are read right, or rejected in one line under every policy."""
 
 import bz2
 import lzma

@@ -126,7 +126,7 @@ def test_wrong_quotes_end_the_reading_under_every_policy(tmp_path, bad, policy):
 
 
 def test_the_line_numbers_count_quoted_line_ends(tmp_path):
-    """A10: a fault behind a quoted line end is told with its line; an unused column by its name (E1)."""
+    """A10: a fault behind a quoted line end is reported with its line; an unused column by its name (E1)."""
     path = tmp_path / "t.csv"
     path.write_text('label,x,note\n0,1,"a\n\nb"\n0,y,\n')
     source = open_source(spec(used=False), [path], "skip", threads=1)

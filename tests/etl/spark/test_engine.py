@@ -236,7 +236,7 @@ REFUSED = b"""label,word,price,code,ids,sizes,words
 
 
 def refusing() -> WorkflowSpec:
-    """A workflow of steps that refuse something of most of the rows of `REFUSED`."""
+    """A workflow of steps that reject something of most of the rows of `REFUSED`."""
     lists = [("ids", "integer"), ("sizes", "integer"), ("words", "text")]
     columns = tuple(SourceColumn(name=name, type=kind, separator="|") for name, kind in lists)  # type: ignore[arg-type]
     return WorkflowSpec(
@@ -256,7 +256,7 @@ def refusing() -> WorkflowSpec:
     )
 
 
-def test_rows_of_which_something_is_rejected_are_judged_by_the_policy(tmp_path: Path) -> None:
+def test_rows_of_which_something_is_rejected_are_treated_by_the_policy(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(REFUSED)
     ours, theirs = both(refusing(), [path], tmp_path, bad_input="missing")

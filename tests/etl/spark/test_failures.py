@@ -44,7 +44,7 @@ def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
         ),
     ],
 )
-def test_what_spark_tells_becomes_one_line(told: str, error: type[Exception], line: str) -> None:
+def test_spark_messages_become_one_line(told: str, error: type[Exception], line: str) -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 

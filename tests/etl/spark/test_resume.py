@@ -1,4 +1,4 @@
-"""Preparations on Spark that end before they are done, and are gone on with by the same call."""
+"""Preparations on Spark that end before they are done, and are resumed by the same call."""
 
 from __future__ import annotations
 

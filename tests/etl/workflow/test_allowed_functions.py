@@ -1,4 +1,4 @@
-"""S1: a workflow from somebody else names no code that its reader has not allowed."""
+"""S1: a workflow of another author names no code that its reader has not allowed."""
 
 import json
 import os

@@ -163,8 +163,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HOSTILE.items() for value in values])
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
-def test_hostile_values_are_refused_alike(tmp_path: Path, fitted, name, value, policy) -> None:
-    """C2, D12: JSON lines and records refuse the same values in one line, under every policy without a crash."""
+def test_hostile_values_are_rejected_alike(tmp_path: Path, fitted, name, value, policy) -> None:
+    """C2, D12: JSON lines and records reject the same values in one line, under every policy without a crash."""
     row = {"word": "a", "code": "a", "user": 7, "price": 1.0, "day": "2024-01-02", "tags": "x"}
     with pytest.raises(ConfigError) as caught:
         fitted.encode({key: [value if key == name else good] for key, good in row.items()})

@@ -1,4 +1,4 @@
-"""Workflows whose steps learn: phase after phase, kept on the disk, and the same for blocks and records."""
+"""Workflows whose steps are fitted: phase after phase, kept on the disk, and the same for blocks and records."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def test_training_rows_do_not_see_their_own_target(tmp_path: Path) -> None:
     assert not trained.equals(served)
 
 
-def test_what_was_not_fitted_is_told() -> None:
+def test_what_was_not_fitted_is_reported() -> None:
     assert not shop().is_fitted
     with pytest.raises(ConfigError, check=at("steps[0] FillMissing")):
         shop().apply(rows_of(raw(3)))

@@ -1,4 +1,4 @@
-"""Which steps a pass does, and what is refused before any row is read."""
+"""Which steps a pass does, and what is rejected before any row is read."""
 
 import pytest
 

@@ -167,7 +167,7 @@ def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, 
         np.testing.assert_array_equal(single.dense[0], expected.dense[row])
 
 
-def test_a_number_that_a_step_refuses_is_told_though_a_later_step_would_fill_it() -> None:
+def test_a_number_that_a_step_rejects_is_reported_though_a_later_step_would_fill_it() -> None:
     made = workflow(LogOp(columns=("price",), shift=0.0), FillMissing(columns=("price",), value=0.0), dense=["price"])
     with pytest.raises(ConfigError, check=at("column 'price', row 1", "got -1.0")):
         made.encode({"price": [1.0, -1.0]})
@@ -226,17 +226,17 @@ def test_a_record_is_one_item_of_what_is_exploded_and_is_kept() -> None:
         ({"colour": ["red"] * 3}, ("column 'colour'",)),
     ],
 )
-def test_bad_records_are_told_with_column_and_row(change: dict[str, Any], place: tuple[str, ...]) -> None:
+def test_bad_records_are_reported_with_column_and_row(change: dict[str, Any], place: tuple[str, ...]) -> None:
     raw = {name: values for name, values in RAW.items() if name != "time"}
     with pytest.raises(ConfigError, check=at(*place)):
         shop().encode({**raw, **change})
 
 
-def test_a_missing_column_is_told() -> None:
+def test_a_missing_column_is_reported() -> None:
     with pytest.raises(ConfigError, check=at("column 'user'")):
         shop().encode({"price": [1.0]})
 
 
-def test_a_missing_number_without_a_step_that_fills_it_is_told() -> None:
+def test_a_missing_number_without_a_step_that_fills_it_is_reported() -> None:
     with pytest.raises(ConfigError, check=at("column 'price', row 1", "got nan")):
         workflow(Clip(columns=("cost",), low=0), dense=["price"]).encode({"price": [1.0, None]})

@@ -37,7 +37,7 @@ def write(path: Path, file_format: str, times: list) -> Path:
 
 
 @pytest.mark.parametrize("file_format", ["delimited", "json_lines", "parquet"])
-def test_milliseconds_are_refused_in_every_format(tmp_path, file_format):
+def test_milliseconds_are_rejected_in_every_format(tmp_path, file_format):
     path = write(tmp_path / "log", file_format, [5, MILLISECONDS, None, 1_700_000_000])
     place = {"delimited": "line 3", "json_lines": "line 2", "parquet": "row 2"}[file_format]
     with pytest.raises(FormatError, check=at(f"{path}: {place}, column 't'", "got '1700000000000'")):
@@ -46,7 +46,7 @@ def test_milliseconds_are_refused_in_every_format(tmp_path, file_format):
     assert rows_of(open_source(source(file_format), [path], "missing"))[1]["t"] == [5, None, None, 1_700_000_000]
 
 
-def test_a_list_with_milliseconds_is_refused(tmp_path):
+def test_a_list_with_milliseconds_is_rejected(tmp_path):
     path = tmp_path / "log"
     path.write_text(f"y,t\n0,1|2\n0,1|{MILLISECONDS}\n")
     with pytest.raises(FormatError, check=at(f"{path}: line 3, column 't'")):
@@ -88,7 +88,7 @@ def test_a_rescaled_time_keeps_its_seconds(tmp_path):
 
 
 @pytest.mark.parametrize("time", [MILLISECONDS, float(MILLISECONDS), -MILLISECONDS, "1700000000", True])
-def test_records_with_milliseconds_are_refused(tmp_path, time):
+def test_records_with_milliseconds_are_rejected(tmp_path, time):
     path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
     steps = [Categorify(columns=("t",), outputs=("id",)), Normalize(columns=("t",))]
     steps.append(FillMissing(columns=("t",), value=0.0))

@@ -78,7 +78,7 @@ def test_the_data_set_is_described() -> None:
     assert [label.name for label in spec.labels] == ["liked", "shop"]
 
 
-def test_apply_stops_where_it_is_told() -> None:
+def test_apply_stops_where_requested() -> None:
     made = workflow().apply(rows(), upto=1)
     assert "band" in made.columns
     assert "price_missing" not in made.columns

@@ -1,6 +1,6 @@
-"""S3: HugeCTR's files with bits flipped or cut short are found, harmless or refused.
+"""S3: HugeCTR's files with bits flipped or cut short are found, harmless or rejected.
 
-Most of these formats have no checksum: a flipped bit of a value is another value, and nobody can tell. Sizes and
+Most of these formats have no checksum: a flipped bit of a value is another value, and no one can tell. Sizes and
 counts are compared with the file before memory is taken for them.
 """
 

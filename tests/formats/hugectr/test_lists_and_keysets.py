@@ -20,7 +20,7 @@ def memory():
     files.rm("/terarec", recursive=True)
 
 
-def test_a_list_goes_round(tmp_path):
+def test_a_list_round_trips(tmp_path):
     write_file_list(tmp_path / "list.txt", ["a/gen_0.data", "/b/gen_1.data"])
     assert (tmp_path / "list.txt").read_text() == "2\na/gen_0.data\n/b/gen_1.data\n"
     assert read_file_list(tmp_path / "list.txt") == ("a/gen_0.data", "/b/gen_1.data")
@@ -56,7 +56,7 @@ def test_a_list_that_is_no_text(tmp_path):
 
 
 @pytest.mark.parametrize(("key_bytes", "code"), [(4, "I"), (8, "q")])
-def test_a_keyset_goes_round(tmp_path, key_bytes, code):
+def test_a_keyset_round_trips(tmp_path, key_bytes, code):
     write_keyset(tmp_path / "x.keyset", np.array([3, 1, 70000]), key_bytes)
     assert (tmp_path / "x.keyset").read_bytes() == struct.pack(f"<3{code}", 3, 1, 70000)
     keys = read_keyset(tmp_path / "x.keyset", key_bytes)

@@ -273,7 +273,7 @@ def test_a_negative_count_of_keys(tmp_path):
         NormFile(saved(tmp_path, content), layout, checksum=False).read()
 
 
-def test_fewer_keys_than_a_promise_of_fixed_length(tmp_path):
+def test_fewer_keys_than_the_declared_fixed_length(tmp_path):
     layout = make_layout(dense=0, slots=((30, True),))
     rows = (np.zeros((2, 1)), np.zeros((2, 0)), [Ragged(np.array([7, 8, 9, 9]), np.array([0, 2, 4]))])
     block, _ = NormFile(saved(tmp_path, norm_bytes(layout, *rows, checksum=False)), layout, checksum=False).read()

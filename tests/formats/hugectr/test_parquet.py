@@ -250,7 +250,7 @@ def test_offsets_do_not_wrap(tmp_path, keys, offset):
     assert batch.sparse.keys.tolist() == [*keys, *(key + offset for key in keys)]
 
 
-def test_metadata_goes_round(tmp_path):
+def test_metadata_round_trips(tmp_path):
     write_parquet_metadata(tmp_path / "_metadata.json", [("a.parquet", 3)], ["y"], ["I1"], ["C1", "C2"])
     assert json.loads((tmp_path / "_metadata.json").read_text()) == {
         "file_stats": [{"file_name": "a.parquet", "num_rows": 3}],

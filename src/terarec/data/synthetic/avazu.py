@@ -64,7 +64,7 @@ _CODES: Mapping[str, tuple[int, ...]] = {
 }
 """Values of columns that hold a few small numbers; frequent ones first."""
 _FIRST_CODE: Mapping[str, int] = {"C14": 375, "C17": 112, "C19": 33, "C20": 100_000, "C21": 1}
-"""Columns that hold further numbers, from so many on."""
+"""Columns of further numbers, each with its first number."""
 
 _HOUR_OF_DAY = len(_VALUES)
 _NAMES = tuple(_VALUES)

@@ -19,7 +19,7 @@ KAGGLE_ROWS = 45_840_617
 """Rows of the Criteo Kaggle training file, for which the categories' numbers of values are given."""
 
 _KEPT_VALUES = 1_000
-"""Up to so many values a category keeps them all in a smaller log: the frequent ones do show up early."""
+"""Up to this many values, a category keeps all of them in a smaller log: the frequent ones occur early."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ GENRES = (
     *("Sci-Fi", "Children", "Animation", "Mystery", "Fantasy", "War", "Western", "Musical", "Film-Noir"),
 )
 _FEWEST_RATINGS, _MEAN_FURTHER = 20, 30.0
-"""Ratings of a user: so many, and further ones that fall off exponentially."""
+"""Ratings of a user: this minimum, and further ones of exponential distribution."""
 _LIKED_SHARE = 0.5
 _SECOND_GENRE_SHARE, _UNSORTED_SHARE = 0.6, 0.05
 """Shares of the films with a second genre, and with none listed."""

@@ -115,7 +115,7 @@ def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
     """Compare the columns that both have under one name and of one kind.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is none.
     """
     if reference.name == current.name:
         reference = dataclasses.replace(reference, name=f"{reference.name} (reference)")

@@ -36,7 +36,7 @@ def write_drift_report(report: DriftReport, path: Path, *, replace: bool = False
 
     Raises:
         ConfigError: One of both exists.
-        MissingDependencyError: matplotlib or Jinja2 is not installed.
+        MissingDependencyError: Matplotlib or Jinja2 is not installed.
         StorageError: The disk is full.
     """
     figures = path.with_suffix(".json")

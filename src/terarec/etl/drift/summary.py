@@ -223,9 +223,9 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: the steps of `reference` look at other rows, or name a function that is not allowed.
-        DataNotFoundError: a file that is not there.
-        FormatError: bad input, with its file and line.
+        ConfigError: The steps of `reference` look at other rows, or name a function that is not allowed.
+        DataNotFoundError: A file that is not there.
+        FormatError: Bad input, with its file and line.
     """
     workflow = workflow_of(reference, allow_import=allow_import)
     if workflow.plan.grouped_steps:
@@ -259,9 +259,9 @@ def summarize_dataset(
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        DataNotFoundError: no data set, or one of its files is not there.
-        FormatError: a file that does not hold what it promises.
-        ConfigError: a split that the data set does not have, no rows, or a function in the workflow that is not
+        DataNotFoundError: No data set, or one of its files is not there.
+        FormatError: A file that does not hold what it promises.
+        ConfigError: A split that the data set does not have, no rows, or a function in the workflow that is not
             allowed.
     """
     spec = read_dataset(directory)

@@ -28,7 +28,7 @@ ROW = "\x1frow"
 
 
 def partition_count(estimated_bytes: int, memory_bytes: int) -> int:
-    """Return the number of files for rows of so many bytes, so that each fits in the memory."""
+    """Return the number of files for rows of these bytes, so that each file fits in memory."""
     return min(max(8 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
 
 
@@ -42,7 +42,7 @@ def run_grouped(passes: Passes, pipeline: Pipeline, directory: Path, count: int)
         count: Files for each step.
 
     Raises:
-        OSError: the disk is full.
+        OSError: The disk is full.
     """
     plan, work = pipeline.plan, pipeline.plan.grouped_pass()
     stages = {

@@ -45,7 +45,7 @@ from terarec.parallel import available_threads
 from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFraction
 
 BYTES_PER_TEXT_BYTE = 3
-"""Rows take about so many times the bytes of their text in memory; text of compressed files is estimated in turn."""
+"""Rows take about this multiple of the bytes of their text in memory; text of compressed files is estimated in turn."""
 _UNKNOWN_MEMORY = 8 << 30
 
 

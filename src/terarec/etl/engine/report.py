@@ -17,15 +17,15 @@ class Progress:
     """Progress of a preparation.
 
     Attributes:
-        phase: what is being done, such as "fit 1".
-        rows: rows of the phase so far.
-        phase_bytes: bytes of the sources that the phase has read, compressed as they are; on Spark, of the rows that
-            the tasks of the phase have gone through, however often and in whatever form.
-        done_bytes: the same of all phases so far.
-        total_bytes: the same of all phases there will be.
-        rows_per_second: of the phase.
-        bytes_per_second: of the phase.
-        seconds_left: until the end of the last phase, at the speed so far; None before there is one.
+        phase: Current work, such as "fit 1".
+        rows: Rows of the phase so far.
+        phase_bytes: Bytes of the sources that the phase has read, compressed as they are; on Spark, of the rows that
+            the tasks of the phase have read, however often and in any form.
+        done_bytes: The same of all phases so far.
+        total_bytes: The same of all phases there will be.
+        rows_per_second: Of the phase.
+        bytes_per_second: Of the phase.
+        seconds_left: Until the end of the last phase, at the speed so far; None before there is one.
     """
 
     phase: str
@@ -43,11 +43,11 @@ class PhaseReport:
     """Work and time of a phase.
 
     Attributes:
-        name: of the phase.
-        rows: that it went through.
-        seconds: time taken.
+        name: Of the phase.
+        rows: That it went through.
+        seconds: Time taken.
         rows_per_second: `rows` / `seconds`.
-        resumed: whether an interrupted run had done it already; the figures are that run's.
+        resumed: Whether an interrupted run had done it already; the figures are that run's.
     """
 
     name: str
@@ -64,10 +64,10 @@ class ProgressMeter:
     """Adds blocks up, phase after phase.
 
     Args:
-        tell: called after every block.
+        tell: Called after every block.
 
     Attributes:
-        total_bytes: bytes of the sources to read in all phases together.
+        total_bytes: Bytes of the sources to read in all phases together.
     """
 
     def __init__(self, tell: OnProgress | None) -> None:
@@ -132,10 +132,10 @@ class OutputColumn:
     """A column of the data set.
 
     Attributes:
-        name: of the column.
+        name: Of the column.
         role: "label", "dense", "categorical", "key", "weight" or "metadata".
-        rows: ids, the reserved ones included: the rows that a table for it needs; None where there are no ids.
-        hotness: most ids a row.
+        rows: Ids, the reserved ones included: the rows that a table for it needs; None where there are no ids.
+        hotness: Most ids a row.
     """
 
     name: str
@@ -149,8 +149,8 @@ class InputColumn:
     """A column of the sources.
 
     Attributes:
-        name: of the column.
-        missing: missing values, among lists missing items.
+        name: Of the column.
+        missing: Missing values, among lists missing items.
         missing_share: `missing` of all values.
     """
 
@@ -164,8 +164,8 @@ class TableSize:
     """Size of embedding tables for the data set (estimate): float32, without optimizer state.
 
     Attributes:
-        width: of the vectors.
-        rows: of all tables together.
+        width: Of the vectors.
+        rows: Of all tables together.
         bytes: `rows` x `width` x 4.
     """
 
@@ -180,8 +180,8 @@ class BadInput:
 
     Attributes:
         policy: "raise", "skip" or "missing".
-        counts: kind -> faults.
-        first: the first ones, each in one line with file and line.
+        counts: Kind -> faults.
+        first: The first ones, each in one line with file and line.
     """
 
     policy: str
@@ -194,19 +194,19 @@ class PrepareReport:
     """Summary of a preparation.
 
     Attributes:
-        rows: samples in all.
-        splits: split -> its samples.
-        input_bytes: size of the source files, compressed as they are.
-        seconds: time taken.
+        rows: Samples in all.
+        splits: Split -> its samples.
+        input_bytes: Size of the source files, compressed as they are.
+        seconds: Time taken.
         rows_per_second: `rows` / `seconds`.
-        peak_memory_bytes: most memory that the process held until now.
-        best_auc: best reachable AUC, if the data was generated and says so.
-        columns: of the data set.
-        inputs: columns of the sources.
-        tables: sizes of the tables that would follow, for some widths.
-        bad_input: what could not be read.
-        spilled: steps whose statistics did not fit in the memory and went through the disk.
-        phases: in the order in which they were done.
+        peak_memory_bytes: Most memory that the process held until now.
+        best_auc: Best reachable AUC, if the data was generated and says so.
+        columns: Of the data set.
+        inputs: Columns of the sources.
+        tables: Sizes of the tables that would follow, for some widths.
+        bad_input: What could not be read.
+        spilled: Steps whose statistics did not fit in the memory and went through the disk.
+        phases: In the order in which they were done.
     """
 
     rows: int
@@ -227,7 +227,7 @@ class PrepareReport:
         """Write ``report.json``.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         write_versioned_json(directory / REPORT_FILE, FORMAT, VERSION, {"report": to_data(self)})
 

@@ -55,7 +55,7 @@ class EncodedBlock:
     kept: dict[str, pa.Array]
 
     def slice(self, begin: int, end: int) -> EncodedBlock:
-        """Rows ``begin <= i < end``."""
+        """Return rows ``begin <= i < end``."""
         records = self.records
         return EncodedBlock(
             rows=self.rows[begin:end],
@@ -87,9 +87,9 @@ class EncodedFiles:
         explodes: Whether a step cuts lists into rows.
 
     Raises:
-        ConfigError: the workflow is not fitted; a column that is not there, or a file that lacks one.
-        DataNotFoundError: a source does not exist.
-        FormatError: an empty or a damaged file.
+        ConfigError: The workflow is not fitted; a column that is not there, or a file that lacks one.
+        DataNotFoundError: A source does not exist.
+        FormatError: An empty or a damaged file.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class EncodedFiles:
         """Yield all rows in order; a few blocks are in memory at a time.
 
         Raises:
-            FormatError: a damaged file, or bad input under the policy "raise", with file and line.
-            StorageError, OSError: grouped steps need the disk, and it is full.
+            FormatError: A damaged file, or bad input under the policy "raise", with file and line.
+            StorageError, OSError: Grouped steps need the disk, and it is full.
         """
         if not self._work.grouped:
             yield from self._encoded(None)
@@ -243,8 +243,8 @@ def scoring_source(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path],
         keep: Further columns to read.
 
     Raises:
-        ConfigError: a column of `keep` that the source cannot give.
-        DataNotFoundError, FormatError: as `terarec.etl.source.open_source`.
+        ConfigError: A column of `keep` that the source cannot give.
+        DataNotFoundError, FormatError: As `terarec.etl.source.open_source`.
     """
     source = plan.spec.source
     has_names = source.format != "delimited" or source.header

@@ -129,8 +129,8 @@ def find_bounds(split: Split, passes: Passes, preprocess: Callable[[ReadRows], R
         directory: Directory for a file of the rows' times.
 
     Raises:
-        ConfigError: nothing would be left for training.
-        OSError: the disk is full.
+        ConfigError: Nothing would be left for training.
+        OSError: The disk is full.
     """
     if isinstance(split, SplitByTime):
         return _time_bounds(split, passes, preprocess, directory / "times")
@@ -142,7 +142,7 @@ def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts
     """Return the bounds of the rows of sources whose files hold `counts` rows.
 
     Raises:
-        ConfigError: nothing would be left for training.
+        ConfigError: Nothing would be left for training.
         FormatError: The same, and bad input at the beginning is the likely reason (policy "raise").
     """
     try:
@@ -241,7 +241,7 @@ class OrderStatistics:
         """Append ``values[n]``, none of them NaN.
 
         Raises:
-            OSError: the disk is full.
+            OSError: The disk is full.
         """
         self._file.write(values.tobytes())
         self.count += len(values)

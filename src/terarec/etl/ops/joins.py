@@ -439,7 +439,7 @@ def read_side_table(directory: Path, name: str, key: str, columns: Sequence[str]
 
 
 FEW_ROWS = 16
-"""Up to so many texts are taken out of a side table one by one: Arrow takes 10 us for one, and 11 for 20 (Zen 3)."""
+"""Up to this many texts are taken from a side table one by one: Arrow takes 10 us for one, and 11 for 20 (Zen 3)."""
 
 
 def _join_values(side: SideTable, names: Sequence[str], keys: Any) -> Sequence[Any]:

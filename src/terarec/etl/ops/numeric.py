@@ -159,7 +159,7 @@ class FillMissing(NumberOperator):
     """Gives missing values a value.
 
     Attributes:
-        value: What missing becomes: a number for numbers and integers, a text for text columns.
+        value: Replacement of missing values: a number for numbers and integers, a text for text columns.
         median: Take the lower median of the training values instead (the smallest x with at least n / 2 values <= x).
         indicator: Also add the number column ``<output>_missing``, 1 where the value was missing and 0 elsewhere.
     """
@@ -438,7 +438,7 @@ class LogOp(NumberOperator):
         """Compute the formula.
 
         Raises:
-            RowFaultError: x + shift is not above 0.
+            RowFaultError: X + shift is not above 0.
         """
         for name in self.columns if self.shift is not None else ():
             (shift,) = self.params(name, state)
@@ -599,7 +599,7 @@ class Bucketize(MappedColumns):
 
     Attributes:
         boundaries: Rising numbers.
-        intervals: Fit boundaries instead, which cut the training values into about so many equal parts.
+        intervals: Number of about equal parts of the training values, between which boundaries are fitted instead.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")

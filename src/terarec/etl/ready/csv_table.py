@@ -22,7 +22,7 @@ class CsvOptions:
         categorical: Columns of texts that become ids.
         ids: Columns of integers, such as user ids, that become ids. Of a column x that is a number as well (in `dense`
             or `log`) the ids are in the column ``x_id``.
-        buckets: Columns of numbers -> at most so many intervals of about equal counts; the interval of column x becomes
+        buckets: Columns of numbers -> most intervals, of about equal counts; the interval of column x becomes
             an id in the column ``x_bucket``. x may be a number or an integer of the lists above as well.
         keys: Columns of integers that stay as they are, any int64: keys of dynamic tables.
         weight: Column of numbers >= 0, how much each row counts; None: all alike.
@@ -103,7 +103,7 @@ def csv_workflow(options: CsvOptions) -> WorkflowSpec:
     """Return the workflow for a table.
 
     Raises:
-        ConfigError: two columns of the data set would have one name, or a delimiter that is none.
+        ConfigError: Two columns of the data set would have one name, or a delimiter that is none.
     """
     return WorkflowSpec(
         name=options.name,

@@ -37,7 +37,7 @@ def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
     """Check that an Arrow type holds what the spec says of a column.
 
     Raises:
-        FormatError: another type.
+        FormatError: Another type.
     """
     inner = value_type(found)
     holds_lists = is_list(found)
@@ -254,8 +254,8 @@ class ParquetReader(_TypedReader):
         """Raise unless all of these files have the columns, in the same types; their rows are not read.
 
         Raises:
-            ConfigError: a file lacks a column.
-            FormatError: a damaged file, or a column of another type.
+            ConfigError: A file lacks a column.
+            FormatError: A damaged file, or a column of another type.
         """
         for path in paths:
             with _opened(path) as source:

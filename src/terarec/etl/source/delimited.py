@@ -164,8 +164,8 @@ class DelimitedReader:
         """Return the names of the fields by the header of the file at `path`.
 
         Raises:
-            ConfigError: it lacks a column.
-            FormatError: not UTF-8, or a column twice.
+            ConfigError: It lacks a column.
+            FormatError: Not UTF-8, or a column twice.
         """
         names = split_header(path, header, self._spec)
         if len(names) == 1 < len(self._columns):
@@ -196,7 +196,7 @@ def split_header(path: str, header: bytes, spec: SourceSpec) -> list[str]:
     """Return the names in a header line, without white space around them.
 
     Raises:
-        FormatError: an empty line, one that is too long, or not UTF-8.
+        FormatError: An empty line, one that is too long, or not UTF-8.
     """
     if not header.strip():
         raise FormatError(f"{path}: line 1", "empty, expected the names of columns")

@@ -44,10 +44,10 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     next to logs is never one of them, since a shell that expands ``raw/*`` names it, too: see `is_sidecar`.
 
     Raises:
-        ConfigError: no path, a pipe or device, or a URL of a kind that fsspec does not know.
-        DataNotFoundError: a path or a glob without a file.
-        FormatError: a directory without a file, or an empty file.
-        MissingDependencyError: a URL without fsspec, or without the library that it needs for this kind of URL.
+        ConfigError: No path, a pipe or device, or a URL of a kind that fsspec does not know.
+        DataNotFoundError: A path or a glob without a file.
+        FormatError: A directory without a file, or an empty file.
+        MissingDependencyError: A URL without fsspec, or without the library that it needs for this kind of URL.
     """
     if not paths:
         raise ConfigError("sources", "got none, expected at least one file")
@@ -132,8 +132,8 @@ def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
     """Check that a file which names its columns has the wanted ones, each once.
 
     Raises:
-        ConfigError: it lacks one.
-        FormatError: it has one several times.
+        ConfigError: It lacks one.
+        FormatError: It has one several times.
     """
     for name in wanted:
         if name not in names:

@@ -124,7 +124,7 @@ class FormatReader(Protocol):
         """Count the rows of `file` in order, or those behind a part that was given before.
 
         Raises:
-            ConfigError, FormatError: a file that does not fit the spec.
+            ConfigError, FormatError: A file that does not fit the spec.
         """
         ...
 
@@ -141,7 +141,7 @@ class FormatReader(Protocol):
         ...
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
-        """Count the rows of `file`, bad ones included; so many `threads` may share the work."""
+        """Count the rows of `file`, bad ones included, with up to `threads` threads."""
         ...
 
     def text_bytes(self, file: SourceFile) -> int:
@@ -160,7 +160,7 @@ def apply_error_policy(
     Args:
         parsed: Rows and the faults before.
         found: Faults in any order; a row that is left out counts once, for its first fault by column and kind.
-        policy: See `BadInputPolicy`.
+        policy: Policy for bad input; see `BadInputPolicy`.
         fault_of: Function that describes the fault at a position in `FieldFaults.rows`.
     """
     if not found:

@@ -65,8 +65,8 @@ class Source:
         """Yield all rows in order, or those behind a block that was yielded before; read but not parsed.
 
         Raises:
-            ConfigError: a file lacks a column.
-            FormatError: a damaged file, one without rows, or one with columns of other types.
+            ConfigError: A file lacks a column.
+            FormatError: A damaged file, one without rows, or one with columns of other types.
         """
         first_row, begun = 0, 0
         if after is not None:
@@ -89,7 +89,7 @@ class Source:
         """Return the rows of `raw` that are kept; any thread may call it.
 
         Raises:
-            FormatError: bad input, with the policy "raise", or of a kind that no policy passes over: file, line or row,
+            FormatError: Bad input, with the policy "raise", or of a kind that no policy passes over: file, line or row,
                 column, and what is accepted.
         """
         parsed = self._reader.parse(raw.part, self._policy)
@@ -109,7 +109,7 @@ class Source:
             fault: Invalid value of each.
 
         Raises:
-            FormatError: the policy is "raise".
+            FormatError: The policy is "raise".
         """
         first = rows[: len(fault.got)] - raw.first_row
         numbers = self._reader.numbers(raw.part, first)
@@ -137,7 +137,7 @@ class Source:
         """Yield all rows in order. Each call gives the same blocks, whatever the number of threads.
 
         Raises:
-            ConfigError, FormatError: as `raw_blocks` and `read_block`.
+            ConfigError, FormatError: As `raw_blocks` and `read_block`.
         """
         with closing(
             ordered_map(self.read_block, self.raw_blocks(), self._threads, blocks_ahead(self._threads))
@@ -207,17 +207,17 @@ def open_source(
 
     Args:
         spec: Spec of the files.
-        paths: In the order of their rows; a directory stands for the files in it and below, in the order of their
+        paths: Paths in the order of their rows; a directory stands for the files in it and below, in the order of their
             names, without those that begin with ``.`` or ``_``.
-        policy: What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
+        policy: Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.
         threads: Threads that parse; None takes as many as there are cores. One more reads.
         limit: Most rows, the first ones of all files; None for all.
 
     Raises:
-        ConfigError: no path, an unknown policy, or a URL of an unknown kind.
-        DataNotFoundError: a path or a glob without a file.
-        FormatError: an empty file, or a directory without one.
+        ConfigError: No path, an unknown policy, or a URL of an unknown kind.
+        DataNotFoundError: A path or a glob without a file.
+        FormatError: An empty file, or a directory without one.
     """
     if policy not in BAD_INPUT_POLICIES:
         raise ConfigError("policy", f"got {policy!r}, expected one of {', '.join(map(repr, BAD_INPUT_POLICIES))}")

@@ -80,7 +80,7 @@ def read_text(
     """Yield the records of `file`, from byte `begin` of its text on, where a record must begin.
 
     Raises:
-        FormatError: a damaged file, one whose lines end in CR alone, or a quote that does not close for very long.
+        FormatError: A damaged file, one whose lines end in CR alone, or a quote that does not close for very long.
     """
     with open_text(file) as (stored, stream):
         _pass_over(stored, stream, begin)
@@ -238,7 +238,7 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
     Once a quote turns up that may hide line ends, one thread counts from the file's start.
 
     Raises:
-        FormatError: a damaged file.
+        FormatError: A damaged file.
     """
     begins = _line_begins(file, min(threads, 1 + file.bytes // _PART_BYTES))
     with ThreadPoolExecutor(len(begins), thread_name_prefix="etl") as pool:
@@ -251,7 +251,7 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
 
 
 def _line_begins(file: SourceFile, parts: int) -> list[int]:
-    """Return where lines begin that cut the file into at most so many parts of about the same size."""
+    """Return the beginnings of lines at which the file is cut into a number of parts of similar size."""
     begins = {0}
     with open_text(file) as (_, stream):
         for part in range(1, parts if isinstance(stream, FileIO) else 1):

@@ -76,7 +76,7 @@ class JobWatch:
 
 
 class _Report:
-    """What a meter knows of a phase of so many bytes."""
+    """The state of a meter in a phase of a number of bytes."""
 
     def __init__(self, watch: JobWatch, meter: ProgressMeter, num_bytes: int) -> None:
         self._watch = watch

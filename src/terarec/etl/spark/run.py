@@ -198,14 +198,14 @@ class SparkRun:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _num_passes(self) -> int:
-        """Return about how often all rows are gone through."""
+        """Return about how often all rows are read."""
         plan, split = self._plan, self._plan.spec.split
         fits = sum(not all(step in self._states for step in phase) for phase in plan.fit_phases)
         by_time = isinstance(split, SplitByTime) and needs_bounds(split)
         return 1 + by_time + 2 * bool(plan.grouped_steps) + fits + _WRITING_PASSES
 
     def _phase(self, name: str, work: Callable[[], Result], passes: int) -> Result:
-        """Return the result of phase `name`, which goes through all rows about so many times."""
+        """Return the result of phase `name`, which reads all rows about `times` times."""
 
         def watched() -> Result:
             with spark_errors(), self._watch.phase(name, passes):

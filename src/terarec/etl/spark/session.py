@@ -38,7 +38,7 @@ def check_spark() -> None:
     """Raise unless PySpark can be imported and there is a Java that it runs on.
 
     Raises:
-        MissingDependencyError: names what is missing, and which Java was found.
+        MissingDependencyError: Names what is missing, and which Java was found.
     """
     try:
         import pyspark.sql  # heavy, and only this engine needs it
@@ -63,10 +63,10 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
     Args:
         master: Spark's master URL; None takes the running application, the one that ``spark-submit`` names, or all
             cores of this machine.
-        settings: further ones of Spark.
+        settings: Further settings of Spark.
 
     Raises:
-        ClusterError: no master answers.
+        ClusterError: No master answers.
     """
     from pyspark.sql import SparkSession
 
@@ -119,7 +119,7 @@ def check_master(master: str) -> None:
 
 
 def _java_version(java: str) -> int | None:
-    """The major version of the Java program `java`; None if it does not run."""
+    """Return the major version of the Java program `java`; None if it does not run."""
     try:
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError):

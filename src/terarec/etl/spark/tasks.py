@@ -86,7 +86,7 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class PieceReport:
-    """What is known of a piece once a task has gone through it.
+    """The results of a task for a piece.
 
     Attributes:
         fault: Error that ended it.

@@ -26,7 +26,7 @@ RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""
 
 SMALL_ROWS = 128
-"""Up to so many rows, arrays are taken as lists: a call of an Arrow function costs as much as 100 to 200 values of a
+"""Up to this many rows arrays become lists: a call of an Arrow function costs as much as 100 to 200 values of a
 list (Zen 3)."""
 
 
@@ -57,7 +57,7 @@ def _mistyped(values: Any, accepted: str) -> _RefusedError:
 
 
 def few_as_list(values: Any) -> Any:
-    """A NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else as it is."""
+    """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else as it is."""
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
         return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     return values
@@ -102,7 +102,7 @@ def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.in
 
 
 def _listed(item: Any) -> Sequence[Any] | None:
-    """A list as it is, () for a missing one, None for anything else."""
+    """Return a list as it is, () for a missing one, None for anything else."""
     if item is None:
         return ()
     if isinstance(item, np.ndarray):
@@ -124,15 +124,15 @@ def read_array(
     """Return the Arrow array of n raw values.
 
     Args:
-        name: of the column.
-        values: see `RawValues`.
-        found: the type that is wanted.
-        source: how files spell the column: its separator cuts text into a list, its format reads times; None for one
+        name: Of the column.
+        values: See `RawValues`.
+        found: The type that is wanted.
+        source: How files spell the column: its separator cuts text into a list, its format reads times; None for one
             that is in no file.
-        cleaning: what is done to texts first.
+        cleaning: What is done to texts first.
 
     Raises:
-        ConfigError: a value of another type.
+        ConfigError: A value of another type.
     """
     offsets: NDArray[np.int64] | None = None
     try:
@@ -195,7 +195,7 @@ def _read(values: Any, kind: str, source: SourceColumn | None) -> pa.Array:
 
 
 def _numbers(values: Any) -> NDArray[np.float64]:
-    """float64[n], NaN where missing."""
+    """Return float64[n], NaN where missing."""
     if isinstance(values, list):
         try:
             return numbers_of_list(values)
@@ -235,7 +235,7 @@ def _hex(value: Any) -> int:
 
 
 def _integer(value: Any) -> int:
-    """An integer, or a float that is one, as tables with missing values hold them."""
+    """Return an integer, or a float that is one, as tables with missing values hold them."""
     if isinstance(value, float | np.floating):
         number = float(value)
         if not (number.is_integer() and abs(number) < 2**53):

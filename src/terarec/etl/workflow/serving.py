@@ -28,7 +28,7 @@ class EncodedRecords:
 
     Attributes:
         dense: float32[B, F], the data set's dense columns, row after row in memory: models round by the layout.
-        keys: per categorical column int64[B], or B lists of int64 where hotness > 1.
+        keys: Per categorical column int64[B], or B lists of int64 where hotness > 1.
     """
 
     dense: NDArray[np.float32]
@@ -45,7 +45,7 @@ class RecordEncoder:
         inputs: Raw column of a record -> type.
 
     Raises:
-        ConfigError: a step cannot be done to a record.
+        ConfigError: A step cannot be done to a record.
     """
 
     def __init__(self, plan: Plan, states: Mapping[int, State]) -> None:

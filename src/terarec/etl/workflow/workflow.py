@@ -1,4 +1,4 @@
-"""A feature workflow: what it is, what it learnt, and what it makes of rows. Described in docs/workflows.md."""
+"""A feature workflow: its definition, its fitted state, and its transform of rows. Described in docs/workflows.md."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Workflow:
     """Steps from raw rows to a data set.
 
     Attributes:
-        spec: what it does.
-        plan: the order of its work.
-        states: step -> what it learnt, for the steps that learn; empty before the workflow is fitted.
+        spec: What it does.
+        plan: The order of its work.
+        states: Step -> state of each fitted step; empty before the workflow is fitted.
 
     Args: the fields of `WorkflowSpec`; lists are taken as tuples. `of` takes its version along, and
         `with_sample_columns` adds weight and metadata.
 
     Raises:
-        ConfigError: a field is wrong, or steps do not fit together.
+        ConfigError: A field is wrong, or steps do not fit together.
     """
 
     def __init__(
@@ -76,28 +76,28 @@ class Workflow:
         """Read an unfitted workflow from a ``workflow.json``.
 
         Args:
-            path: the file.
-            allow_import: packages whose functions the steps may name, such as ``("shop",)``: a workflow from somebody
+            path: The file.
+            allow_import: Packages whose functions the steps may name, such as ``("shop",)``: a workflow from somebody
                 else would run what it names. Those of the ready workflows need none.
 
         Raises:
-            DataNotFoundError: no such file.
-            FormatError: not a workflow, or of a newer version.
-            ConfigError: a field is wrong (JSON path), steps do not fit together, or one names a function that is not
+            DataNotFoundError: No such file.
+            FormatError: Not a workflow, or of a newer version.
+            ConfigError: A field is wrong (JSON path), steps do not fit together, or one names a function that is not
                 allowed.
         """
         return cls.of(read_workflow(Path(path), allow_import))
 
     def to_json(self, path: Path | str, *, replace: bool = True) -> None:
-        """Write ``workflow.json`` without what was learnt.
+        """Write ``workflow.json`` without the fitted state.
 
         Args:
-            path: the file.
-            replace: whether a file that is there is replaced.
+            path: The file.
+            replace: Whether a file that is there is replaced.
 
         Raises:
-            ConfigError: a directory is there, or a file that may not be replaced.
-            StorageError: the disk is full.
+            ConfigError: A directory is there, or a file that may not be replaced.
+            StorageError: The disk is full.
         """
         write_workflow(self.spec, Path(path), replace=replace)
 
@@ -106,29 +106,29 @@ class Workflow:
         """Read what `save` wrote; without states the workflow is unfitted.
 
         Args:
-            directory: with ``workflow.json``.
-            allow_import: as for `from_json`.
+            directory: With ``workflow.json``.
+            allow_import: As for `from_json`.
 
         Raises:
-            DataNotFoundError: a file is missing.
-            FormatError: a file is damaged.
-            ConfigError: as for `from_json`.
+            DataNotFoundError: A file is missing.
+            FormatError: A file is damaged.
+            ConfigError: As for `from_json`.
         """
         workflow = cls.from_json(Path(directory) / "workflow.json", allow_import=allow_import)
         workflow.states = load_states(workflow.plan, Path(directory))
         return workflow
 
     def save(self, directory: Path | str) -> None:
-        """Write ``workflow.json`` and what the steps learnt into `directory`, which is made if it is not there.
+        """Write ``workflow.json`` and the states of the steps to `directory`, which is made if necessary.
 
         Raises:
-            StorageError: the disk is full.
+            StorageError: The disk is full.
         """
         save_states(self.plan, self.states, Path(directory))
         self.to_json(Path(directory) / "workflow.json")
 
     def with_split(self, split: Split | None) -> Workflow:
-        """This workflow with what it learnt, and another split: `OneSplit` for files that it only transforms.
+        """Return this workflow with its state and another split: `OneSplit` for files that it only transforms.
 
         Raises:
             ConfigError: `split` names a column that is not there.
@@ -136,14 +136,14 @@ class Workflow:
         return Workflow.of(dataclasses.replace(self.spec, split=split), self.states)
 
     def with_sample_columns(self, *, weight: str | None, metadata: Sequence[str]) -> Workflow:
-        """This workflow with what it learnt, and with other columns beside those that models read.
+        """Return this workflow with its state and other columns besides those that models read.
 
         Args:
-            weight: as for `WorkflowSpec`.
-            metadata: as for `WorkflowSpec`.
+            weight: As for `WorkflowSpec`.
+            metadata: As for `WorkflowSpec`.
 
         Raises:
-            ConfigError: a column that is not there, or of another type.
+            ConfigError: A column that is not there, or of another type.
         """
         return Workflow.of(dataclasses.replace(self.spec, weight=weight, metadata=tuple(metadata)), self.states)
 
@@ -158,8 +158,8 @@ class Workflow:
         Grouped steps find the earlier rows of a group among these alone: they must be all rows of their groups.
 
         Raises:
-            ConfigError: a step among them is not fitted.
-            FormatError: a value that a step refuses, with its column and row.
+            ConfigError: A step among them is not fitted.
+            FormatError: A value that a step refuses, with its column and row.
         """
         rows = with_metadata(rows, self.spec.metadata)
         for step in range(len(self.plan.operators) if upto is None else upto):
@@ -170,7 +170,7 @@ class Workflow:
         """Return the resulting data set without its shards; it names the directory ``workflow`` for the saved workflow.
 
         Raises:
-            ConfigError: the workflow is not fitted.
+            ConfigError: The workflow is not fitted.
         """
         self._check_fitted()
         return data_set(self.plan, self.states, storage)
@@ -179,7 +179,7 @@ class Workflow:
         """Return the columns of a data set, made of rows after the last step.
 
         Raises:
-            FormatError: a missing label, number or weight, a number that float32 does not hold, or a negative weight,
+            FormatError: A missing label, number or weight, a number that float32 does not hold, or a negative weight,
                 with its column and row.
         """
         return column_block(self.plan, self._dataset, rows)
@@ -189,7 +189,7 @@ class Workflow:
         """Raw columns of a served record, and their types.
 
         Raises:
-            ConfigError: the workflow is not fitted.
+            ConfigError: The workflow is not fitted.
         """
         return self._records.inputs
 
@@ -197,11 +197,11 @@ class Workflow:
         """Encode B raw records, given column by column, as `encode_rows` does rows of the source.
 
         Args:
-            columns: each of `record_columns` -> B values; None, null, ``""`` and, among numbers, NaN are missing. Other
+            columns: Each of `record_columns` -> B values; None, null, ``""`` and, among numbers, NaN are missing. Other
                 columns of the source may be there and are not read.
 
         Raises:
-            ConfigError: the workflow is not fitted; a column that is missing, unknown or of another length; a value of
+            ConfigError: The workflow is not fitted; a column that is missing, unknown or of another length; a value of
                 another type, or one that a step refuses, with its column, row and what is accepted.
         """
         return self._records.encode(columns)
@@ -224,13 +224,13 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
     """Return the workflow of the data set in `directory`, whose shards are not needed.
 
     Args:
-        directory: with ``dataset.json``.
-        allow_import: packages whose functions the steps may name, as for `Workflow.load`.
+        directory: With ``dataset.json``.
+        allow_import: Packages whose functions the steps may name, as for `Workflow.load`.
 
     Raises:
-        DataNotFoundError: no data set, or a file of the workflow that it names is missing.
-        FormatError: a file is damaged.
-        ConfigError: a step names a function that is not allowed.
+        DataNotFoundError: No data set, or a file of the workflow that it names is missing.
+        FormatError: A file is damaged.
+        ConfigError: A step names a function that is not allowed.
     """
     dataset = read_dataset(directory)
     if dataset.workflow is None:

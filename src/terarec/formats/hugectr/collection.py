@@ -75,7 +75,7 @@ def write_collection(
     Args:
         path: Path of the folder ``embedding_collection_<number>``.
         tables: Tables, ascending in `table_id`.
-        chunks: table -> its rows, ``table.count`` in all.
+        chunks: Table -> its rows, ``table.count`` in all.
         key_bytes: 4 for uint32 keys, 8 for int64.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Launchers of the compiled core: they check what its raw pointers cannot, and turn its reports into errors."""
+"""Launchers of the compiled core: they check what raw pointers cannot tell, and convert its reports to errors."""

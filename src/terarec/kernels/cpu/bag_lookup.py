@@ -20,16 +20,16 @@ def bag_lookup(
         weights: float32, bfloat16 or float16 [V, D].
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
-        layout: layout array int64[S, 4].
-        is_pooled: whether the layout pools; known without reading it.
+        layout: Layout array int64[S, 4].
+        is_pooled: Whether the layout pools; known without reading it.
         key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     found: Tensor | Report = _embedding.bag_lookup(
         weights, keys, offsets, layout, is_pooled, key_weights, empty_floats, torch.get_num_threads()
@@ -42,22 +42,22 @@ def bag_lookup(
 def quantized_bag_lookup(
     packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """As `bag_lookup`, from rows that `terarec.kernels.ref.bag_lookup.quantize_rows` packed.
+    """Look up rows that `terarec.kernels.ref.bag_lookup.quantize_rows` packed, as `bag_lookup` does.
 
     Args:
         packed: uint8[V, D + 8].
         keys: int64[N].
         offsets: int64[S * B + 1].
-        layout: layout array int64[S, 4].
-        is_pooled: whether the layout pools.
+        layout: Layout array int64[S, 4].
+        is_pooled: Whether the layout pools.
         key_weights: float32[N] or None.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     return bag_lookup(packed, keys, offsets, layout, is_pooled, key_weights)  # the core knows them by their type
 
@@ -70,14 +70,14 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: float32[B, S * D], of the pooled result.
-        layout: layout array int64[S, 4].
+        layout: Layout array int64[S, 4].
 
     Returns:
         float32[N].
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     dots = torch.empty(keys.shape[0])
     report = _embedding.row_dots(weights, keys, offsets, grad, layout, dots, torch.get_num_threads())

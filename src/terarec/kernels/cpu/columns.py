@@ -18,7 +18,7 @@ def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> 
     """Write the F columns side by side into rows, as ``numpy.stack(columns, axis=1, out=out)`` does.
 
     Args:
-        columns: For each column n numbers of type float32, float64, int32 or int64, with any stride.
+        columns: Columns of n numbers each, of type float32, float64, int32 or int64, with any stride.
         out: float32[n, F].
 
     Raises:
@@ -32,7 +32,7 @@ def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out
 
     Args:
         arrays: Contiguous int32[n] or int64[n], each of its own n.
-        offsets: For each array the integer to add; sums wrap around at 2^63.
+        offsets: Integer to add to each array; sums wrap around at 2^63.
         out: int64[sum of n].
 
     Raises:

@@ -25,12 +25,12 @@ from terarec.kernels.delimited_types import (
 
 
 class RowCount(NamedTuple):
-    """What a text holds.
+    """Numbers of lines and rows of a text.
 
     Attributes:
-        lines: a last one without its end included.
-        rows: records that are not empty.
-        complete_bytes: to the end of the last record that has a line end.
+        lines: Lines, including a last one without a line end.
+        rows: Records that are not empty.
+        complete_bytes: Bytes to the end of the last record that has a line end.
     """
 
     lines: int

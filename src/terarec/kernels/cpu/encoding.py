@@ -39,7 +39,7 @@ def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
     """Return the hashes int64[n] of Python texts and integers; that of None is 0.
 
     Raises:
-        InvalidValueError: a value of another type, a lone surrogate, or an integer of more than 64 bits.
+        InvalidValueError: A value of another type, a lone surrogate, or an integer of more than 64 bits.
     """
     hashes = np.empty(len(values), dtype=np.int64)
     invalid_row = _encoding.xxh64_list(values, seed, hashes)
@@ -85,12 +85,12 @@ class _IntegerCounts(_Counts, Generic[IntegerT]):
         self._table.add(values, valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
+        """Return values that occurred `min_count` times and their counts, by decreasing count, then by value."""
         found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.at_least(min_count)
         return found
 
     def drain(self) -> tuple[NDArray[IntegerT], NDArray[np.int64]]:
-        """Return all values, rising, and their counts; the table is empty afterwards."""
+        """Return all values, increasing, and their counts; the table is empty afterwards."""
         found: tuple[NDArray[IntegerT], NDArray[np.int64]] = self._table.drain()
         return found
 
@@ -132,15 +132,15 @@ class TextCounts(_Counts):
         self._table.add(text, offsets, valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Texts, as bytes and offsets, and counts of those that occurred `min_count` times.
+        """Return texts, as bytes and offsets, and counts of those that occurred `min_count` times.
 
-        They come by falling count, ties by rising bytes.
+        They are sorted by decreasing count, ties by increasing bytes.
         """
         found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.at_least(min_count)
         return found
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return all texts by rising bytes, as bytes and offsets, and their counts; the table is empty afterwards."""
+        """Return all texts by increasing bytes, as bytes and offsets, and their counts; then the table is empty."""
         found: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] = self._table.drain()
         return found
 
@@ -155,10 +155,10 @@ class _Ids:
     _table: Any
 
     def find_list(self, values: list[Any]) -> NDArray[np.int64]:
-        """Return the ids int64[n] of Python values; the class says which it takes and which are missing.
+        """Return the ids int64[n] of Python values; the class describes which are valid and which are missing.
 
         Raises:
-            InvalidValueError: any other value.
+            InvalidValueError: Any other value.
         """
         ids = np.empty(len(values), _INT64)
         invalid_row = self._table.find_list(values, ids)
@@ -174,10 +174,10 @@ class Hex32Ids(_Ids):
 
     Args:
         values: uint32[V].
-        hash_buckets: ids that values which are not in the list share.
+        hash_buckets: Number of ids that values outside the list share.
 
     Raises:
-        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+        ValueError: A value occurs twice, or `hash_buckets` is not in [1, 2^31).
     """
 
     __slots__ = ()
@@ -202,10 +202,10 @@ class Int64Ids(_Ids):
 
     Args:
         values: int64[V].
-        hash_buckets: ids that values which are not in the list share.
+        hash_buckets: Number of ids that values outside the list share.
 
     Raises:
-        ValueError: a value occurs twice, or `hash_buckets` is not in [1, 2^31).
+        ValueError: A value occurs twice, or `hash_buckets` is not in [1, 2^31).
     """
 
     __slots__ = ()
@@ -231,10 +231,10 @@ class TextIds(_Ids):
     Args:
         text: uint8[n], UTF-8; copied.
         offsets: int64[V + 1]; text i is ``text[offsets[i]:offsets[i + 1]]``.
-        hash_buckets: ids that texts which are not in the list share.
+        hash_buckets: Number of ids that texts outside the list share.
 
     Raises:
-        ValueError: a text occurs twice, or `hash_buckets` is not in [1, 2^31).
+        ValueError: A text occurs twice, or `hash_buckets` is not in [1, 2^31).
     """
 
     __slots__ = ()
@@ -249,17 +249,17 @@ class TextIds(_Ids):
         valid: NDArray[np.uint8] | None = None,
         out: NDArray[np.int32] | NDArray[np.int64] | None = None,
     ) -> NDArray[Any]:
-        """Ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
+        """Return ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
         ids = np.empty(len(offsets) - 1, dtype=np.int64) if out is None else out
         self._table.find_all(text, offsets, valid, ids)
         return ids
 
 
 class TablesOfColumns:
-    """The tables of several columns, whose values are found in one call: a served record has one value of each.
+    """The tables of several columns, whose values are looked up in one call: a served record has one value of each.
 
     Args:
-        tables: one for each column; the same may serve several.
+        tables: One for each column; the same may serve several.
     """
 
     __slots__ = ("_tables",)
@@ -271,7 +271,7 @@ class TablesOfColumns:
         """Return the ids int64[m] of the m Python values of all columns, one column after another.
 
         Raises:
-            InvalidValueError: a value that its table does not take; its row is its place among the m values.
+            InvalidValueError: An invalid value for its table; its row is its position among the m values.
         """
         ids = np.empty(sum(map(len, columns)), _INT64)
         invalid_place = self._tables.find_lists(columns, ids)
@@ -287,7 +287,7 @@ def find_columns(
 ) -> NDArray[np.int32]:
     """Return the ids int32[S, n] of S columns of n values, each found in the table of its own; all ids must fit.
 
-    The GIL is given back once: of several threads that look up column by column, each waits for it after each column.
+    The GIL is released once: of several threads that look up column by column, each waits for it after each column.
     """
     ids = np.empty((len(tables), len(values[0])), dtype=np.int32)
     _encoding.find_columns([table._table for table in tables], values, valid, ids)
@@ -301,14 +301,14 @@ def _find_all(table: Any, values: NDArray[Any], valid: NDArray[np.uint8] | None,
 
 
 def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.float64]:
-    """float64[n] from a list of Python or NumPy numbers; None and ``""`` are missing, which is NaN.
+    """Return float64[n] from a list of Python or NumPy numbers; None and ``""`` are missing, which is NaN.
 
     Args:
-        values: the list.
-        whole: take Python integers of 64 bits and None only.
+        values: The list.
+        whole: Take Python integers of 64 bits and None only.
 
     Raises:
-        InvalidValueError: text, truth values, infinity, or anything else that is no number.
+        InvalidValueError: Text, truth values, infinity, or anything else that is no number.
     """
     numbers = np.empty(len(values), dtype=np.float64)
     invalid_row = _encoding.numbers_of_list(values, whole, numbers)

@@ -23,11 +23,11 @@ class HashIndex:
     """int64 key -> row, 0 <= row < 2^36: some 21 bytes a key, on torch's threads.
 
     It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results whatever the number of threads.
-    Each index hashes with a seed of its own, so that nobody can choose keys that crowd it; the order of `items`
+    Each index hashes with a seed of its own, so that keys cannot be chosen to collide in it; the order of `items`
     follows the hash, so it differs from index to index.
 
     Attributes:
-        device: the CPU.
+        device: The CPU.
     """
 
     def __init__(self, *, device: torch.device | str = "cpu") -> None:
@@ -35,14 +35,14 @@ class HashIndex:
         self._core = _embedding.HashIndex(secrets.randbits(64))
 
     def __len__(self) -> int:
-        """Return the keys held, exactly."""
+        """Return the exact number of keys."""
         return self._core.size()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the index takes: at most 24 a key besides some tens of KiB.
+        """Bytes of the index: at most 24 a key and some tens of KiB.
 
-        All indexes of a process share huge pages; of what they have taken besides a few pages are free.
+        All indexes of a process share huge pages, a few of which are kept free.
         """
         return self._core.memory_bytes()
 
@@ -79,7 +79,7 @@ class HashIndex:
         return rows, new_keys.clone() if 2 * num_new < keys.shape[0] else new_keys
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
-        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts."""
+        """Assign ``rows int64[N]`` to ``keys int64[N]``, present or not; the last one counts for a repeated key."""
         keys = check_vector("keys", keys, self.device)
         rows = check_vector("rows", rows, self.device, length=keys.shape[0])
         check_rows("rows", rows)
@@ -99,7 +99,7 @@ class HashIndex:
         return values
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
+        """Erase ``keys int64[N]``; return their rows int64[N], -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
         rows = empty_integers(keys.shape[0])
         self._core.erase(keys.data_ptr(), keys.shape[0], rows.data_ptr(), torch.get_num_threads())

@@ -35,7 +35,7 @@ def select(name: str) -> None:
     """Use one instruction set's kernels from now on; "auto" takes the best that this CPU runs.
 
     Raises:
-        KernelError: a name that is unknown or that this CPU cannot run.
+        KernelError: A name that is unknown or that this CPU cannot run.
     """
     if not _embedding.select(name):
         raise KernelError("CPU kernels", f"got {name!r}, expected one of {', '.join(instruction_sets())}, 'auto'")
@@ -62,9 +62,9 @@ def error_of(report: Report, num_keys: Sequence[int], layouts: Sequence[Tensor])
     """Return what a kernel reports, as an error.
 
     Args:
-        report: from the core, of another kind than 0.
-        num_keys: of each gradient, or of the one lookup.
-        layouts: layout array of each.
+        report: Report of the core, whose kind is not 0.
+        num_keys: Number of keys of each gradient, or of the lookup.
+        layouts: Layout array of each.
 
     Returns:
         A `BadKeyError` for a key outside its table, a `ConfigError` for offsets that fall or do not cover the keys.
@@ -81,7 +81,7 @@ _OWN_INTEGERS = 1 << 18
 
 
 def empty_floats(rows: int, columns: int) -> Tensor:
-    """float32[rows, columns], its content unspecified."""
+    """Return float32[rows, columns], its content unspecified."""
     if rows * columns >= _OWN_FLOATS:
         held = _embedding.allocate_result(rows, columns)
         if held is not None:
@@ -90,7 +90,7 @@ def empty_floats(rows: int, columns: int) -> Tensor:
 
 
 def empty_integers(count: int) -> Tensor:
-    """int64[count], its content unspecified."""
+    """Return int64[count], its content unspecified."""
     if count >= _OWN_INTEGERS:
         held = _embedding.allocate_result(count, 2)
         if held is not None:

@@ -30,17 +30,17 @@ def row_update_(
 
     Args:
         weights: float32, bfloat16 or float16 [V, D], contiguous.
-        state: the rule's state, each float32[V, D] or [V], contiguous.
-        gradients: of one or more lookups in these weights.
-        rule: which rows move, and how.
-        step: number of this update, from 1.
+        state: The rule's state, each float32[V, D] or [V], contiguous.
+        gradients: Gradients of one or more lookups in these weights.
+        rule: Which rows move, and how.
+        step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
-        rounding_seed: of the random bits with which weights of 16 bits are rounded.
+        rounding_seed: Seed of the random bits that round weights of 16 bits.
 
     Raises:
-        BadKeyError: a key outside its table; nothing is changed.
-        ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous, or 2^32 keys and more.
+        BadKeyError: A key outside its table; nothing is changed.
+        ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
+        KernelError: Rows that are not contiguous, or 2^32 keys and more.
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
@@ -70,15 +70,15 @@ def row_gradient_norm(
     """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
-        weights: as for `row_update_`; not changed.
-        gradients: of one or more lookups in them.
-        rule: for its `grad_scale`.
-        table_lr: as for `row_update_`.
-        first_row: arena rows before it do not count.
+        weights: Weights as in `row_update_`; not changed.
+        gradients: Gradients of one or more lookups in these weights.
+        rule: Update rule, of which only `grad_scale` is used.
+        table_lr: Factors as in `row_update_`.
+        first_row: Arena rows before it do not count.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
         KernelError: 2^32 keys and more.
     """
     _check_count(gradients)

@@ -18,7 +18,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape] on huge pages where the system has them, each page touched; freed with the array.
 
     Raises:
-        StorageError: the system refuses the memory; the message has the bytes requested.
+        StorageError: The system refuses the memory; the message has the bytes requested.
     """
     rows: NDArray[np.float32] | None = _embedding.allocate_rows(list(shape), torch.get_num_threads())
     if rows is None:
@@ -31,11 +31,11 @@ def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, fir
     """Fill ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_rows` does.
 
     Args:
-        rows: contiguous rows ``first_row, first_row + 1, ...`` of a table.
+        rows: Contiguous rows ``first_row, first_row + 1, ...`` of a table.
         kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
         seed: 64 bits.
-        scale: see `kind`.
-        first_row: number of the first row.
+        scale: Bound or standard deviation; see `kind`.
+        first_row: Number of the first row.
     """
     num_rows, width = rows.shape
     threads = torch.get_num_threads()
@@ -58,7 +58,7 @@ def fill_keyed_rows(
         keys: int64[n], contiguous.
         kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
         seed: 64 bits.
-        scale: see `kind`.
+        scale: Bound or standard deviation; see `kind`.
     """
     addresses = [rows.ctypes.data, targets.ctypes.data, keys.ctypes.data]
     threads = torch.get_num_threads()
@@ -66,10 +66,10 @@ def fill_keyed_rows(
 
 
 def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
-    """Address space for an array ``[most_rows, ...]`` that grows without moving, on huge pages where there are any.
+    """Reserve address space for an array ``[most_rows, ...]`` that grows in place, on huge pages if available.
 
     Raises:
-        StorageError: the system refuses the address space.
+        StorageError: The system refuses the address space.
     """
     asked = math.prod(shape) * np.dtype(dtype).itemsize
     memory: NDArray[np.uint8] | None = _embedding.reserve(asked) if asked < 1 << 63 else None

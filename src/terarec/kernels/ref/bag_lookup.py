@@ -23,7 +23,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
         uint8[V, D + 8].
 
     Raises:
-        ConfigError: a value that is not finite, or a row whose range float32 cannot hold; the message has the row.
+        ConfigError: A value that is not finite, or a row whose range float32 cannot hold; the message has the row.
     """
     rows, width = weights.shape
     packed = torch.empty(rows, width + ROW_TAIL_BYTES, dtype=torch.uint8, device=weights.device)
@@ -56,10 +56,10 @@ class Located(NamedTuple):
     """Where the keys of a lookup are.
 
     Attributes:
-        bags: bag of each key, int64[N].
-        rows: arena row of each key, int64[N].
-        factors: of each bag, float32[S * B]: its sum is multiplied by this.
-        is_max: whether each bag is pooled by its maximum, bool[S * B].
+        bags: Bag of each key, int64[N].
+        rows: Arena row of each key, int64[N].
+        factors: float32[S * B], factor of each bag's sum.
+        is_max: Whether each bag is pooled by its maximum, bool[S * B].
     """
 
     bags: Tensor
@@ -77,16 +77,16 @@ def bag_lookup(
         weights: [V, D], of any floating type.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
-        layout: layout array int64[S, 4].
-        is_pooled: whether the layout pools; known without reading it.
+        layout: Layout array int64[S, 4].
+        is_pooled: Whether the layout pools; known without reading it.
         key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
 
     Returns:
         [B, S * D], or [N, D] in the order of the keys; float32 for the narrow types.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     located = locate(keys, offsets, layout, key_weights)
     vectors = widened(weights[located.rows])
@@ -96,7 +96,7 @@ def bag_lookup(
 def quantized_bag_lookup(
     packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.bag_lookup.quantize_rows`."""
+    """Look up ``packed uint8[V, D + 8]`` of `terarec.kernels.ref.bag_lookup.quantize_rows` as `bag_lookup` does."""
     located = locate(keys, offsets, layout, key_weights)
     vectors = dequantize_rows(packed[located.rows])
     return pool(vectors, located, layout.shape[0], key_weights) if is_pooled else vectors
@@ -123,14 +123,14 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: [B, S * D], of the pooled result.
-        layout: layout array int64[S, 4].
+        layout: Layout array int64[S, 4].
 
     Returns:
         [N] of the type of `grad`.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     located = locate(keys, offsets, layout)
     return (widened(weights[located.rows]) * by_bags(grad, layout.shape[0])[located.bags]).sum(dim=1)
@@ -146,7 +146,7 @@ def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Ten
         dots: float32[N].
         keys: int64[N].
         offsets: int64[S * B + 1].
-        layout: layout array int64[S, 4].
+        layout: Layout array int64[S, 4].
         key_weights: float32[N].
 
     Returns:
@@ -175,8 +175,8 @@ def spread_gradient(
     Args:
         keys: int64[N].
         offsets: int64[S * B + 1].
-        grad: shaped as the result.
-        layout: layout array int64[S, 4].
+        grad: Shaped as the result.
+        layout: Layout array int64[S, 4].
         key_weights: float32[N] of the lookup.
         weights: [V, D] as they were at the lookup; read if a feature is pooled by maximum, whose gradient goes, column
             by column, to the first key of the bag that attains it.
@@ -186,8 +186,8 @@ def spread_gradient(
         (arena rows int64[N], gradients [N, D]), in the order of the keys.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     located = locate(keys, offsets, layout, key_weights)
     if bool((layout[:, 2] == NONE).any()):
@@ -206,13 +206,13 @@ def spread_gradient(
 
 
 def by_bags(grad: Tensor, num_features: int) -> Tensor:
-    """``[B, S * D]`` as ``[S * B, D]``, a row a bag."""
+    """Return ``[B, S * D]`` as ``[S * B, D]``, a row for each bag."""
     width = grad.shape[1] // num_features
     return grad.reshape(-1, num_features, width).transpose(0, 1).reshape(-1, width)
 
 
 def bag_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
-    """The maximum [S * B, D] of each bag's ``vectors [N, D]``; zeros for an empty bag, NaN where a vector has NaN."""
+    """Return the maximum [S * B, D] of each bag's ``vectors [N, D]``; zeros for an empty bag, NaN for any NaN."""
     index = bags[:, None].expand_as(vectors)
     empty = vectors.new_zeros(num_bags, vectors.shape[1])
     return empty.scatter_reduce(0, index, vectors, "amax", include_self=False)
@@ -231,7 +231,7 @@ def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
 
 
 def widened(vectors: Tensor) -> Tensor:
-    """`vectors` of a narrow floating type as float32; others as they are."""
+    """Return `vectors` of a narrow floating type as float32; others as they are."""
     return vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
 
 
@@ -239,8 +239,8 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | 
     """Return where the keys are, all of them and the offsets checked.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     _check_offsets(offsets, keys.numel())
     layout = layout.to(keys.device)
@@ -298,8 +298,8 @@ def lookup_fits(
         keys: int64[N].
         offsets: int64[S * B + 1].
         key_weights: float32[N], where the layout takes some, or None.
-        grad: gradient of the result: float32[B, S * D], or float32[N, D] for a layout without pooling; or None.
-        extents: of the layout.
+        grad: Gradient of the result: float32[B, S * D], or float32[N, D] for a layout without pooling; or None.
+        extents: Extents of the layout.
     """
     num_features, width, num_rows, is_pooled, takes_key_weights = extents
     held = [tensor for tensor in (weights, keys, offsets, key_weights, grad) if tensor is not None]

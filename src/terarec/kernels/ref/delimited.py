@@ -41,7 +41,7 @@ class _FaultError(Exception):
 
 
 def count_rows(text: bytes, quoting: Quoting = UNQUOTED) -> tuple[int, int, int]:
-    """Number of lines in `text`, of its records that are not empty, and of the bytes of those with a line end."""
+    """Return the numbers of lines, of records that are not empty, and of the bytes of records with a line end."""
     records = _records(text, quoting)
     complete = sum(len(record.whole) for record in records if record.is_complete)
     return sum(record.lines for record in records), sum(bool(record.content) for record in records), complete

@@ -64,7 +64,7 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
 
 
 def _vectors(first: Tensor, others: Tensor) -> Tensor:
-    """bfloat16[B, F, D]."""
+    """Return the vectors bfloat16[B, F, D]."""
     batch_size, width = first.shape
     side_by_side = torch.cat([first, others.to(first.dtype)], dim=1)
     return side_by_side.view(batch_size, side_by_side.shape[1] // width, width)

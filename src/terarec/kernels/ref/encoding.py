@@ -16,7 +16,7 @@ from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
 
 
 def split_texts(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
-    """Texts i, ``text[offsets[i]:offsets[i + 1]]``."""
+    """Return texts i, ``text[offsets[i]:offsets[i + 1]]``."""
     whole = text.tobytes()
     return [whole[begin:end].decode() for begin, end in itertools.pairwise(offsets.tolist())]
 
@@ -146,7 +146,7 @@ class _IntegerCounts(_Counts):
         self._add(values.tolist(), valid, times)
 
     def at_least(self, min_count: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Values and counts of those that occurred `min_count` times, by falling count, ties by rising value."""
+        """Return values that occurred `min_count` times and their counts, by decreasing count, then by value."""
         return self._arrays(self._by_count(min_count))
 
     def drain(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -187,7 +187,7 @@ class TextCounts(_Counts):
         self._counts.pop(b"", None)
 
     def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Texts and counts of those that occurred `min_count` times, by falling count, ties by rising bytes."""
+        """Return texts that occurred `min_count` times and their counts, by decreasing count, then by bytes."""
         return self._arrays(self._by_count(min_count))
 
     def drain(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -293,7 +293,7 @@ class TextIds(_Ids):
         valid: NDArray[np.uint8] | None = None,
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
+        """Return ids of n texts, missing where empty or not `valid`: int64[n], or into ``out`` if given."""
         return self._masked([value or None for value in split_texts(text, offsets)], valid, out)
 
     def _read(self, value: Any) -> Any:
@@ -312,7 +312,7 @@ class TablesOfColumns:
         self._tables = tuple(tables)
 
     def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
-        """Ids of the values of all columns, one column after another; raises `InvalidValueError` with their place."""
+        """Return the ids of all columns, one after another; raise `InvalidValueError` for an invalid value."""
         ids = [np.empty(0, dtype=np.int64)]
         for table, values in zip(self._tables, columns, strict=True):
             try:
@@ -323,7 +323,7 @@ class TablesOfColumns:
 
 
 def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.float64]:
-    """float64[n] from a list of numbers, or of `whole` ones; None and ``""`` are missing, which is NaN."""
+    """Return float64[n] from a list of numbers, or of `whole` ones; None and ``""`` are missing, which is NaN."""
     numbers = np.empty(len(values), dtype=np.float64)
     for row, value in enumerate(values):
         try:

@@ -27,7 +27,7 @@ class HashIndex:
     implementation nor on the number of threads. An index takes one call at a time, but for finds, which may overlap.
 
     Attributes:
-        device: where keys come from and results go.
+        device: Device of keys and results.
     """
 
     def __init__(self, *, device: torch.device | str = "cpu") -> None:
@@ -57,14 +57,14 @@ class HashIndex:
         Args:
             keys: int64[N]; a key that is repeated is one key.
             free_rows: int64[F], distinct rows that no key has.
-            next_row: first of the rows that were never given out.
+            next_row: First of the rows that were never given out.
 
         Returns:
             Rows int64[N] of all keys, and the new keys int64[M].
 
         Raises:
-            ConfigError: a free row outside 0 <= row < 2^36.
-            StorageError: the rows up to 2^36 do not suffice, or memory is out; nothing has changed then.
+            ConfigError: A free row outside 0 <= row < 2^36.
+            StorageError: The rows up to 2^36 do not suffice, or memory is out; nothing has changed then.
         """
         keys = check_vector("keys", keys, self.device)
         check_rows("free_rows", check_vector("free_rows", free_rows, self.device))
@@ -82,8 +82,8 @@ class HashIndex:
         """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts.
 
         Raises:
-            ConfigError: a row outside 0 <= row < 2^36.
-            StorageError: memory is out; nothing has changed then.
+            ConfigError: A row outside 0 <= row < 2^36.
+            StorageError: Memory is out; nothing has changed then.
         """
         keys = check_vector("keys", keys, self.device)
         check_rows("rows", check_vector("rows", rows, self.device, length=keys.shape[0]))
@@ -96,7 +96,7 @@ class HashIndex:
             The value int64[N] after each occurrence.
 
         Raises:
-            StorageError: memory is out; nothing has changed then.
+            StorageError: Memory is out; nothing has changed then.
         """
         values = []
         for key in check_vector("keys", keys, self.device).tolist():
@@ -114,7 +114,7 @@ class HashIndex:
 
         Args:
             start: 0, or where the call before said to go on.
-            most: the largest number keys; None: all.
+            most: The largest number keys; None: all.
 
         Returns:
             Keys int64[n], rows int64[n], and where to go on: -1 at the end.

@@ -31,7 +31,7 @@ _HIDDEN_BIT = 0x800000
 
 
 def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, step: int) -> Tensor:
-    """`values` as `dtype`, rounded up or down at random without bias.
+    """Return `values` as `dtype`, rounded up or down at random without bias.
 
     Args:
         values: float32[n, D].
@@ -90,7 +90,7 @@ def _shifted(bits: Tensor, count: int) -> Tensor:
 
 
 def _wrapped(value: int) -> int:
-    """`value` modulo 2^64 as an int64."""
+    """Return `value` modulo 2^64 as an int64."""
     return (value + 2**63) % 2**64 - 2**63
 
 
@@ -130,15 +130,15 @@ def row_update_(
     Args:
         weights: [V, D], of any floating type.
         state: The rule's state, each [V, D] or [V].
-        gradients: Of one or more lookups in these weights.
+        gradients: Gradients of one or more lookups in these weights.
         rule: Which rows move, and how.
         step: Number of this update, from 1.
         table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
-        rounding_seed: Of the random bits with which weights of 16 bits are rounded.
+        rounding_seed: Seed of the random bits that round weights of 16 bits.
 
     Raises:
         BadKeyError: A key outside its table; nothing is changed.
-        ConfigError: Offsets that fall or do not cover the keys; nothing is changed.
+        ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
     """
     touched = _combined(weights, gradients, table_lr)
     if rule.updates_all_rows:
@@ -169,15 +169,15 @@ def row_gradient_norm(
     """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
-        weights: As for `row_update_`; not changed.
-        gradients: Of one or more lookups in them.
-        rule: For its `grad_scale`.
-        table_lr: As for `row_update_`.
+        weights: Weights as in `row_update_`; not changed.
+        gradients: Gradients of one or more lookups in these weights.
+        rule: Update rule, of which only `grad_scale` is used.
+        table_lr: Factors as in `row_update_`.
         first_row: Arena rows before it do not count.
 
     Raises:
         BadKeyError: A key outside its table.
-        ConfigError: Offsets that fall or do not cover the keys.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     rows, _, _, grad = _combined(weights, gradients, table_lr)
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
@@ -222,7 +222,7 @@ def _key_factors(gradient: KernelGradient, table_lr: Tensor | None) -> Tensor:
 def _with_other_rows(
     touched: _RowGradients, gradients: Sequence[KernelGradient], table_lr: Tensor | None
 ) -> _RowGradients:
-    """`touched`, and with gradients of zero all other rows of the tables that are looked up and learn."""
+    """Return `touched`, and with gradients of zero all other rows of the tables that are looked up and learn."""
     ranges = full_update_ranges(gradients, table_lr)
     if not ranges:
         return touched

@@ -25,7 +25,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape].
 
     Raises:
-        StorageError: the system refuses the memory.
+        StorageError: The system refuses the memory.
     """
     try:
         return np.zeros(shape, dtype=np.float32)
@@ -36,10 +36,10 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
-    """Address space for an array ``[most_rows, ...]``; the system gives a page its memory when it is first touched.
+    """Reserve address space for an array ``[most_rows, ...]``; a page gets memory when it is first touched.
 
     Raises:
-        StorageError: the system refuses the address space.
+        StorageError: The system refuses the address space.
     """
     asked = math.prod(shape) * np.dtype(dtype).itemsize
     try:
@@ -55,11 +55,11 @@ def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, fir
     """Fill ``float32[R, D]`` in place.
 
     Args:
-        rows: the rows ``first_row, first_row + 1, ...`` of a table.
+        rows: The rows ``first_row, first_row + 1, ...`` of a table.
         kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
         seed: 64 bits; equal seeds give equal tables.
-        scale: see `kind`.
-        first_row: number of the first row, so that a table can be filled in parts.
+        scale: Bound or standard deviation; see `kind`.
+        first_row: Number of the first row, so that a table can be filled in parts.
     """
     numbers = np.arange(first_row, first_row + rows.shape[0], dtype=np.int64)
     _fill(rows, numbers, kind, seed, scale)
@@ -76,12 +76,12 @@ def fill_keyed_rows(
     """Fill row ``targets[i]`` of ``float32[R, D]`` with what `fill_rows` writes to row number ``keys[i]``.
 
     Args:
-        rows: written in place.
+        rows: Written in place.
         targets: int64[n], 0 <= target < R.
         keys: int64[n]; a negative one counts as key + 2^64.
-        kind: as for `fill_rows`.
-        seed: as for `fill_rows`.
-        scale: as for `fill_rows`.
+        kind: Distribution, as in `fill_rows`.
+        seed: Seed, as in `fill_rows`.
+        scale: Bound or standard deviation, as in `fill_rows`.
     """
     values = np.empty((keys.shape[0], rows.shape[1]), dtype=np.float32)
     _fill(values, keys, kind, seed, scale)
@@ -130,8 +130,8 @@ def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     """Return the rows with a score of at most `limit`, but those that are spared, in rising order.
 
     Args:
-        scores: of any numbers [n].
-        limit: a number.
+        scores: Scores [n] of any type of number.
+        limit: A number.
         spared: bool[n].
 
     Returns:

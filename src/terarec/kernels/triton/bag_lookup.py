@@ -35,18 +35,18 @@ def bag_lookup(
         weights: [V, D], of any floating type.
         keys: int64[N].
         offsets: int64[S * B + 1], feature-major.
-        layout: layout array int64[S, 4], in host memory.
-        is_pooled: whether the layout pools; known without reading it.
+        layout: Layout array int64[S, 4], in host memory.
+        is_pooled: Whether the layout pools; known without reading it.
         key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
-        is_checked: wait for the result and raise what is wrong; if not, a bad key's vector is zeros, or left out of a
+        is_checked: Wait for the result and raise what is wrong; if not, a bad key's vector is zeros, or left out of a
             maximum.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     width = weights.shape[1]
     return _look_up(weights.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked)
@@ -55,7 +55,7 @@ def bag_lookup(
 def quantized_bag_lookup(
     packed: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, is_pooled: bool, key_weights: Tensor | None = None
 ) -> Tensor:
-    """As `bag_lookup`, from rows ``packed uint8[V, D + 8]`` by `terarec.kernels.ref.bag_lookup.quantize_rows`."""
+    """Look up ``packed uint8[V, D + 8]`` of `terarec.kernels.ref.bag_lookup.quantize_rows` as `bag_lookup` does."""
     width = packed.shape[1] - ROW_TAIL_BYTES
     return _look_up(packed.contiguous(), width, (keys, offsets, key_weights), layout, is_pooled, is_checked=True)
 
@@ -69,14 +69,14 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         keys: int64[N].
         offsets: int64[S * B + 1].
         grad: float32[B, S * D], of the pooled result.
-        layout: layout array int64[S, 4], in host memory.
+        layout: Layout array int64[S, 4], in host memory.
 
     Returns:
         float32[N].
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     keys, offsets = keys.contiguous(), offsets.contiguous()
     batch_size = (offsets.shape[0] - 1) // layout.shape[0]
@@ -114,7 +114,7 @@ def _look_up(
     is_pooled: bool,
     is_checked: bool,
 ) -> Tensor:
-    """`bags_of` are the keys, the offsets and the key weights."""
+    """Look up the bags of `bags_of`: keys, offsets and key weights."""
     keys, offsets, key_weights = bags_of
     keys, offsets = keys.contiguous(), offsets.contiguous()
     num_features, num_keys = layout.shape[0], keys.shape[0]

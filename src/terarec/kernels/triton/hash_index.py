@@ -30,11 +30,11 @@ _MOST_SLOTS_A_KEY = 1.5
 class HashIndex:
     """int64 key -> row, 0 <= row < 2^36; see `terarec.kernels.ref.hash_index.HashIndex`, which it equals.
 
-    The slots that keys win depend on the race between the device's programs; what a call returns does not, but for the
-    order of `items`, which stays while nothing changes. Calls that change the index wait for the device.
+    The slots of keys depend on the timing of the device's programs; results do not, except for the order of `items`,
+    which stays the same while nothing changes. Calls that change the index wait for the device.
 
     Attributes:
-        device: where keys come from and results go.
+        device: Device of keys and results.
     """
 
     def __init__(self, *, device: torch.device | str = "cuda") -> None:
@@ -43,7 +43,7 @@ class HashIndex:
         self._make_slots(_FEWEST_SLOTS)
 
     def __len__(self) -> int:
-        """Return the keys held."""
+        """Return the number of keys."""
         return self._length
 
     @property
@@ -61,14 +61,14 @@ class HashIndex:
         Args:
             keys: int64[N]; a key that is repeated is one key.
             free_rows: int64[F], distinct rows that no key has; new key j gets ``free_rows[j]`` while there are any.
-            next_row: the further new keys get ``next_row``, ``next_row + 1``, ...
+            next_row: The further new keys get ``next_row``, ``next_row + 1``, ...
 
         Returns:
             Rows int64[N] of all keys, and the new keys int64[M].
 
         Raises:
-            ConfigError: a free row outside 0 <= row < 2^36.
-            StorageError: the rows up to 2^36 do not suffice; nothing has changed then.
+            ConfigError: A free row outside 0 <= row < 2^36.
+            StorageError: The rows up to 2^36 do not suffice; nothing has changed then.
         """
         keys = check_vector("keys", keys, self.device)
         free_rows = check_vector("free_rows", free_rows, self.device)
@@ -91,10 +91,10 @@ class HashIndex:
         return rows, new_keys
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
-        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts.
+        """Assign ``rows int64[N]`` to ``keys int64[N]``, present or not; the last one counts for a repeated key.
 
         Raises:
-            ConfigError: a row outside 0 <= row < 2^36.
+            ConfigError: A row outside 0 <= row < 2^36.
         """
         keys = check_vector("keys", keys, self.device)
         rows = check_vector("rows", rows, self.device, length=keys.shape[0])
@@ -120,7 +120,7 @@ class HashIndex:
         return values
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
+        """Erase ``keys int64[N]``; return their rows int64[N], -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
         slots = self._find(keys, gives_rows=False)
         number, _ = _occurrences(slots)
@@ -136,11 +136,11 @@ class HashIndex:
         """Return the keys and their rows, in an order that stays while nothing changes.
 
         Args:
-            start: 0, or where the call before said to go on.
-            most: the largest number keys, perhaps fewer; None: all.
+            start: 0, or the position that the call before returned.
+            most: Largest number of keys to return; None for all.
 
         Returns:
-            Keys int64[n], rows int64[n], and where to go on: -1 at the end.
+            Keys int64[n], rows int64[n], and the position to continue from, -1 at the end.
         """
         check_span(start, most)
         end = self._slots + 1
@@ -155,7 +155,7 @@ class HashIndex:
         return _find(keys, self._slot_keys, self._slot_rows, self._slots, gives_rows)
 
     def _claim(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The slot of each key, and the first positions, rising, of those that were absent: their rows are below -1."""
+        """Return the slots of keys, and the first positions, increasing, of absent keys, whose rows are below -1."""
         self._make_room(keys)
         num_keys = keys.shape[0]
         slots = _claim(keys, self._slot_keys, self._slot_rows, self._slots) if num_keys else torch.empty_like(keys)
@@ -165,7 +165,7 @@ class HashIndex:
         return slots, first
 
     def _make_room(self, keys: Tensor) -> None:
-        """Grow unless the absent ones of `keys` find slots enough."""
+        """Grow unless there are enough slots for the absent ones of `keys`."""
         if self._used + keys.shape[0] <= _FULL * self._slots:
             return
         absent = torch.unique(keys[self._find(keys, gives_rows=True) < 0]).shape[0]
@@ -204,7 +204,7 @@ def _claim(keys: Tensor, slot_keys: Tensor, slot_rows: Tensor, slots: int) -> Te
 
 
 def _occurrences(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of each element, from 1, among its equals in ``groups int64[N]``; positions of the last of its equals."""
+    """Return each element's number, from 1, among its equals in ``groups int64[N]``, and the last equal's position."""
     ordered, order = torch.sort(groups, stable=True)
     place = torch.arange(groups.shape[0], device=groups.device)
     is_head = torch.ones_like(ordered, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What all launchers share: the device, the status of a call, sizes of tiles, layouts on the device, random streams."""
+"""Shared parts of the launchers: device, status of a call, sizes of tiles, layouts on the device, random streams."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ NOTHING = 2**63 - 1
 
 
 def new_status(device: torch.device) -> Tensor:
-    """Return a status of which nothing is wrong."""
+    """Return the status of a call without a fault."""
     return torch.full((2,), NOTHING, dtype=torch.int64, device=device)
 
 
 def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, gradient: int = 0) -> None:
-    """Wait for the kernels, read the status back and raise what it reports.
+    """Wait for the kernels, read the status back and raise its error.
 
     Args:
         status: int64[2].
         keys: int64[N] of the call.
         offsets: int64[S * B + 1] of the call.
-        layout: its layout array.
-        gradient: number of the `KernelGradient` that the call is for.
+        layout: Its layout array.
+        gradient: Number of the `KernelGradient` that the call is for.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     index, position = status.tolist()
     if index != NOTHING:
@@ -84,26 +84,26 @@ _MOST_COLUMNS = 256
 
 
 def whole_rows(width: int) -> tuple[int, int]:
-    """(rows, columns) of a tile that holds whole rows of `width` numbers."""
+    """Return (rows, columns) of a tile that holds whole rows of `width` numbers."""
     columns = triton.next_power_of_2(width)
     return max(1, min(_MOST_ROWS, _UPDATE_ELEMENTS // columns)), columns
 
 
 def parts_of_rows(width: int) -> tuple[int, int]:
-    """(rows, columns) of a tile that may hold a part of the columns of rows of `width` numbers."""
+    """Return (rows, columns) of a tile that may hold a part of the columns of rows of `width` numbers."""
     columns = min(_MOST_COLUMNS, triton.next_power_of_2(width))
     return min(_MOST_ROWS, _LOOKUP_ELEMENTS // columns), columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceLayout:
-    """What launchers and kernels know of a layout.
+    """A layout for launchers and kernels.
 
     Attributes:
-        array: the layout array on the device.
-        is_pooled: whether it pools.
-        is_scaled: whether a bag's sum is divided.
-        has_max: whether a bag is pooled by its maximum.
+        array: The layout array on the device.
+        is_pooled: Whether it pools.
+        is_scaled: Whether a bag's sum is divided.
+        has_max: Whether a bag is pooled by its maximum.
     """
 
     array: Tensor
@@ -116,7 +116,7 @@ _layouts: MutableMapping[Tensor, dict[torch.device, DeviceLayout]] = WeakIdKeyDi
 
 
 def layout_on_device(layout: Tensor, device: torch.device) -> DeviceLayout:
-    """`layout`, which does not change, on `device`."""
+    """Return `layout`, which does not change, on `device`."""
     by_device = _layouts.setdefault(layout, {})
     if device not in by_device:
         codes = set(layout[:, 2].tolist())
@@ -134,12 +134,12 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def table_stream(seed: int) -> int:
-    """``mix(seed)``, from which a table's first values come, as int64."""
+    """Return ``mix(seed)``, from which a table's first values come, as int64."""
     return _signed(_mix(seed & _MASK))
 
 
 def step_stream(seed: int, step: int) -> int:
-    """``mix(mix(seed) + step * STEP)``, from which the roundings of an update come, as int64."""
+    """Return ``mix(mix(seed) + step * STEP)``, from which the roundings of an update come, as int64."""
     return _signed(_mix((_mix(seed & _MASK) + step * _STEP) & _MASK))
 
 

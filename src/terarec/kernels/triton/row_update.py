@@ -30,22 +30,22 @@ def row_update_(
     *,
     is_checked: bool = True,
 ) -> None:
-    """Update the rows of `weights` and `state` that move under `rule`; the same bits every time.
+    """Update the rows of `weights` and `state` by `rule`; the same bits every time.
 
     Args:
         weights: [V, D], contiguous, of any floating type.
-        state: the rule's state, each float32[V, D] or [V], contiguous.
-        gradients: of one or more lookups in these weights.
-        rule: which rows move, and how.
-        step: number of this update, from 1.
-        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: the table stays.
-        rounding_seed: of the random bits with which weights of 16 bits are rounded.
-        is_checked: wait for the keys' check and raise what is wrong; if not, bad keys have no effect.
+        state: The rule's state, each float32[V, D] or [V], contiguous.
+        gradients: Gradients of one or more lookups in these weights.
+        rule: Update rule.
+        step: Number of this update, from 1.
+        table_lr: float32[T] in host memory, factors of the learning rate by table of the layouts; 0: no update.
+        rounding_seed: Seed of the random bits that round weights of 16 bits.
+        is_checked: Whether to wait for the check of the keys and raise its error; otherwise bad keys have no effect.
 
     Raises:
-        BadKeyError: a key outside its table; nothing is changed.
-        ConfigError: offsets that fall or do not cover the keys; nothing is changed.
-        KernelError: rows that are not contiguous.
+        BadKeyError: A key outside its table; nothing is changed.
+        ConfigError: Offsets that decrease or do not cover the keys; nothing is changed.
+        KernelError: Rows that are not contiguous.
     """
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
@@ -60,16 +60,16 @@ def row_update_(
 
 
 class _Update(NamedTuple):
-    """What all launches of an update share.
+    """Shared arguments of all launches of an update.
 
     Attributes:
         weights: [V, D].
-        state: the rule's state.
-        touched: uint8[V] for a rule that updates all rows: 1 where the first launch moved the row.
-        held: the keys.
-        rule: how rows move.
-        step: number of the update.
-        stream: of the roundings.
+        state: The rule's state.
+        touched: uint8[V] for a rule that updates all rows: 1 where the first launch updated the row.
+        held: The keys.
+        rule: Update rule.
+        step: Number of the update.
+        stream: Stream of the random bits that round.
     """
 
     weights: Tensor
@@ -81,7 +81,7 @@ class _Update(NamedTuple):
     stream: int
 
     def launch(self, rows: int, lr: float, first_row: int, *, is_rest: bool) -> None:
-        """Move the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
+        """Update the rows of `rows` sorted keys, or those of the `rows` from `first_row` on that no key touched."""
         weights, held, rule = self.weights, self.held, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
         tile_rows, block = whole_rows(weights.shape[1])
@@ -129,15 +129,15 @@ def row_gradient_norm(
     """Return the L2 norm over all rows' summed gradients times ``rule.grad_scale``; of tables with factor 0, none.
 
     Args:
-        weights: as for `row_update_`; not changed.
-        gradients: of one or more lookups in them.
-        rule: for its `grad_scale`.
-        table_lr: as for `row_update_`.
-        first_row: arena rows before it do not count.
+        weights: Weights as in `row_update_`; not changed.
+        gradients: Gradients of one or more lookups in these weights.
+        rule: Update rule, of which only `grad_scale` is used.
+        table_lr: Factors as in `row_update_`.
+        first_row: Arena rows before it do not count.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     held = segments_of(gradients, weights, table_lr, is_checked=True)
     if held.num_keys == 0:

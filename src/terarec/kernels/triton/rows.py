@@ -25,7 +25,7 @@ def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed
         keys: int64[n]; a negative one counts as key + 2^64.
         kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
         seed: 64 bits.
-        scale: see `kind`.
+        scale: Bound or standard deviation; see `kind`.
     """
     num_keys, width = keys.shape[0], weights.shape[1]
     if num_keys == 0:
@@ -50,11 +50,11 @@ _BLOCK = 1024
 
 @on_its_device
 def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
-    """The rows with a score of at most `limit`, but those that are spared, in rising order; waits for their number.
+    """Return the rows with a score of at most `limit` that are not spared, increasing; waits for their number.
 
     Args:
-        scores: of any numbers [n].
-        limit: a number.
+        scores: Scores [n] of any type of number.
+        limit: A number.
         spared: bool[n].
 
     Returns:

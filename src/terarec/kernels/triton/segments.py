@@ -34,7 +34,7 @@ _INT32_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """N keys, one gradient's after the other's.
+    """N keys, those of one gradient after those of another.
 
     Attributes:
         rows: int32|int64[N], arena rows; `no_row` for bad keys and keys of frozen tables.
@@ -42,9 +42,9 @@ class Located:
         sources: int64[N], the row of all gradients, in the shape [R, D], that holds a key's.
         scales: float32[N], the factor of that gradient; empty if all are 1.
         places: int32[N], the key's place in a bag pooled by maximum, else -1; empty if none is.
-        winners: int32[R, D], the place of the key that takes the gradient of such a bag; empty if none is.
+        winners: int32[R, D], the place of the key that gets the gradient of such a bag; empty if there is none.
         factors: float32[N], of the learning rate; empty if all are 1.
-        no_row: past the last arena row.
+        no_row: Number that stands for no row, behind the last arena row.
     """
 
     rows: Tensor
@@ -79,8 +79,8 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     """Locate the keys of `gradients`, which are of lookups in `weights`.
 
     Raises:
-        BadKeyError: a key outside its table, if `is_checked`.
-        ConfigError: offsets that fall or do not cover the keys, if `is_checked`.
+        BadKeyError: A key outside its table, if `is_checked`.
+        ConfigError: Offsets that decrease or do not cover the keys, if `is_checked`.
     """
     device, (num_rows, width) = weights.device, weights.shape
     has_targets = any(gradient.places is not None for gradient in gradients)
@@ -170,7 +170,7 @@ def _locate_one(
 
 
 def _of_places(layout: Tensor, num_rows: int) -> Tensor:
-    """`layout` for keys that are rows of the weights."""
+    """Return `layout` for keys that are rows of the weights."""
     layout = layout.clone()
     layout[:, 0], layout[:, 1] = 0, num_rows
     return layout
@@ -216,7 +216,7 @@ class Segments:
 
     Attributes:
         grads: float32[R, D].
-        located: the keys, sorted by row.
+        located: The keys, sorted by row.
         segments: [N], the number of distinct rows up to and with each sorted position.
         starts: int64[U + 1, and more], the first sorted position of each segment.
         key_parts: float32[2 * blocks, D], see `device.segments`.
@@ -276,14 +276,14 @@ def segments_of(
     """Sort the keys of `gradients` and sum the parts of long segments.
 
     Args:
-        gradients: of one or more lookups in `weights`.
+        gradients: Gradients of one or more lookups in `weights`.
         weights: [V, D].
         table_lr: float32[T] in host memory, factors of the learning rate; keys of tables with 0 have no effect.
-        is_checked: wait for the keys' check and raise what is wrong; if not, bad keys have no effect.
+        is_checked: Whether to wait for the check of the keys and raise its error; otherwise bad keys have no effect.
 
     Raises:
-        BadKeyError: a key outside its table.
-        ConfigError: offsets that fall or do not cover the keys.
+        BadKeyError: A key outside its table.
+        ConfigError: Offsets that decrease or do not cover the keys.
     """
     width, device = weights.shape[1], weights.device
     located = locate(gradients, weights, table_lr, is_checked).by_row()
@@ -302,7 +302,7 @@ def segments_of(
 
 
 def _cut(sorted_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`Segments.segments` and `Segments.starts`."""
+    """Return `Segments.segments` and `Segments.starts`."""
     num_keys, device = sorted_rows.shape[0], sorted_rows.device
     heads = torch.empty(num_keys, dtype=torch.int32, device=device)
     starts = torch.empty(num_keys + 1, dtype=torch.int64, device=device)
@@ -316,7 +316,7 @@ def _cut(sorted_rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts(num_keys: int, unit: int, width: int, device: torch.device) -> Tensor:
-    """Room for the parts of segments of more than `unit` keys."""
+    """Return room for the parts of segments of more than `unit` keys."""
     slots = 2 * triton.cdiv(num_keys, unit) if num_keys > unit else 0
     return torch.empty(slots, width, device=device)
 

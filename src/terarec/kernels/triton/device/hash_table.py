@@ -17,7 +17,7 @@ EMPTY = tl.constexpr(-(2**63))
 
 @triton.jit
 def _first_slot(key, slots):
-    """Where a key's search starts: the high half of hash * slots, which needs no power of two."""
+    """Return where a key's search starts: the high half of hash * slots, which needs no power of two."""
     hashed = mix(key.to(tl.uint64, bitcast=True) + STEP)
     wide = slots.to(tl.uint64) + tl.zeros_like(hashed)
     return tl.where(key == EMPTY, slots, tl.umulhi(hashed, wide).to(tl.int64))

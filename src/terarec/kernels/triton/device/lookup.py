@@ -15,7 +15,7 @@ INTERPRETS = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def times(count):
-    """`count` as a bound of ``range``: itself, or the number in it where Triton 3.6 interprets with NumPy 2.4.
+    """Return `count` as a bound of ``range``: itself, or the number in it where Triton 3.6 interprets with NumPy 2.4.
 
     The interpreter holds a scalar as an array of one element, which that NumPy does not take for a number.
     """
@@ -52,14 +52,14 @@ def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
 
 @triton.jit
 def feature_layout(layout, COLUMNS: tl.constexpr):
-    """First arena row, rows and pooling of the program's feature."""
+    """Return first arena row, rows and pooling of the program's feature."""
     line = layout + tl.program_id(1) * COLUMNS
     return tl.load(line), tl.load(line + 1), tl.load(line + 2)
 
 
 @triton.jit
 def load_keys(keys, position, is_key, rows, bad):
-    """The keys at ``position [BAGS]``, whether each has a row, and `bad` with the positions of those that have none."""
+    """Return the keys at ``position [BAGS]``, whether each has a row, and `bad` with the positions without one."""
     key = tl.load(keys + position, mask=is_key, other=0)
     is_row = is_key & (key >= 0) & (key < rows)
     return key, is_row, tl.minimum(bad, tl.where(is_key & (is_row == 0), position, NOTHING))
@@ -78,9 +78,9 @@ def bag_factor(pooling, total, squares):
     """What the sum of each bag is multiplied by: float32 [BAGS].
 
     Args:
-        pooling: code of the feature.
-        total: sums of the keys' weights, or numbers of keys.
-        squares: sums of their squares, or numbers of keys.
+        pooling: Code of the feature.
+        total: Sums of the keys' weights, or numbers of keys.
+        squares: Sums of their squares, or numbers of keys.
     """
     divisor = tl.where(pooling == MEAN, total, tl.where(pooling == SQRTN, tl.sqrt_rn(squares), 1.0))
     one = tl.full(divisor.shape, 1.0, tl.float32)
@@ -92,7 +92,7 @@ TAIL = tl.constexpr(ROW_TAIL_BYTES)
 
 @triton.jit
 def _float_at(packed, place, mask):
-    """The little-endian float32 at a byte offset, which need not be a multiple of 4."""
+    """Return the little-endian float32 at a byte offset, which need not be a multiple of 4."""
     bits = tl.zeros(place.shape, tl.uint32)
     for byte in tl.static_range(4):
         bits |= tl.load(packed + place + byte, mask=mask, other=0).to(tl.uint32) << (8 * byte)
@@ -101,7 +101,7 @@ def _float_at(packed, place, mask):
 
 @triton.jit
 def load_rows(weights, row, is_row, column, WIDTH: tl.constexpr, IS_QUANTIZED: tl.constexpr):
-    """Rows float32 [ROWS, BLOCK] of floats, or of codes with a scale and an offset; zeros where there is none."""
+    """Return rows float32 [ROWS, BLOCK] of floats, or of codes with scale and offset; zeros where there is none."""
     mask = is_row[:, None] & (column < WIDTH)[None, :]
     if IS_QUANTIZED:
         place = row * (WIDTH + TAIL)
@@ -188,7 +188,7 @@ def dots_kernel(
     BAGS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The dot product of each key's row with the gradient of its bag; of a tile of whole rows."""
+    """Compute the dot product of each key's row with the gradient of its bag, for a tile of whole rows."""
     sample, start, length = bag_tile(offsets, status, num_keys, batch, BAGS)
     base, rows, _ = feature_layout(layout, COLUMNS)
     column = tl.arange(0, BLOCK)

@@ -26,7 +26,7 @@ from terarec.kernels.triton.device.lookup import (
 
 @triton.jit
 def _weight_sums(key_weights, start, length):
-    """Sums of the key weights of each bag, and of their squares."""
+    """Return sums of the key weights of each bag, and of their squares."""
     total = tl.zeros(start.shape, tl.float32)
     squares = tl.zeros(start.shape, tl.float32)
     for j in range(times(tl.max(length, 0))):
@@ -135,7 +135,7 @@ CHUNK = tl.constexpr(64)
 
 @triton.jit(do_not_specialize=["num_keys"])
 def heads_kernel(sorted_rows, heads, num_keys, BLOCK: tl.constexpr):
-    """Heads int32[N]: 1 where a segment starts."""
+    """Write heads int32[N]: 1 where a segment starts."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_key = i < num_keys
     row = tl.load(sorted_rows + i, mask=is_key)
@@ -145,7 +145,7 @@ def heads_kernel(sorted_rows, heads, num_keys, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_keys"])
 def starts_kernel(sorted_rows, segments, starts, num_keys, BLOCK: tl.constexpr):
-    """Starts int64[U + 1] from segments [N], which count the heads up to and with each position."""
+    """Write starts int64[U + 1] from segments [N], which count the heads up to and with each position."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_key = i < num_keys
     row = tl.load(sorted_rows + i, mask=is_key)
@@ -160,7 +160,7 @@ def key_gradients(
     grads, sources, scales, places, winners, at, is_key, column,
     WIDTH: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
-    """Gradients float32 [R, BLOCK] of the keys at sorted positions ``at [R]``; zeros where there is none."""
+    """Return gradients float32 [R, BLOCK] of the keys at sorted positions ``at [R]``; zeros where there is none."""
     source = tl.load(sources + at, mask=is_key, other=-1)
     mask = (source >= 0)[:, None] & (column < WIDTH)[None, :]
     grad = tl.load(grads + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
@@ -175,7 +175,7 @@ def key_gradients(
 
 @triton.jit
 def part_slots(block, start, UNIT: tl.constexpr):
-    """Slot of the part that a long segment starting at `start` has in `block` of UNIT positions."""
+    """Return slot of the part that a long segment starting at `start` has in `block` of UNIT positions."""
     return 2 * block + (start > block * UNIT).to(tl.int64)
 
 
@@ -259,7 +259,7 @@ def part_parts_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """As `key_parts_kernel` for segments of more than CHUNK * CHUNK keys, from their level 1 parts."""
+    """Do the same as `key_parts_kernel` for segments of more than CHUNK * CHUNK keys, from their level 1 parts."""
     UNIT: tl.constexpr = CHUNK * CHUNK
     block = tl.program_id(0).to(tl.int64)
     first = block * UNIT
@@ -283,7 +283,7 @@ def segment_gradients(
     grads, sources, scales, places, winners, starts, key_parts, part_parts, segment, is_segment,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_MAX: tl.constexpr,
 ):  # fmt: skip
-    """Sums float32 [SEGMENTS, BLOCK] of the gradients of a tile of segments, short and long."""
+    """Return sums float32 [SEGMENTS, BLOCK] of the gradients of a tile of segments, short and long."""
     column = tl.arange(0, BLOCK)
     start = tl.load(starts + segment, mask=is_segment, other=0)
     end = tl.load(starts + segment + 1, mask=is_segment, other=0)

@@ -58,7 +58,7 @@ FTRL = tl.constexpr(RULE_KINDS.index("ftrl"))
 
 @triton.jit
 def transform(grad, weight, grad_scale, clip_value, clip_norm, l1, l2):
-    """The gradients as the formula takes them: scaled, clipped, regularised; NaN stays NaN."""
+    """Return the gradients that the formula uses: scaled, clipped, regularised; NaN stays NaN."""
     grad *= grad_scale
     grad = tl.where(grad > clip_value, clip_value, tl.where(grad < -clip_value, -clip_value, grad))
     norm = tl.sqrt_rn(tl.sum(grad * grad, 1))[:, None]
@@ -70,7 +70,7 @@ def transform(grad, weight, grad_scale, clip_value, clip_norm, l1, l2):
 
 @triton.jit
 def power(one_less_base, exponent):
-    """(1 - one_less_base) ** exponent in double, for bases near 1 and large exponents: float64 [ROWS, 1]."""
+    """Return (1 - one_less_base) ** exponent in double, for bases near 1 and large exponents: float64 [ROWS, 1]."""
     exponent = exponent.to(tl.float64)
     base = 1.0 - (one_less_base + tl.zeros(exponent.shape, tl.float32)).to(tl.float64)
     return tl.where(exponent == 0.0, 1.0, tl.exp2(exponent * tl.log2(base)))
@@ -91,7 +91,7 @@ def catch_up(
     weight_decay,
     RULE: tl.constexpr,
 ):
-    """(weight, first, second) after the steps that rows missed since ``last int32 [ROWS, 1]``."""
+    """Return (weight, first, second) after the steps that rows missed since ``last int32 [ROWS, 1]``."""
     missed = step - 1 - last
     if RULE == ADAMW:
         weight *= power(lr * weight_decay, missed).to(tl.float32)
@@ -117,7 +117,7 @@ def catch_up(
 
 @triton.jit
 def ftrl(weight, total, linear, grad, lr, eps, beta, l1, l2):
-    """(weight, sum, linear) after FTRL's step."""
+    """Return (weight, sum, linear) after FTRL's step."""
     before = tl.sqrt_rn(total + eps)
     total += grad * grad
     root = tl.sqrt_rn(total + eps)
@@ -133,7 +133,7 @@ def move(
     weight, first, second, grad, lr, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2, first_scale,
     root_scale, weight_decay, beta, l1, l2, WIDTH: tl.constexpr, RULE: tl.constexpr,
 ):  # fmt: skip
-    """(weight, first, second) after the rule's step; ``lr [ROWS, 1]``, states as the rule names them."""
+    """Return (weight, first, second) after the rule's step; ``lr [ROWS, 1]``, states as the rule names them."""
     if RULE == SGD:
         weight -= lr * grad
     elif (RULE == MOMENTUM) | (RULE == NESTEROV):
@@ -163,7 +163,7 @@ def move(
 
 @triton.jit
 def _load_states(first_state, second_state, row, place, is_row, mask, RULE: tl.constexpr, STATES: tl.constexpr):
-    """The states of a tile, float32 [SEGMENTS, BLOCK], or [SEGMENTS, 1] of one a row; zeros in the place of others."""
+    """Return the states of a tile, float32 [SEGMENTS, BLOCK], or [SEGMENTS, 1] for one a row; zeros for others."""
     first = tl.zeros(place.shape, tl.float32)
     second = first
     if RULE == ROWWISE_ADAGRAD:
@@ -256,7 +256,7 @@ def update_kernel(
 ):
     """Update a tile of SEGMENTS whole rows: those of segments, or the others of a table.
 
-    Programs past the last segment do nothing, so that the host need not know how many there are.
+    Programs past the last segment do nothing, so that the host does not wait for their number.
     """
     first = tl.program_id(0).to(tl.int64) * SEGMENTS
     one = tl.arange(0, SEGMENTS)

@@ -1,4 +1,4 @@
-"""Rows with a value that a step or the data set refuses: bad input like lines that cannot be read."""
+"""Rows with a value that a step or the data set rejects: bad input like lines that cannot be read."""
 
 from collections.abc import Sequence
 from pathlib import Path
