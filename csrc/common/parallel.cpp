@@ -26,7 +26,7 @@ struct Job {
   std::exception_ptr error{};
 };
 
-// Takes units until none is left: it need not know how many threads the runtime granted.
+// Processes units until none is left, so it does not matter how many threads the runtime granted.
 void work(void* data) {
   Job& job = *static_cast<Job*>(data);
   for (;;) {

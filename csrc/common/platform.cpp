@@ -68,7 +68,7 @@ size_t small_page() {
 
 void* map_huge(size_t bytes) {
   void* memory = map_aligned(bytes, PROT_READ | PROT_WRITE, kMap);
-  // Not for the end, which would else take memory that nobody uses.
+  // The incomplete huge page at the end is left out: it would allocate memory that is not used.
   if (memory && bytes >= kHugePage) advise_huge_pages(memory, bytes / kHugePage * kHugePage);
   return memory;
 }

@@ -38,7 +38,7 @@ BagCheck check_bags(const BagRange& range);
 // Whether the first and last of the call's offsets are 0 and num_keys.
 BagFault check_ends(const int64_t* offsets, int64_t bags, int64_t num_keys);
 
-// Keeps the fault that comes first in the call, whichever thread finds its fault first.
+// Keeps the fault with the lowest position in the call, whichever thread reports first.
 class FirstFault {
  public:
   void add(const BagFault& fault);

@@ -18,14 +18,14 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Tensors come as addresses, as in bindings.cpp: keys, their number, rows; then what a call needs besides.
+// Tensors are passed as addresses, as in bindings.cpp: keys, their number, rows; then further arguments.
 KeySpan span(uintptr_t keys, int64_t size) { return {at<const int64_t>(keys), size}; }
 
 int64_t find(const HashIndex& index, uintptr_t keys, int64_t size, uintptr_t rows, int threads) {
   return index.find(span(keys, size), at<int64_t>(rows), threads);
 }
 
-// `free_rows` and `num_free`, then the row after them.
+// `free_rows`, `num_free`, and the first row to use after them.
 int64_t insert(HashIndex& index, uintptr_t keys, int64_t size, uintptr_t rows, uintptr_t free_rows, int64_t num_free,
                int64_t next_row, uintptr_t new_keys, int threads) {
   const NewRows new_rows{at<const int64_t>(free_rows), num_free, next_row, 1};
@@ -44,7 +44,7 @@ void erase(HashIndex& index, uintptr_t keys, int64_t size, uintptr_t rows, int t
   index.erase(span(keys, size), at<int64_t>(rows), threads);
 }
 
-// (where to go on, items written).
+// (position to continue from, items written).
 std::tuple<int64_t, int64_t> items(const HashIndex& index, int64_t start, int64_t most, uintptr_t keys,
                                    uintptr_t rows) {
   int64_t written = 0;

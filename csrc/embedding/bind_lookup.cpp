@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-// What a layout asks of a lookup's tensors: features, width, rows, whether it pools, whether it takes key weights.
+// What the tensors of a lookup must fit: features, width, rows, whether it pools, whether it takes key weights.
 using Extents = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
 
 // Whether the tensors lie in host memory and are of the types and shapes that a lookup with a layout takes.
@@ -47,7 +47,7 @@ struct LaidBags {
   int64_t features, batch;
 };
 
-// The result, a tensor that `empty(rows, columns)` makes; or the report of a fault.
+// Returns the result, a tensor that `empty(rows, columns)` allocates, or the report of a fault.
 nb::object run_bag_lookup(nb::handle weights, nb::handle keys, nb::handle offsets, nb::handle layout, bool is_pooled,
                           nb::handle key_weights, nb::handle empty, int threads) {
   const HostTensor table(weights);

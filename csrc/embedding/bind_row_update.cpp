@@ -39,7 +39,7 @@ struct HeldGradient {
   std::optional<HostTensor> key_weights, places;
 };
 
-// All tensors of a call but the state, with copies of those that do not lie as the core reads them.
+// All tensors of a call but the state, with contiguous copies of those that are not contiguous.
 class HeldGradients {
  public:
   HeldGradients(nb::handle weights, nb::handle table_lr, nb::handle list, int threads) : weights_(weights) {
@@ -59,7 +59,7 @@ class HeldGradients {
   UpdateGradients plain_;
 };
 
-// Where a state lies, which the caller has checked to be contiguous; null for None.
+// Address of a state, which the caller has checked to be contiguous; null for None.
 template <class T>
 T* state_at(nb::handle tensor) {
   return tensor.is_none() ? nullptr : HostTensor(tensor).as<T>();
@@ -81,7 +81,7 @@ void make_rule(RowRule* rule, const char* kind) {
   new (rule) RowRule{*formula};
 }
 
-// The report and the sum of squares of the rows from `first_row` on.
+// Returns the report and the sum of squares of the rows from `first_row` on.
 std::tuple<Report, double> run_gradient_squares(nb::handle weights, int64_t first_row, nb::handle gradients,
                                                 nb::handle table_lr, int threads) {
   const HeldGradients held(weights, table_lr, gradients, threads);

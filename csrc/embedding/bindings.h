@@ -1,4 +1,4 @@
-// The Python face of the kernels, file by file.
+// The Python bindings of the kernels, file by file.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@
 
 namespace terarec {
 
-// (kind, gradient, feature, position, value), kind 0 meaning that nothing is wrong.
+// (kind, gradient, feature, position, value), kind 0: no fault.
 using Report = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 inline Report report(const BagFault& fault) {

@@ -11,14 +11,14 @@ namespace {
 constexpr uint32_t kAllUnits = ~uint32_t{0};
 constexpr size_t kUnitBytes = sizeof(Bucket) << BucketPool::kUnitBits;
 constexpr size_t kChunkBytes = sizeof(Bucket) << BucketPool::kChunkBits;
-// Share of the pages that may stay empty, and at least one, to be taken again by the next array.
+// Share of the pages that may stay empty, at least one, for the next array to reuse.
 constexpr size_t kPagesPerSpare = 32;
 
 uint32_t first_units(int units) { return kAllUnits >> (BucketPool::kChunkUnits - units); }
 
-// The lowest `units` units in a row that are all free; 0 if there are none.
+// Bit mask of the lowest `units` adjacent free units; 0 if there are none.
 uint32_t lowest_run(uint32_t free, int units) {
-  uint32_t starts = free;  // of as many free units in a row as `length`
+  uint32_t starts = free;  // units at which `length` adjacent free units begin
   for (int length = 1; length < units;) {
     const int more = std::min(length, units - length);
     starts &= starts >> more;
@@ -56,7 +56,7 @@ void BucketPool::give_table_back(Bucket** table, int64_t chunks) {
   tables_.deallocate(table, chunks * sizeof(Bucket*));
 }
 
-// What chunks that are used in part have to spare, then whole chunks.
+// Allocates from partly used chunks, then from free chunks.
 void BucketPool::take_units(Bucket** units, int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
   have_whole_chunks((count - loose_units_ + kChunkUnits - 1) / kChunkUnits);
@@ -114,8 +114,8 @@ void BucketPool::have_whole_chunks(int64_t count) {
   }
 }
 
-// Of the pages that have room of a kind, the fullest. Filling it empties others, which can then be given back. It looks
-// at all pages (1,000 for 100 M keys), so that it is asked once for a page and not for each chunk.
+// The fullest of the pages with room of a kind. Filling it lets others become empty, which can then be freed. The
+// search visits all pages (1,000 for 100 M keys), so callers search once for a page and not for each chunk.
 size_t BucketPool::fullest(int Page::* room) const {
   const auto fuller = [room](const Page& a, const Page& b) {
     const bool a_has = a.*room > 0, b_has = b.*room > 0;
@@ -136,7 +136,7 @@ BucketPool::Place BucketPool::loose_chunk() const {
   return {page, static_cast<int>(std::find_if(free.begin(), free.end(), is_loose) - free.begin()), 0};
 }
 
-// Where `units` units in a row are free in a chunk that is used in part, in the fullest page that has such a chunk.
+// Finds `units` adjacent free units in a partly used chunk, in the fullest page that has such a chunk.
 BucketPool::Place BucketPool::shared_chunk(int units) const {
   Place best{0, 0, 0};
   int least = Page::kChunks * kChunkUnits;
@@ -173,7 +173,7 @@ void BucketPool::give_back(Bucket* first, int units) {
   pages_.erase(page);
 }
 
-// Sets which units of a chunk are free, and counts.
+// Sets which units of a chunk are free, and updates the counts.
 void BucketPool::change(Page& page, int chunk, uint32_t free) {
   const auto loose = [](uint32_t of) { return of == kAllUnits ? 0 : __builtin_popcount(of); };
   const int more_whole = (free == kAllUnits) - (page.free[chunk] == kAllUnits);
@@ -187,7 +187,7 @@ void BucketPool::change(Page& page, int chunk, uint32_t free) {
 
 namespace {
 
-// Of larger arrays, whole units are no more than some tenths larger than what was asked for.
+// For larger arrays, rounding up to whole units wastes at most a few tenths of the requested size.
 constexpr int64_t kHeapBuckets = 64;
 // Larger arrays have large chunks. With chunks of 16 KiB their tables left the caches: a search among 10 M keys was a
 // seventh slower. With large chunks smaller arrays would lie in one piece.

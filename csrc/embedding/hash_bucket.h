@@ -1,4 +1,4 @@
-// One cache line of a hash index: five keys by their hashes, their rows, and how many keys had to pass it by.
+// One cache line of a hash index: five keys by their hashes, their rows, and how many keys found it full.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@ namespace terarec {
 
 // Keys fill a bucket from slot 0 on, so any hash can be held. `word` holds the number of keys (3 bits), the number of
 // keys that found this bucket full and lie in a later one (9 bits, which stay at 511 once they get there), and the high
-// 4 bits of each row. Since a passing key is counted out again when it is erased, there are no tombstones, and the
-// search for an absent key ends at the first bucket that none has passed.
+// 4 bits of each row. Since erasing a passing key decrements the count again, there are no tombstones, and the
+// search for an absent key ends at the first bucket that no key found full.
 struct alignas(64) Bucket {
   static constexpr int kSlots = 5;
   static constexpr uint32_t kOnePassed = 1u << 3;
@@ -40,22 +40,22 @@ struct alignas(64) Bucket {
   }
 
   void add(uint64_t hash, int64_t row) {
-    const uint32_t before = word;  // `low` might be `word`, for all a compiler knows
+    const uint32_t before = word;  // a compiler must assume that `low` aliases `word`
     const int slot = count(), shift = 12 + 4 * slot;
     hashes[slot] = hash;
     low[slot] = static_cast<uint32_t>(row);
     word = ((before & ~(15u << shift)) | static_cast<uint32_t>(row >> 32) << shift) + 1;
   }
 
-  // Becomes what a bucket with word `before` and its first free slot `slot` is when a key has been added. The key's row
-  // has all high bits set.
+  // Sets the word of a bucket to which a key was added: `before` is the word until then, `slot` its first free slot.
+  // The key's row has all high bits set.
   void put(uint32_t before, int slot, uint64_t hash, int64_t low_row) {
     hashes[slot] = hash;
     low[slot] = static_cast<uint32_t>(low_row);
     word = (before | 15u << (12 + 4 * slot)) + 1;
   }
 
-  // The last key takes the place of the removed one.
+  // The last key moves to the slot of the removed one.
   void remove(int slot) {
     const int last = count() - 1;
     hashes[slot] = hashes[last];

@@ -12,9 +12,9 @@ namespace {
 
 constexpr int64_t kAhead = HashSegment::kAhead;
 constexpr int kSegments = HashSegment::kSegments;
-// Keys of a unit of a search.
+// Keys in one unit of work of a search.
 constexpr int64_t kFindKeys = 4096;
-// Below this many keys one thread is done before others would have started.
+// Below this many keys one thread finishes before others would have started.
 constexpr int64_t kParallelKeys = 4096;
 constexpr int64_t kUnknown = -1;  // number of absent keys
 
@@ -32,11 +32,12 @@ int64_t HashIndex::size() const {
   return size;
 }
 
-// Keys whose buckets are looked at together, while those of as many others are fetched.
+// Keys whose buckets are searched together, while those of the next block are prefetched.
 struct HashIndex::SearchGroup {
-  // A fetch ends only when its page's address is known, which takes long in large memory, and what follows it then
-  // waits for room in the processor. In a loop of their own many fetches fit in, so that their waits overlap: with each
-  // beside the search for a key, 100 M keys were found at half the rate (two Zen 3 cores).
+  // A prefetch completes only when the page's address is translated, which takes long in large memory, and the
+  // instructions behind it then wait for room in the processor. In a loop of their own many prefetches are in flight,
+  // so that their latencies overlap: interleaved with the search, 100 M keys were found at half the rate (two Zen 3
+  // cores).
   static constexpr int64_t kKeys = 32;
 
   uint64_t hashes[kKeys];
@@ -59,7 +60,7 @@ void HashIndex::fetch_homes(KeySpan keys, SearchGroup& group) const {
   group.fetch();
 }
 
-// Looks for all keys of the block in their homes, then for those that passed theirs by in the buckets after it.
+// Searches the home buckets of all keys of the block, then, for keys whose home was full, the buckets after it.
 int64_t HashIndex::find_block(KeySpan keys, int64_t* rows) const {
   uint16_t onward[kFindKeys];
   SearchGroup groups[2];
@@ -117,8 +118,8 @@ int64_t HashIndex::find(KeySpan keys, int64_t* rows, int threads) const {
   return absent;
 }
 
-// Finds all keys and returns how many are absent. If most of a sample are, then what takes them up had better look for
-// all of them itself: those outside the sample seem absent, and kUnknown is returned.
+// Finds all keys and returns how many are absent. If most of a sample are absent, it is faster that the insertion
+// searches for all of them itself: the rows of keys outside the sample are then kAbsent, and kUnknown is returned.
 int64_t HashIndex::find_unless_new(KeySpan keys, int64_t* rows, int threads) const {
   const int64_t sample = std::min(kFindKeys, keys.size), rest = keys.size - sample;
   const int64_t absent = find_block({keys.keys, sample}, rows);
@@ -137,7 +138,7 @@ int64_t HashIndex::insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, 
   HashInsertion insertion(segments_.data(), memory_, absent, rows);
   int64_t num_new = -1;
   try {
-    parallel_for(threads, kSegments, [&](int64_t s) { insertion.take_up(static_cast<int>(s)); });
+    parallel_for(threads, kSegments, [&](int64_t s) { insertion.insert_keys(static_cast<int>(s)); });
     num_new = number_new_keys(keys, rows, new_rows, kMostRows, new_keys, threads);
   } catch (const std::bad_alloc&) {
     insertion.take_back();
@@ -148,7 +149,7 @@ int64_t HashIndex::insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, 
   return num_new;
 }
 
-// Sees to it that all keys are held, new ones with row 0, then calls apply(bucket, slot, position) for each in order.
+// Inserts the absent keys with row 0, then calls apply(bucket, slot, position) for each key in order.
 template <class Apply>
 void HashIndex::upsert(KeySpan keys, int64_t* rows, int threads, Apply&& apply) {
   threads = useful_threads(keys.size, threads);
@@ -179,8 +180,8 @@ void HashIndex::count(KeySpan keys, int64_t* rows, int threads) {
   });
 }
 
-// Segments that become smaller leave holes in all pages. If these are many, they move once more, into the holes, so
-// that pages become free: of 5 M keys, half of them erased in one call, 38 bytes a key were held without.
+// Segments that shrink leave holes in all pages. If there are many holes, segments are moved into them, so that whole
+// pages become free: without this, 5 M keys of which one call erased half kept 38 bytes a key.
 void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
   threads = useful_threads(keys.size, threads);
   const SegmentEntries all(keys, nullptr, hash_, threads);
@@ -201,7 +202,7 @@ void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
   });
 }
 
-// A position is a segment's number, then the slot's in it.
+// A position is the number of a segment and that of a slot in it.
 int64_t HashIndex::items(int64_t start, int64_t most, int64_t* keys, int64_t* rows, int64_t* written) const {
   constexpr int kSlotBits = 62 - HashSegment::kSegmentBits;
   *written = 0;

@@ -1,13 +1,13 @@
 // int64 key -> row of 36 bits, for batches of keys and several threads.
 //
-// A hash chooses one of 256 segments by its high bits and in it, by the rest, one of an array of 64-byte buckets: see
-// hash_bucket.h and hash_segment.h. A search takes one cache line in most cases, fetched well before it is looked at.
-// What changes the index sorts the keys of a call by segment, keeping their order, and gives each segment to one
-// thread; so results are those of taking the keys one by one, whatever the number of threads: see hash_insertion.h.
+// The high bits of a hash choose one of 256 segments, the rest a bucket in the segment's array of 64-byte buckets: see
+// hash_bucket.h and hash_segment.h. Most searches read one cache line, which is prefetched well before.
+// Calls that change the index sort their keys by segment, keeping their order, and process each segment in one
+// thread; so results equal those of one key at a time, whatever the number of threads: see hash_insertion.h.
 //
-// A segment that is full is rebuilt 1.75 times larger in one sequential pass, amid a call if it must be. The segments'
-// sizes are staggered, so that they are rebuilt one after the other: a call that takes up a share p of the keys held
-// rebuilds about 2 p of the index, and memory per key is the same at any size.
+// A full segment is rebuilt 1.75 times larger in one sequential pass, in the middle of a call if necessary. The sizes
+// of the segments are staggered, so that they are rebuilt one after the other: a call that inserts a share p of the
+// present keys rebuilds about 2 p of the index, and memory per key is the same at any size.
 #pragma once
 
 #include <array>
@@ -35,9 +35,9 @@ class HashIndex {
   // Writes each key's row, or -1, and returns how many keys are absent.
   int64_t find(KeySpan keys, int64_t* rows, int threads) const;
 
-  // Takes up the absent keys. Writes the rows of all keys and, if not null, the new keys in the order of their first
+  // Inserts the absent keys. Writes the rows of all keys and, if not null, the new keys in the order of their first
   // occurrence; returns the number of new keys, or -1 if rows would reach kMostRows. Throws std::bad_alloc. In both
-  // cases nothing has changed but `rows`.
+  // cases of failure only `rows` has changed.
   int64_t insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, int64_t* new_keys, int threads);
 
   // Gives each key a row, the last one if a key is repeated. Throws std::bad_alloc, having changed nothing.
@@ -49,7 +49,7 @@ class HashIndex {
   // Removes keys; writes the row that each had, or -1.
   void erase(KeySpan keys, int64_t* rows, int threads);
 
-  // Writes at most `most` keys and rows from position `start` on, and how many; returns where to go on, or -1.
+  // Writes at most `most` keys and rows from position `start` on, and their number; returns the next position, or -1.
   int64_t items(int64_t start, int64_t most, int64_t* keys, int64_t* rows, int64_t* written) const;
 
  private:

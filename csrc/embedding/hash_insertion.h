@@ -17,10 +17,10 @@ struct KeySpan {
   int64_t size;
 };
 
-// What the rows of a call hold for a key that was not found.
+// The row of a key that was not found.
 constexpr int64_t kAbsent = -1;
 
-// Keys of a unit of what goes through the keys of a call in their order.
+// Keys in one unit of work of passes over the keys of a call in their order.
 constexpr int64_t kBlockKeys = 32768;
 
 inline int64_t num_blocks(int64_t size) { return (size + kBlockKeys - 1) / kBlockKeys; }
@@ -32,7 +32,7 @@ void for_block(int64_t block, int64_t size, Visit&& visit) {
   for (int64_t i = block * kBlockKeys; i < end; i++) visit(i);
 }
 
-// A key of a call, in 16 bytes. Once it has been put into a bucket, its place takes the place of its hash.
+// A key of a call, in 16 bytes. Once it was inserted into a bucket, its place replaces its hash.
 class Entry {
  public:
   Entry() = default;
@@ -45,7 +45,7 @@ class Entry {
 
   void set_hash(uint64_t hash) { hash_or_place_ = hash; }
 
-  // A bucket's address leaves room for the slot.
+  // The low bits of a bucket's address, which is aligned, hold the slot.
   void set_place(BucketSlot place) { hash_or_place_ = reinterpret_cast<uint64_t>(place.bucket) | place.slot; }
   Bucket* bucket() const { return reinterpret_cast<Bucket*>(hash_or_place_ & ~uint64_t{7}); }
   int slot() const { return static_cast<int>(hash_or_place_ & 7); }
@@ -65,7 +65,7 @@ struct EntrySpan {
 // Entries, segment after segment, those of a segment in the order of the call.
 class SegmentEntries {
  public:
-  // Those of the keys whose row is kAbsent, or of all if `rows` is null. Throws std::bad_alloc.
+  // Entries of the keys whose row is kAbsent, or of all keys if `rows` is null. Throws std::bad_alloc.
   SegmentEntries(KeySpan keys, const int64_t* rows, const KeyHash& hash, int threads);
 
   Entry* of(int segment) const { return static_cast<Entry*>(entries_.get()) + begin_[segment]; }
@@ -94,43 +94,43 @@ struct NewRows {
 int64_t number_new_keys(KeySpan keys, int64_t* rows, const NewRows& new_rows, int64_t most_rows, int64_t* new_keys,
                         int threads);
 
-// First every segment takes up its keys, which puts them where they belong while their cache lines are at hand; then
-// all new keys are numbered in the order of the call; then every segment gives its keys their rows. In between, a
-// placed key's row is the number of its entry, so that its further occurrences find the first.
+// First every segment inserts its keys, while their cache lines are cached; then all new keys are numbered in the order
+// of the call; then every segment gives its keys their rows. In between, the row of an inserted key is the number of its
+// entry, so that its further occurrences find the first.
 class HashInsertion {
  public:
-  // `rows` are those of the call's keys: kAbsent for what is not held.
+  // `rows` are those of the call's keys: kAbsent for absent keys.
   HashInsertion(HashSegment* segments, BucketMemory& memory, const SegmentEntries& entries, int64_t* rows)
       : segments_(segments), memory_(memory), entries_(entries), rows_(rows) {}
 
-  // Takes up a segment's keys. Those that were held after all get their rows; the rows of new ones stay kAbsent, those
-  // of repeated ones tell of the first. Throws std::bad_alloc.
-  void take_up(int number);
+  // Inserts a segment's keys. Keys that turn out to be present get their rows; the rows of new keys stay kAbsent, those
+  // of repeated keys refer to the first occurrence. Throws std::bad_alloc.
+  void insert_keys(int number);
 
-  // Undoes what `take_up` did to all segments.
+  // Undoes what `insert_keys` did to all segments.
   void take_back();
 
-  // Gives the keys that were placed their rows, and the repeated ones those of the first.
+  // Gives the inserted keys their rows, and repeated ones the row of the first occurrence.
   void write_rows(int number) const;
 
  private:
-  // Keys of a segment that have no place yet: those to be tried in the next bucket, and those to be looked for.
+  // Keys of a segment that have no place yet: those to try in the next bucket, and those to search for.
   struct Unplaced {
     Entry* onward;
     Entry* rest;
     int64_t num_onward, num_rest;
   };
 
-  // Makes a segment larger for what is left of its keys, and finds those again that were placed.
+  // Grows a segment for the rest of its keys, and finds the inserted ones again.
   void grow(int number, EntrySpan left);
-  void take_up_at(int64_t step, EntrySpan keys, int number, Unplaced& unplaced);
-  void take_up_rest(EntrySpan rest, int number);
+  void insert_at_step(int64_t step, EntrySpan keys, int number, Unplaced& unplaced);
+  void insert_rest(EntrySpan rest, int number);
 
   HashSegment* segments_;
   BucketMemory& memory_;
   const SegmentEntries& entries_;
   int64_t* rows_;
-  // Of each segment: how many of its first entries are keys that were placed, or repeat such a one.
+  // Per segment: how many of its first entries are inserted keys or repeat one.
   std::array<int64_t, HashSegment::kSegments> num_placed_{};
 };
 

@@ -10,15 +10,15 @@ namespace terarec {
 namespace {
 
 constexpr double kGrowth = 1.75;
-// A segment that was shrunk gets back to its series of sizes by at least this factor.
+// A segment that was shrunk returns to its series of sizes by at least this factor.
 constexpr double kLeastGrowth = 1.12;
 constexpr int64_t kLeastPercent = 58;
 constexpr int64_t kShrunkPercent = 72;
-// Buckets that are moved, and those that are cleared, at a time: they stay in the first cache. The latter are of one
+// Buckets that are moved, and buckets that are cleared, at a time: they stay in the L1 cache. The latter are of one
 // chunk.
 constexpr int64_t kMoved = 64;
 constexpr int64_t kCleared = BucketArray::kLeastChunk;
-// Buckets cleared beyond the last home of those that are moved: few keys go on so far.
+// Buckets cleared beyond the last home of the moved ones: few keys lie further from their home.
 constexpr int64_t kMargin = 16;
 
 // A segment while it is filled in the order of its buckets. They are cleared just before: clearing the whole array at
@@ -37,7 +37,7 @@ class Filling {
 
   // All that `from` holds, whose homes must be cleared.
   void add(const Bucket& from) {
-    Bucket none;  // takes what the free slots hold, since nobody can predict their number
+    Bucket none;  // receives the content of free slots: their number cannot be predicted, and so no branch is taken
     none.word = 0;
     for (int i = 0; i < Bucket::kSlots; i++) {
       Bucket* const targets[] = {&none, &segment_.home_bucket(from.hashes[i])};
@@ -64,7 +64,7 @@ class Filling {
   int64_t cleared_ = 0;
 };
 
-// The first bucket that holds no key which went on from the last bucket to the first.
+// The first bucket without a key that wrapped around from the last bucket to the first.
 int64_t first_in_order(const BucketArray& buckets) {
   int64_t first = 0;
   if (buckets[buckets.size() - 1].passed()) {
@@ -90,7 +90,7 @@ bool HashSegment::shrink(BucketMemory& memory) {
   try {
     rebuild(size_ * 20 / kShrunkPercent + 1, memory);
     return true;
-  } catch (const std::bad_alloc&) {  // the two arrays do not fit at once: the large one will do
+  } catch (const std::bad_alloc&) {  // both arrays do not fit at once: the large one stays
     return false;
   }
 }
@@ -116,7 +116,7 @@ int64_t HashSegment::grown(int number, int64_t keys) const {
   return buckets;
 }
 
-// Both arrays are passed through in one direction, but for the few keys that went on from the last bucket to the first.
+// Both arrays are traversed in one direction, but for the few keys that wrapped around from the last bucket.
 void HashSegment::rebuild(int64_t least_buckets, BucketMemory& memory) {
   HashSegment built;
   built.buckets_ = memory.take(least_buckets);

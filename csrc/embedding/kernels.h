@@ -28,9 +28,9 @@ struct CopyRows {
   bool stream;  // store past the caches; needs width % 16 == 0 and 64-byte aligned rows of `out`
 };
 
-// Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags; meanwhile asks for as
-// many keys behind them, which are likely to be the next, and with bag b for the memory soon[b * soon_step] and on to
-// that of the next bag.
+// Pools the rows of bag b, keys[offsets[b]:offsets[b + 1]], into out + b * out_stride, for b < bags. Meanwhile it
+// prefetches the rows of as many keys behind them, which are likely to be next, and with bag b the memory from
+// soon[b * soon_step] to that of the next bag.
 struct PoolBags {
   RowArray table;
   const int64_t* keys;
@@ -95,14 +95,14 @@ struct RuleConstants {
   float eps;
   float beta1, beta2;
   float gain1, gain2;  // 1 - beta1, 1 - beta2, subtracted in double: in float they would lose four digits
-  float first_scale;   // of Adam: 1 / first bias correction; of momentum: what multiplies the gradient
+  float first_scale;   // of Adam: 1 / first bias correction; of momentum: factor of the gradient
   float second_scale;  // of Adam: 1 / sqrt(second bias correction)
   float weight_decay;
   float beta, l1, l2;  // of FTRL
-  float eps_hat;       // of Adam: what is added to the root of the second moment before second_scale
+  float eps_hat;       // of Adam: added to the root of the second moment before second_scale
 };
 
-// What most updates do without.
+// Options that most updates do not use.
 struct RowExtras {
   float grad_scale;
   float clip_value, clip_norm;  // infinite: none
@@ -113,17 +113,17 @@ struct RowExtras {
   uint64_t update_stream;  // of the bits that round narrow rows
 };
 
-// Floats of memory that the update of a row needs: its gradient, its copy and its random bits.
+// Floats of buffer that the update of a row needs: its gradient, its copy and its random bits.
 static inline int64_t update_floats(int64_t width) { return 3 * width + 1; }
 
-// A gradient times a factor as a term of one of several sums.
+// A gradient times a factor, a term of one of several sums.
 struct SumTerm {
   const float* grad;
   float scale;
   uint32_t sum;
 };
 
-// Makes each sum its term in `first`, and adds those in `more` in their order: sum s lies at sums + s * width.
+// Sets each sum to its term in `first`, then adds the terms in `more` in their order; sum s is at sums + s * width.
 struct AddTerms {
   int64_t width;
   const SumTerm* first;
@@ -163,7 +163,7 @@ struct MaskGradient {
   bool stream;  // store past the caches; needs columns % 32 == 0 and `masked` aligned to 64 bytes
 };
 
-// Looks for key j, by its hash, in *buckets[j], j < count <= 64: rows[j] becomes the row it has there, or -1.
+// Searches key j, by its hash, in *buckets[j], j < count <= 64: rows[j] becomes its row there, or -1.
 struct SearchBuckets {
   const uint64_t* hashes;
   const Bucket* const* buckets;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-// Places arrays one after the other: first to learn how much memory they take, then in it.
+// Lays arrays out one after the other: first to compute their total size, then in the allocated memory.
 class Layout {
  public:
   explicit Layout(void* memory) : memory_(static_cast<char*>(memory)) {}
@@ -37,7 +37,7 @@ void lay_out(CallMemory& memory, PlaceAll&& place_all) {
   place_all(laid);
 }
 
-// 0 is no call.
+// 0 stands for no call.
 uint64_t next_call() {
   static std::atomic<uint64_t> last{0};
   return ++last;
@@ -91,7 +91,7 @@ RowScratch& CallScratch::of_thread() {
 
 namespace {
 
-// Up to so many rows per key an array indexed by row is cheaper to clear than a hash is to probe.
+// Up to this many rows per key, clearing an array indexed by row is cheaper than probing a hash table.
 constexpr int64_t kDirectRowsPerKey = 4;
 
 // Row -> group by array; 0 is a row not yet seen, g + 1 group g.
@@ -102,7 +102,7 @@ struct DirectIndex {
   uint32_t& find(int64_t row, const int64_t*) { return table[row >> shift]; }
 };
 
-// Row -> group by open addressing; the rows themselves stand in the list of groups.
+// Row -> group by open addressing; the list of groups holds the rows themselves.
 struct HashIndex {
   uint32_t* table;
   int shift;
@@ -120,8 +120,8 @@ struct Found {
   int64_t groups, more;
 };
 
-// Makes every row of the part a group in order of first appearance with its first gradient; marks those that come
-// again, and lists their further gradients with the group in the place of the sum.
+// Makes a group of every row of the part, in the order of first occurrence, with its first gradient. Marks the groups of
+// repeated rows, and lists their further gradients with the group's number in the place of the sum.
 template <class Index>
 Found find_rows(const TablePart& part, const std::vector<BagGradients>& bags, Index index, bool scaled,
                 RowScratch& scratch) {
@@ -176,7 +176,7 @@ void sum_repeated(const Found& found, bool scaled, int64_t width, RowScratch& sc
 
 bool has_places(const std::vector<BagGradients>& bags) { return !bags.empty() && bags.front().places; }
 
-// Notes where the rows of a part's keys lie, by their number in the part.
+// Stores the places of the rows of a part's keys, by the row's number in the part.
 void note_places(const TablePart& part, const std::vector<BagGradients>& bags, int64_t* places) {
   for (const BagGradients& of : bags) {
     const int64_t begin = of.offsets ? of.offsets[0] : 0, end = of.offsets ? of.offsets[of.bags] : of.bags;

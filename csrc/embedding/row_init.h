@@ -18,7 +18,7 @@ struct FillCall {
 
 void fill_rows(const FillCall& call);
 
-// Row targets[i] gets what fill_rows gives to row number keys[i], which wraps to 64 bits.
+// Gives row targets[i] the values that fill_rows gives to row number keys[i], which wraps to 64 bits.
 struct KeyedFillCall {
   float* rows;
   const int64_t* targets;

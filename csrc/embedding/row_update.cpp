@@ -12,12 +12,12 @@
 namespace terarec {
 namespace {
 
-// Rows that one unit of an update of all rows of a table moves.
+// Rows in one unit of work of an update of all rows of a table.
 constexpr int64_t kUnitRows = 4096;
-// Into how many threads' work the norm's sum is split, whatever the number of threads, so that its order is one.
+// The number of parts of the norm's sum, whatever the number of threads, so that the order of adding is fixed.
 constexpr int kNormThreads = 16;
 
-// What all units of an update share.
+// State that all units of an update share.
 struct Update {
   explicit Update(const UpdateCall& call)
       : call(call), constants(call.rule.constants(call.step)),
@@ -25,7 +25,7 @@ struct Update {
         has_extras(call.rule.transforms_gradients() || call.rule.catches_up ||
                    call.gradients.row_type != RowType::kFloat32) {}
 
-  // Completes `rows`, of a table with this factor of the learning rate, and moves them.
+  // Completes `rows`, of a table with this factor of the learning rate, and updates them.
   void move(float lr_factor, UpdateRows& rows) const {
     rows.weights = call.gradients.weights;
     rows.row_type = call.gradients.row_type;
@@ -44,7 +44,7 @@ struct Update {
   const bool has_extras;  // an update without is faster
 };
 
-// Moves the rows of a unit; marks them in `touched` by arena row, if that is asked for.
+// Updates the rows of a unit; marks them in `touched` by arena row, unless it is null.
 void update_part(const Update& update, const UpdateUnit& unit, RowScratch& scratch, uint8_t* touched) {
   UpdateRows rows = group_unit(unit, update.call.gradients.width, scratch);
   update.move(unit.table->lr_factor, rows);
@@ -52,7 +52,7 @@ void update_part(const Update& update, const UpdateUnit& unit, RowScratch& scrat
   for (int64_t g = 0; g < rows.groups; g++) touched[rows.rows[g]] = 1;
 }
 
-// Moves those of the rows begin, ..., end - 1 that are not in `touched`, with gradients of zero.
+// Updates the rows begin, ..., end - 1 that are not in `touched`, with gradients of zero.
 void update_others(const Update& update, float lr_factor, int64_t begin, int64_t end, const uint8_t* touched) {
   const int64_t width = update.call.gradients.width;
   std::vector<int64_t> untouched;
@@ -78,7 +78,7 @@ void update_all_others(const Update& update, const std::vector<UpdateTable>& tab
     int64_t begin, end;
   };
   std::vector<Block> blocks;
-  int64_t done = 0;  // tables come in the order of their rows; those that share rows are updated once
+  int64_t done = 0;  // tables are in the order of their rows; those that share rows are updated once
   for (const UpdateTable& table : tables) {
     const int64_t end = table.base + table.rows;
     for (int64_t row = std::max(table.base, done); row < end; row += kUnitRows) {

@@ -10,7 +10,7 @@
 
 namespace terarec {
 
-// How rows move: the fields of the rule's class in kernels/row_rules.py, the others as they are here.
+// The update rule: the fields of the rule's class in kernels/row_rules.py; others keep the defaults below.
 struct RowRule {
   Rule formula = Rule::kSgd;
   double lr = 0;
@@ -22,19 +22,19 @@ struct RowRule {
   double grad_scale = 1;
   double clip_value = HUGE_VAL, clip_norm = HUGE_VAL;
   bool lr_in_momentum = false;
-  bool updates_all_rows = false;  // whether the rows without a gradient move, too
-  bool catches_up = false;        // whether a row first makes up for the steps that it missed
+  bool updates_all_rows = false;  // whether rows without a gradient are updated, too
+  bool catches_up = false;        // whether a row is first updated for the steps that it missed
 
   // Null for a name that is none of `kind` in kernels/row_rules.py.
   static const Rule* formula_of(const char* kind);
 
-  // What step number `step` computes with.
+  // Constants of step number `step`.
   RuleConstants constants(int64_t step) const;
 
-  // Whether gradients are scaled, clipped or regularised before the formula takes them.
+  // Whether gradients are scaled, clipped or regularised before the formula uses them.
   bool transforms_gradients() const;
 
-  // What such gradients go through, and what rows that catch up or are narrow need besides.
+  // Options of such gradients, and those of rows that catch up or are narrow.
   RowExtras extras(int64_t step, int32_t* last_steps, uint64_t rounding_seed) const;
 
  private:
@@ -51,7 +51,7 @@ struct UpdateCall {
   UpdateGradients gradients;
 };
 
-// Updates each row that moves once, with the sum of its gradients; the same bits for any number of threads.
+// Updates each row once, with the sum of its gradients; the same bits for any number of threads.
 // If a fault is returned, nothing was changed.
 BagFault row_update(const UpdateCall& call);
 

@@ -1,4 +1,4 @@
-// Rows of a table in memory, and how the vectors of a bag become one. Functions are static, so that each instruction set
+// Rows of a table in memory, and the pooling of the vectors of a bag. Functions are static, so that each instruction set
 // compiles its own.
 #pragma once
 
@@ -32,7 +32,7 @@ static inline RowArray rows_from(const RowArray& rows, int64_t row) {
 
 enum class Pooling : int64_t { kSum = 0, kMean = 1, kNone = 2, kSqrtn = 3, kMax = 4 };
 
-// What the sum of a bag's vectors is multiplied by; `key_weights` are those of its keys, null if there are none.
+// The factor of the sum of a bag's vectors; `key_weights` are those of its keys, null if there are none.
 // Weighted as TensorFlow's embedding_lookup_sparse does it: the mean divides by the sum of the weights, sqrtn by the
 // root of the sum of their squares, and a divisor of zero gives zeros.
 // Static, so that each instruction set compiles its own.

@@ -17,8 +17,8 @@ static inline uint64_t mix(uint64_t bits) {
 // The stream of the bits with which update number `step` rounds narrow rows.
 static inline uint64_t stream_of_update(uint64_t seed, uint64_t step) { return mix(mix(seed) + step * kMixStep); }
 
-// SplitMix64's finalizer: a bijection, so that a hash tells its key and is held in its place. Without the seed, which
-// differs from index to index, nobody can choose keys that crowd one bucket.
+// SplitMix64's finalizer: a bijection, so that a hash determines its key and is stored instead of it. The seed differs
+// from index to index, so that no one who does not know it can choose keys that all fall into one bucket.
 struct KeyHash {
   uint64_t seed;
 
@@ -29,7 +29,7 @@ struct KeyHash {
     return bits ^ (bits >> 31);
   }
 
-  // The steps undone, from the last to the first: each factor is the other's inverse modulo 2^64.
+  // The inverse steps, from the last to the first: each factor is the other's inverse modulo 2^64.
   int64_t key(uint64_t hash) const {
     uint64_t bits = hash ^ (hash >> 31) ^ (hash >> 62);
     bits *= 0x319642B2D24D8EC3u;

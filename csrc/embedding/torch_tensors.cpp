@@ -12,7 +12,7 @@ namespace {
 using nb::dlpack::dltensor;
 using nb::dlpack::dtype_code;
 
-// The begin of DLPack's struct DLPackExchangeAPI, version 1.
+// The beginning of DLPack's struct DLPackExchangeAPI, version 1.
 struct ExchangeApi {
   uint32_t major, minor;
   const ExchangeApi* older;

@@ -42,7 +42,7 @@ void MaxGradients::fill(int threads) const {
 
 namespace {
 
-// Below this many bytes of rows one thread is done before others would have started.
+// Below this many bytes of rows one thread finishes before others would have started.
 constexpr int64_t kParallelBytes = 64 << 10;
 // Bags that one unit of the check reads.
 constexpr int64_t kCheckBags = 16384;

@@ -37,7 +37,7 @@ class MaxGradients {
   std::vector<Spread> spreads_;
 };
 
-// What came back for one lookup.
+// The gradient of one lookup.
 struct UpdateGradient {
   const int64_t* keys;
   const int64_t* places;  // of each key's row in memory, which the caller has checked; null where rows lie in order
@@ -61,7 +61,7 @@ struct UpdateGradients {
   std::vector<UpdateGradient> list;
 
   int64_t num_keys() const;
-  // Threads that the work is worth.
+  // Number of threads that is worth starting for the work.
   int useful_threads() const;
 };
 

@@ -92,8 +92,8 @@ void concatenate_keys(nb::list arrays, std::vector<int64_t> offsets, Vector<int6
 }  // namespace
 
 void bind_columns(nb::module_& module) {
-  module.def("stack_columns", &stack_numbers, nb::arg("columns"), nb::arg("rows"));
-  module.def("concatenate_keys", &concatenate_keys, nb::arg("arrays"), nb::arg("offsets"), nb::arg("out"));
+  module.def("stack_columns", &stack_numbers, nb::arg("columns"), nb::arg("rows").noconvert());
+  module.def("concatenate_keys", &concatenate_keys, nb::arg("arrays"), nb::arg("offsets"), nb::arg("out").noconvert());
 }
 
 }  // namespace terarec::encoding

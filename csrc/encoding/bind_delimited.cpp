@@ -52,14 +52,14 @@ nb::object hand_over_values(FieldColumn& column, int64_t items, char* memory) {
   }
 }
 
-// Turns a byte per item, 1 where missing, into Arrow's validity bitmap in the same memory; gives the number of missing ones.
+// Converts bytes, 1 where an item is missing, to Arrow's validity bitmap in the same memory; returns the missing items.
 int64_t pack_validity(uint8_t* missing, int64_t items) {
   if (items == 0 || memchr(missing, 1, static_cast<size_t>(items)) == nullptr) return 0;
   int64_t nulls = 0;
   for (int64_t first = 0; first < items; first += 8) {
     uint64_t word = 0;
     memcpy(&word, missing + first, static_cast<size_t>(std::min<int64_t>(items - first, 8)));
-    // Each byte's lowest bit goes to its place in the highest byte of the product; no two meet.
+    // The product moves each byte's lowest bit to its position in the highest byte; no two bits collide.
     const uint64_t bits = word * 0x0102040810204080ULL >> 56;
     nulls += __builtin_popcountll(bits);
     missing[first / 8] = static_cast<uint8_t>(~bits);

@@ -87,7 +87,7 @@ int64_t format_rows_into(Array<const uint8_t, 1> labels, Array<const int32_t, 2>
 void bind_format_rows(nb::module_& module) {
   module.def("widest_row", &widest_row, nb::arg("num_integers"), nb::arg("num_categories"));
   module.def("format_rows", &format_rows_into, nb::arg("labels"), nb::arg("integers"), nb::arg("categories"),
-             nb::arg("out"));
+             nb::arg("out").noconvert());
 }
 
 }  // namespace terarec::encoding

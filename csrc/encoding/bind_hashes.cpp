@@ -43,9 +43,10 @@ int64_t hash_list(nb::list values, uint64_t seed, Vector<int64_t> hashes) {
 }  // namespace
 
 void bind_hashes(nb::module_& module) {
-  module.def("xxh64_int64", &hash_integers, nb::arg("values"), nb::arg("seed"), nb::arg("hashes"));
-  module.def("xxh64_text", &hash_texts, nb::arg("text"), nb::arg("offsets"), nb::arg("seed"), nb::arg("hashes"));
-  module.def("xxh64_list", &hash_list, nb::arg("values"), nb::arg("seed"), nb::arg("hashes"));
+  module.def("xxh64_int64", &hash_integers, nb::arg("values"), nb::arg("seed"), nb::arg("hashes").noconvert());
+  module.def("xxh64_text", &hash_texts, nb::arg("text"), nb::arg("offsets"), nb::arg("seed"),
+             nb::arg("hashes").noconvert());
+  module.def("xxh64_list", &hash_list, nb::arg("values"), nb::arg("seed"), nb::arg("hashes").noconvert());
 }
 
 }  // namespace terarec::encoding

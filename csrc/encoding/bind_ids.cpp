@@ -23,8 +23,8 @@ void find_masked(const Table& table, Vector<const typename Table::Value> keys, M
   table.find_all(keys.data(), mask, rows, ids.data());
 }
 
-// Row s of `ids` takes the ids of keys[s] by tables[s], all in one go: a thread that gave the GIL back for each column would
-// wait for it as often.
+// Writes the ids of keys[s] in tables[s] to row s of `ids`, in one call: a thread that released the GIL for each column
+// would wait for it as often.
 template <typename Table>
 void find_columns(const std::vector<const Table*>& tables, const std::vector<Vector<const typename Table::Value>>& keys,
                   const std::vector<Maybe<const uint8_t>>& valid, Matrix<int32_t> ids) {
@@ -43,7 +43,7 @@ void find_columns(const std::vector<const Table*>& tables, const std::vector<Vec
   }
 }
 
-// The id of a text, sets `good` to false for one that the table's type refuses.
+// Returns the id of a text; sets `good` to false for a text that is invalid for the table's type.
 int64_t id_of(const TextIds& table, std::string_view value, bool&) {
   return value.empty() ? kMissingId : table.find(value);
 }
@@ -97,15 +97,15 @@ int64_t find_list(const Table& table, nb::list values, Vector<int64_t> ids) {
   return find_objects(table, values, ids.data());
 }
 
-// Tables of several columns, whose values are found in one call. It holds the Python objects that own the tables.
+// Tables of several columns, whose values are looked up in one call. It holds the Python objects that own the tables.
 class TablesOfColumns {
  public:
   explicit TablesOfColumns(nb::list tables) : owners_(tables) {
     for (nb::handle table : tables) tables_.push_back(nb::cast<Table>(table));
   }
 
-  // Ids of c lists of Python values, one list for each table, one after another; returns the first place in `ids` whose
-  // value its table refuses, or -1.
+  // Writes the ids of c lists of Python values, one list for each table, one after another; returns the first position in
+  // `ids` with an invalid value, or -1.
   int64_t find_lists(nb::list columns, Vector<int64_t> ids) const {
     require(nb::len(columns) == tables_.size(), "columns and tables differ in number");
     int64_t begin = 0;
@@ -137,9 +137,11 @@ nb::class_<Table> bind_integer_ids(nb::module_& module, const char* name) {
              new (self) Table(values.data(), length(values), hash_buckets);
            },
            nb::arg("values"), nb::arg("hash_buckets"))
-      .def("find_all", &find_masked<Table, int32_t>, nb::arg("keys"), nb::arg("valid").none(), nb::arg("ids"))
-      .def("find_all", &find_masked<Table, int64_t>, nb::arg("keys"), nb::arg("valid").none(), nb::arg("ids"))
-      .def("find_list", &find_list<Table>, nb::arg("values"), nb::arg("ids"));
+      .def("find_all", &find_masked<Table, int32_t>, nb::arg("keys"), nb::arg("valid").none(),
+           nb::arg("ids").noconvert())
+      .def("find_all", &find_masked<Table, int64_t>, nb::arg("keys"), nb::arg("valid").none(),
+           nb::arg("ids").noconvert())
+      .def("find_list", &find_list<Table>, nb::arg("values"), nb::arg("ids").noconvert());
 }
 
 }  // namespace
@@ -148,9 +150,9 @@ void bind_ids(nb::module_& module) {
   bind_integer_ids<Int64Ids>(module, "Int64Ids");
   bind_integer_ids<Hex32Ids>(module, "Hex32Ids");
   module.def("find_columns", &find_columns<Int64Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("valid"),
-             nb::arg("ids"));
+             nb::arg("ids").noconvert());
   module.def("find_columns", &find_columns<Hex32Ids>, nb::arg("tables"), nb::arg("keys"), nb::arg("valid"),
-             nb::arg("ids"));
+             nb::arg("ids").noconvert());
   nb::class_<TextIds>(module, "TextIds")
       .def("__init__",
            [](TextIds* self, Vector<const uint8_t> text, Vector<const int64_t> offsets, int64_t hash_buckets) {
@@ -159,13 +161,13 @@ void bind_ids(nb::module_& module) {
            },
            nb::arg("text"), nb::arg("offsets"), nb::arg("hash_buckets"))
       .def("find_all", &find_texts<int32_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("valid").none(),
-           nb::arg("ids"))
+           nb::arg("ids").noconvert())
       .def("find_all", &find_texts<int64_t>, nb::arg("text"), nb::arg("offsets"), nb::arg("valid").none(),
-           nb::arg("ids"))
-      .def("find_list", &find_list<TextIds>, nb::arg("values"), nb::arg("ids"));
+           nb::arg("ids").noconvert())
+      .def("find_list", &find_list<TextIds>, nb::arg("values"), nb::arg("ids").noconvert());
   nb::class_<TablesOfColumns>(module, "TablesOfColumns")
       .def(nb::init<nb::list>(), nb::arg("tables"))
-      .def("find_lists", &TablesOfColumns::find_lists, nb::arg("columns"), nb::arg("ids"));
+      .def("find_lists", &TablesOfColumns::find_lists, nb::arg("columns"), nb::arg("ids").noconvert());
 }
 
 }  // namespace terarec::encoding

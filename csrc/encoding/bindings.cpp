@@ -50,5 +50,6 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
-  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("whole"), nb::arg("numbers"));
+  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("whole"),
+             nb::arg("numbers").noconvert());
 }

@@ -1,4 +1,4 @@
-// Python names of the encoding core, file by file.
+// The Python bindings of the encoding core, file by file.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -5,7 +5,7 @@
 namespace terarec::encoding {
 namespace {
 
-// Rows that are converted at once. Those of 64 columns take 16 KiB of the first cache.
+// Rows that are converted at once. Those of 64 columns take 16 KiB of the L1 cache.
 constexpr int64_t kTileRows = 64;
 
 // Four floats, which every processor transposes in registers.

@@ -8,7 +8,7 @@
 
 namespace terarec::encoding {
 
-// Makes room for `more` new values at a load of at most 0.7.
+// Reserves room for `more` new values at a load of at most 0.7.
 template <typename Slot>
 void IntegerCounts<Slot>::reserve(uint64_t more) {
   uint64_t capacity = slots_.capacity();
@@ -102,7 +102,7 @@ constexpr uint64_t kUpperHalf = 0xffffffff00000000ULL;
 
 }  // namespace
 
-// Makes room for `more` new texts at a load of at most 0.7. The upper half of a hash is all that home() looks at.
+// Reserves room for `more` new texts at a load of at most 0.7. home() uses the upper half of a hash alone.
 void TextCounts::reserve(uint64_t more) {
   if (entries_.size() + more > UINT32_MAX - 1) throw std::length_error("more than 2^32 - 2 distinct texts in one table");
   uint64_t capacity = slots_.capacity();

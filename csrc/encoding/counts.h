@@ -44,7 +44,7 @@ struct Int64Slot {
   void add(int64_t more) { times += more; }
 };
 
-// An open-addressing table. Threads may call all of it at the same time: one works, the others wait.
+// An open-addressing table. Several threads may call any member at the same time; one runs, the others wait.
 template <typename Slot>
 class IntegerCounts {
  public:
@@ -58,10 +58,10 @@ class IntegerCounts {
   int64_t size() const;
   int64_t memory_bytes() const;
 
-  // The values that occurred at least min_count times, by falling count, ties by rising value.
+  // The values that occurred at least min_count times, by decreasing count, ties by increasing value.
   std::vector<ValueCount<Value>> at_least(int64_t min_count) const;
 
-  // All values, by rising value; the table is empty and small afterwards.
+  // All values, by increasing value; the table is empty and small afterwards.
   std::vector<ValueCount<Value>> drain();
 
  private:
@@ -85,8 +85,8 @@ struct CountedTexts {
   std::vector<int64_t> counts;
 };
 
-// An open-addressing table over texts that lie one after another in the order of their first occurrence. Threads may call
-// all of it at the same time: one works, the others wait.
+// An open-addressing table over texts that lie one after another in the order of their first occurrence. Several threads
+// may call any member at the same time; one runs, the others wait.
 class TextCounts {
  public:
   TextCounts() : slots_(kFirstCapacity) {}
@@ -99,10 +99,10 @@ class TextCounts {
   int64_t size() const;
   int64_t memory_bytes() const;
 
-  // The texts that occurred at least min_count times, by falling count, ties by rising bytes.
+  // The texts that occurred at least min_count times, by decreasing count, ties by increasing bytes.
   CountedTexts at_least(int64_t min_count) const;
 
-  // All texts, by rising bytes; the table is empty and small afterwards.
+  // All texts, by increasing bytes; the table is empty and small afterwards.
   CountedTexts drain();
 
  private:

@@ -13,7 +13,7 @@ namespace terarec::encoding {
 
 enum class Policy : int { raise, skip, missing };
 
-// kernels/delimited_types.py says what the fields mean.
+// kernels/delimited_types.py describes the fields.
 struct DelimitedLayout {
   std::vector<FieldLayout> fields;
   Quoting quoting;
@@ -23,8 +23,8 @@ struct DelimitedLayout {
   int64_t max_line_bytes;
 };
 
-// One fault: `field` is its position, or the number of fields found where that is what is wrong; `bytes` the start of
-// what the text holds there.
+// One fault: `field` is its position, or the number of fields if that is wrong; `bytes` is the beginning of the text
+// there.
 struct FieldFault {
   int64_t line;
   Fault kind;
@@ -60,7 +60,7 @@ int64_t first_record_bytes(const char* data, int64_t size, const Quoting& quotin
 std::vector<int64_t> lines_of_rows(const char* data, int64_t size, const Quoting& quoting);
 
 // Parses data[0, size) and reads nothing outside. Lines end in \n or \r\n. With Policy::raise it stops at the first fault,
-// and always at Fault::quote: which rows follow a quote that is wrong nobody can tell.
+// and always at Fault::quote: behind an invalid quote it is unknown where rows begin.
 ParsedText parse_delimited(const char* data, int64_t size, const DelimitedLayout& layout);
 
 }  // namespace terarec::encoding

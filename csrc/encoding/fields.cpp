@@ -17,8 +17,8 @@ bool equals_lower(std::string_view text, std::string_view lower) {
          std::equal(text.begin(), text.end(), lower.begin(), [](char a, char b) { return (a | 0x20) == b; });
 }
 
-// Whether a decimal number whose value no double holds is too large, and not too small: where its first digit other
-// than 0 stands, counted from the point, tells.
+// Whether a decimal number outside the range of double is too large, rather than too small: the position of its first
+// digit other than 0, counted from the point, decides.
 bool is_too_large(std::string_view text) {
   int64_t position = 0;
   bool after_point = false;
@@ -41,7 +41,7 @@ bool is_too_large(std::string_view text) {
 }
 
 // A decimal number without exponent of up to 15 digits: it and the power of ten are exact, so that one division rounds
-// the quotient right (Clinger, How to read floating point numbers accurately, 1990).
+// the quotient correctly (Clinger, How to read floating point numbers accurately, 1990).
 bool read_short_decimal(const char* begin, const char* end, double& value) {
   static constexpr double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
   const bool negative = *begin == '-';

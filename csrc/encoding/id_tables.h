@@ -1,5 +1,5 @@
 // Value -> id, for 32-bit, 64-bit and text values. Of b hash buckets: 0 missing; 1 .. b any value that the table does not
-// hold, by its XXH64; b + 1 + i the value at position i. Every table refuses a list that names a value twice.
+// hold, by its XXH64; b + 1 + i the value at position i. Every table rejects a list with a repeated value.
 #pragma once
 
 #include <cstdint>
@@ -74,8 +74,8 @@ class Int64Ids {
   Slots<Slot> slots_;
 };
 
-// Where the first slot tells, as most do, nothing is branched on: which values are missing, rare or common no processor
-// can guess. 26 columns of Criteo took 7.5 ns a key with branches, and 5.3 without (Zen 3).
+// Where the first slot decides, as in most cases, there is no branch: whether a value is missing, rare or common cannot
+// be predicted. 26 columns of Criteo took 7.5 ns a key with branches, and 5.3 without (Zen 3).
 template <typename Id>
 void Hex32Ids::find_all(const uint32_t* keys, MissingMask missing, int64_t num_keys, Id* ids) const {
   const bool single = buckets_.is_single();

@@ -1,4 +1,4 @@
-// NumPy arrays and Python values as the core reads them, and which rows of a column hold no value.
+// Views of NumPy arrays and Python values for the core, and of the missing values of a column.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,6 +23,8 @@ struct MissingMask {
 
 namespace nb = nanobind;
 
+// Arrays that a call writes to are bound with noconvert(): nanobind would convert an array of another type or layout to a
+// temporary copy, and the result would be lost with it.
 template <typename T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>

@@ -18,7 +18,7 @@ constexpr int64_t kPrefetchDistance = 16;
 
 inline uint64_t mix(uint64_t key) { return key * 0x9e3779b97f4a7c15ULL; }
 
-// A power of two of zeroed slots. From 4 MiB on it asks for huge pages, which spare most misses of the page table.
+// A power of two of zeroed slots. From 4 MiB on it requests huge pages, which avoid most TLB misses.
 template <typename Slot>
 class Slots {
  public:
@@ -57,7 +57,7 @@ inline uint64_t roomy_capacity(uint64_t keys) {
   return capacity;
 }
 
-// The hashes below say where a table puts a value. None of them is stored or seen outside of the process.
+// The hashes below determine the slot of a value. None of them is stored or visible outside of the process.
 
 // Spreads every input bit over the whole word (the finalizer of MurmurHash3, Appleby 2011).
 inline uint64_t scramble(uint64_t word) {

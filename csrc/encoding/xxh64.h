@@ -1,5 +1,5 @@
-// XXH64 (Collet 2012, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md). What Spark's xxhash64 gives for a
-// text (its UTF-8 bytes) and for a bigint (its eight little-endian bytes).
+// XXH64 (Collet 2012, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md). Equals Spark's xxhash64 of a
+// text (its UTF-8 bytes) and of a bigint (its eight little-endian bytes).
 #pragma once
 
 #include <cstdint>

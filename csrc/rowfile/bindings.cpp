@@ -1,4 +1,4 @@
-// The Python face of the row file. Arrays come checked from terarec.storage.row_file; every call releases the GIL.
+// The Python bindings of the row file. Arrays were checked by terarec.storage.row_file; every call releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -15,6 +15,7 @@ using namespace terarec::rowfile;
 namespace {
 
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+// Arrays that a call writes to are bound with noconvert(): a converted copy would take the result.
 using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeysOut = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
@@ -54,7 +55,7 @@ int64_t next_rows(Scan& scan, KeysOut keys, RowsOutArray out) {
   return scan.next(keys.data(), rows, most);
 }
 
-// (message, file, page) of what terarec.storage.row_file turns into its errors.
+// (message, file, page), which terarec.storage.row_file converts to its errors.
 void translate(const std::exception_ptr& thrown, void* type) {
   try {
     std::rethrow_exception(thrown);
@@ -111,7 +112,7 @@ NB_MODULE(_rowfile, m) {
       .def("last_commit", &RowFile::last_commit, Unlocked())
       .def("metadata", &RowFile::metadata, Unlocked())
       .def("uses_uring", &RowFile::uses_uring)
-      .def("read", &read_rows)
+      .def("read", &read_rows, nb::arg("keys"), nb::arg("out").noconvert(), nb::arg("found").noconvert())
       .def("write", &write_rows)
       .def("erase", &erase_keys)
       .def("commit", &RowFile::commit, Unlocked())
@@ -128,5 +129,5 @@ NB_MODULE(_rowfile, m) {
              new (self) Scan(store);
            },
            nb::keep_alive<1, 2>())
-      .def("next", &next_rows);
+      .def("next", &next_rows, nb::arg("keys").noconvert(), nb::arg("out").noconvert());
 }

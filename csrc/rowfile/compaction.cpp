@@ -1,4 +1,4 @@
-// Compaction: live rows of segments with the most to gain move to the end, so that files take bounded space.
+// Compaction: the live rows of segments with the most dead bytes move to the end, so that files take bounded space.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -10,11 +10,11 @@ namespace {
 
 constexpr int64_t kMovedBytes = int64_t{1} << 18;  // read, and moved under the index lock, at once
 constexpr auto kPause = std::chrono::milliseconds(2);
-// So many segments are fine, whatever they hold; beyond, short ones are joined.
+// Up to this many segments are kept, whatever they hold; beyond, short ones are merged.
 constexpr int64_t kFineSegments = 16;
-// Writers wait while files exceed their bound by so many segments.
+// Writers wait while files exceed their bound by this many segments.
 constexpr int64_t kExcessSegments = 4;
-// A segment that holds less than this share of what may go is moved for its age alone.
+// A segment with less than this share of the removable bytes is moved only because of its age.
 constexpr int64_t kLeastGain = 16;
 
 }  // namespace
@@ -38,8 +38,8 @@ bool RowFile::has_excess(const Space& space) const {
          space.segments > kFineSegments + 2 * (space.used / segment_bytes);
 }
 
-// That with the most bytes to gain. If that is little, what takes the space are erased keys, which only go when no
-// older segment is left: then the oldest one, if `any_gain`, else none.
+// The segment with the most dead bytes. If these are few, erased keys take the space, which can only be removed when no
+// older segment is left: then the oldest segment, if `any_gain`, else none.
 std::shared_ptr<Segment> RowFile::choose_victim(bool any_gain) const {
   std::shared_lock<FairMutex> index(index_lock_);
   std::shared_ptr<Segment> best, oldest;
@@ -137,7 +137,7 @@ void RowFile::wake_compaction() {
   wake_.notify_all();
 }
 
-// Stops for good after an error of writing, which the next writer gets.
+// Ends after an error of writing, which the next writer gets.
 void RowFile::compact_in_background() {
   for (;;) {
     {
@@ -154,7 +154,7 @@ void RowFile::compact_in_background() {
       bool goes_on = true;
       try {
         goes_on = move_segment(victim);
-      } catch (const DamagedError&) {  // who reads it is told
+      } catch (const DamagedError&) {  // its readers get the error
         std::lock_guard<FairMutex> index(index_lock_);
         victim->is_unreadable = true;
       } catch (const std::exception&) {

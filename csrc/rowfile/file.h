@@ -8,7 +8,7 @@
 
 namespace terarec::rowfile {
 
-// The disk cannot do what it was asked for, or the store may not.
+// The disk or the store cannot do what was requested.
 class StoreError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -28,7 +28,7 @@ class DamagedError : public StoreError {
   int64_t page_;
 };
 
-// A file was not there: another process may have replaced what refers to it.
+// A file does not exist: another process may have replaced the files that refer to it.
 class MissingError : public StoreError {
  public:
   using StoreError::StoreError;

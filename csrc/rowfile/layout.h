@@ -48,7 +48,7 @@ static_assert(sizeof(PageEntry) == 16);
 
 inline int64_t whole_blocks(int64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
 
-// What a row's place says.
+// The parts of a row's place.
 struct RowPlace {
   int64_t slot;  // of the segment
   int64_t page;
@@ -62,7 +62,7 @@ class Layout {
   int64_t row_bytes, page_bytes, segment_pages;
   int64_t page_rows;       // rows that a page holds
   int64_t erased_in_page;  // erased keys that a page holds
-  // Footers make opening fast; of the smallest rows they would take up too much.
+  // Footers make opening fast; for the smallest rows they would take too much space.
   bool has_footers;
 
   uint64_t place(int64_t slot, int64_t page, int64_t row) const {

@@ -33,7 +33,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 
 }  // namespace
 
-// A segment whose keys are being taken over.
+// A segment whose keys are being read.
 struct RowFile::Loading {
   std::shared_ptr<Segment> segment;
   SegmentKeys keys;
@@ -140,7 +140,7 @@ void RowFile::scan_keys(const File& file, const Segment& segment, SegmentKeys& k
   }
 }
 
-// Takes over the next page.
+// Reads the keys of the next page.
 void RowFile::apply(Contents& contents, Loading& loading) {
   const PageEntry& page = loading.keys.pages[loading.page];
   const int64_t* keys = loading.keys.keys.data() + loading.key;
@@ -158,7 +158,7 @@ void RowFile::apply(Contents& contents, Loading& loading) {
   loading.key += page.count;
 }
 
-// A process that ended without a commit leaves what it had appended since the last one.
+// A process that ended without a commit leaves the bytes that it had appended since the last commit.
 void RowFile::remove_unlisted(const Manifest& manifest) {
   std::vector<uint64_t> listed;
   for (const SegmentRecord& record : manifest.segments) listed.push_back(record.number);

@@ -11,7 +11,7 @@ namespace {
 
 // Reads under way in a ring: 128 gave 1.2 times the reads of 64 on a virtual NVMe disk.
 constexpr unsigned kDepth = 128;
-// Of so many first runs, if this share is not in the page cache, the others are not looked for there.
+// If this share of so many first runs is not in the page cache, the other runs are not searched there.
 constexpr int64_t kSample = 64;
 
 }  // namespace
@@ -23,7 +23,7 @@ struct PageFetcher::RingAndBuffers {
   AlignedBuffer buffers;
 };
 
-// Runs that threads take one by one. The one that asked waits until none is under way.
+// Runs that threads take one by one. The calling thread waits until none is in flight.
 struct PageFetcher::Job {
   Job(const std::vector<PageRun>& runs, std::vector<int64_t> chosen, const Take& take)
       : runs(runs), chosen(std::move(chosen)), take(take) {}
@@ -102,8 +102,8 @@ std::unique_ptr<PageFetcher::RingAndBuffers> PageFetcher::borrow_ring() {
   return std::make_unique<RingAndBuffers>(std::move(made), most_bytes_);
 }
 
-// What lies in the page cache is read while it is submitted. A read that fails or ends early is done again by pread,
-// which says why.
+// Runs in the page cache are read while they are submitted. A read that fails or ends early is repeated by pread, which
+// reports the reason.
 void PageFetcher::fetch_by_ring(const std::vector<PageRun>& runs, const Take& take) {
   auto ring = borrow_ring();
   if (!ring) return fetch_by_threads(runs, take);
@@ -154,7 +154,7 @@ void PageFetcher::start_threads() {
   while (static_cast<int>(threads_.size()) < num_threads_) threads_.emplace_back([this] { work(); });
 }
 
-// What the page cache holds is read at once by this thread: a change of threads takes longer.
+// Runs in the page cache are read by this thread: switching threads takes longer.
 void PageFetcher::fetch_by_threads(const std::vector<PageRun>& runs, const Take& take) {
   const AlignedBuffer buffer(most_bytes_);
   std::vector<int64_t> absent;

@@ -17,7 +17,7 @@ namespace terarec::rowfile {
 
 enum class Io { kAuto, kUring, kThreads };
 
-// Bytes in a row of a file, a whole number of pages.
+// Adjacent bytes of a file, a whole number of pages.
 struct PageRun {
   const File* file;
   int64_t offset;
@@ -29,7 +29,7 @@ class PageFetcher {
   // Gets the bytes of run number `run`; may be called by several threads at once.
   using Take = std::function<void(int64_t run, const char* data)>;
 
-  // `most_bytes` of a run. Throws StoreError if io_uring is asked for and is not there.
+  // `most_bytes` of a run. Throws StoreError if io_uring is requested and unavailable.
   PageFetcher(Io io, int threads, bool direct, int64_t most_bytes);
   ~PageFetcher();
 

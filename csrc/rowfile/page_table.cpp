@@ -55,7 +55,7 @@ uint64_t PageTable::Partition::set(uint64_t hash, uint64_t place) {
   }
 }
 
-// What follows moves back by one slot, up to the first that is at its home.
+// The hashes behind it move back by one slot, up to the first that is at its home.
 uint64_t PageTable::Partition::erase(uint64_t hash) {
   if (slots_ == 0) return kNone;
   const int64_t at = lower_bound(hash);
@@ -70,8 +70,8 @@ uint64_t PageTable::Partition::erase(uint64_t hash) {
   return place;
 }
 
-// Slots behind the homes are for those that the last homes push on: few, whatever the size, and if they do not suffice
-// the partition grows once more.
+// Slots behind the homes take the hashes that the last homes displace: few, whatever the size; if they do not suffice,
+// the partition grows again.
 void PageTable::Partition::grow() {
   uint64_t homes = std::max(kLeastHomes, homes_ + homes_ / 8 + 1);
   for (;;) {

@@ -1,7 +1,7 @@
 // int64 key -> place of its row, in at most 16 bytes a key on the average, whatever the number of keys.
 //
 // A hash that is a bijection chooses one of 256 partitions by its high bits. In a partition hashes lie in rising order,
-// each at its home (the slot that the rest of its bits names) or as near behind it as the order allows; so the search
+// each at its home (the slot given by the rest of its bits) or as near behind it as the order allows; so the search
 // for an absent key ends at the first hash that is larger. Slots take 13 bytes (hash 8, place 5) and a partition grows
 // by an eighth when it is 92 % full, so that a key takes 14.1 to 15.9 bytes. (terarec's other hash index trades memory
 // for speed: 20 bytes a key, and no order.)
@@ -17,7 +17,7 @@ namespace terarec::rowfile {
 
 class PageTable {
  public:
-  // Places have 40 bits; this one is none.
+  // Places have 40 bits; this one stands for none.
   static constexpr uint64_t kNone = (uint64_t{1} << 40) - 1;
 
   explicit PageTable(uint64_t seed) : hash_{seed} {}
@@ -29,7 +29,7 @@ class PageTable {
   void find(const int64_t* keys, int64_t count, uint64_t* places) const;
   uint64_t find(int64_t key) const;
 
-  // Asks for the cache line in which a key should be.
+  // Prefetches the cache line in which a key should be.
   void fetch(int64_t key) const;
 
   // Gives a key a place; returns the one that it had, or kNone. Throws std::bad_alloc, having changed nothing.

@@ -13,7 +13,8 @@ constexpr int64_t kReadKeys = 16384;
 constexpr int64_t kWriteKeys = 512;
 constexpr int64_t kAhead = 16;
 constexpr int kTries = 100;
-// A run of pages that are read at once. More would make buffers large; reads of so many bytes are sequential enough.
+// Most bytes of a run of pages that are read at once. More would need large buffers; reads of this size are sequential
+// enough.
 constexpr int64_t kRunBytes = 32768;
 
 }  // namespace
@@ -413,7 +414,7 @@ void RowFile::seal() {
   seal_heads();
 }
 
-// Gets all to the files, though not to the disk.
+// Writes all to the files, without flushing these to the disk.
 void RowFile::flush() {
   {
     std::lock_guard<FairMutex> index(index_lock_);
@@ -491,7 +492,7 @@ void RowFile::drop_segment(const std::shared_ptr<Segment>& segment) {
     contents_->segments[segment->slot].reset();
     contents_->free_slots.push_back(segment->slot);
   }
-  segment->close_file();  // who still reads it holds it open
+  segment->close_file();  // its readers hold it open
   remove_file(segment->path);
 }
 

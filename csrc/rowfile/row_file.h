@@ -7,7 +7,7 @@
 // such rows, since rows that lived that long are likely to live on. A commit makes all pages durable and lists the
 // segments in a new manifest; only then are files removed that the one before needed.
 //
-// Locks are taken in this order: `writer_mutex_` by what changes the store; the index lock, shared by readers while they
+// Locks are taken in this order: `writer_mutex_` by calls that change the store; the index lock, shared by readers while they
 // look up places and copy rows that lie in memory, and exclusive, for short times, where places change.
 #pragma once
 
@@ -42,7 +42,7 @@ struct RowFileOptions {
   double space_ratio = 1.5;  // compaction keeps files below so many times the live bytes; 0: it does not run by itself
 };
 
-// A shared mutex that neither readers nor writers keep the other from.
+// A shared mutex that is fair: neither readers nor writers starve the other.
 class FairMutex {
  public:
   void lock() {
@@ -84,7 +84,7 @@ class Scan;
 
 class RowFile {
  public:
-  // Writes what an empty store is made of to a directory that has its description.
+  // Writes the files of an empty store to a directory that has its description.
   static void create(const std::string& directory);
 
   RowFile(std::string directory, const Layout& layout, const RowFileOptions& options);
@@ -109,11 +109,11 @@ class RowFile {
   uint64_t commit(const std::string& metadata);
   // Ends the segments that take rows, so that a snapshot after the next commit can link them all.
   void seal();
-  // Links or copies what the last commit made durable.
+  // Links or copies the files of the last commit.
   void snapshot(const std::string& directory);
-  // Does so for a directory that no process need have open; its segments are to be those of nobody who writes.
+  // The same for a directory that need not be open; no process may write to its segments.
   static void clone(const std::string& from, const std::string& to, const Layout& layout);
-  // Moves on to the newest commit of the writer; whether there was one.
+  // Opens the newest commit of the writer; returns whether there was one.
   bool refresh();
   // Moves the rows of all segments that are not nearly full of live ones.
   void compact();

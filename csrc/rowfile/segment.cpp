@@ -4,7 +4,7 @@
 
 namespace terarec::rowfile {
 
-// The first half goes: it was opened before the other.
+// The first half is closed: it was opened before the other.
 void OpenFiles::opened(const std::shared_ptr<Segment>& segment) {
   std::vector<std::shared_ptr<Segment>> to_close;
   {

@@ -1,4 +1,4 @@
-// A segment: a file of pages that are written once, and what of it still lies in memory.
+// A segment: a file of pages that are written once, and its blocks that are still in memory.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace terarec::rowfile {
 
 class Segment;
 
-// Pages in a row that are filled in memory and written to the file at once.
+// Adjacent pages that are filled in memory and written to the file at once.
 struct Block {
   AlignedBuffer memory;
   std::shared_ptr<Segment> segment;
@@ -25,7 +25,7 @@ struct Block {
   int64_t capacity = 0;
 };
 
-// Opens files when they are needed and closes those that were not for long, as a process may have only so many.
+// Opens files when needed and closes those not used for long, since the number of open files is limited.
 class OpenFiles {
  public:
   explicit OpenFiles(int64_t most) : most_(most) {}
@@ -51,7 +51,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   int64_t live_rows = 0;
   int64_t erased_keys = 0;
   uint64_t first_sequence = 0, last_sequence = 0;  // 0: no page is sealed
-  bool is_sealed = false;                          // no page comes any more
+  bool is_sealed = false;                          // no page is appended any more
   bool is_moved = false;                           // all its rows lie elsewhere: the next commit needs it no more
   bool is_listed = false;                          // the last commit's manifest names it
   bool needs_flush = false;

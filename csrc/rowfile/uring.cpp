@@ -138,7 +138,7 @@ void Ring::submit(bool wait, const std::function<void(uint64_t, int64_t)>& done)
     } else if (errno != EINTR && errno != EAGAIN && errno != EBUSY) {
       throw_system_error("io_uring", "submit reads");
     } else if (*q.complete_head != load(q.complete_tail)) {
-      break;  // there is something to take off before more fits in
+      break;  // completions must be taken before more fits in
     }
   }
   unsigned head = *q.complete_head;

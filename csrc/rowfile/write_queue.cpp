@@ -45,7 +45,7 @@ void WriteQueue::drain() {
   if (error_) std::rethrow_exception(error_);
 }
 
-// A task stays at the front while it is done, so that an empty queue means that all is written. After an error the
+// A task stays at the front while it runs, so that an empty queue means that all is written. After an error the
 // rest stays, too: its rows are still read from memory.
 void WriteQueue::work() {
   std::unique_lock<std::mutex> lock(mutex_);

@@ -14,7 +14,7 @@
 
 #define TERAREC_INLINE static inline __attribute__((always_inline))
 
-// Widths with loops of their own, unrolled and in registers; any other takes the loops with W == 0.
+// Widths with loops of their own, unrolled and in registers; others use the loops with W == 0.
 #define TERAREC_BY_WIDTH(function, call, width) \
   switch (width) {                              \
     case 1: return function<1>(call);           \
@@ -58,7 +58,7 @@ TERAREC_INLINE uint32_t match_in(const Bucket& bucket, uint64_t hash) {
 #endif
 }
 
-// Without branches on what is found, which nobody can predict.
+// Without branches on the results, which cannot be predicted.
 static SearchOutcome search_buckets(const SearchBuckets& shared) {
   const SearchBuckets call = shared;
   SearchOutcome outcome{0, 0};
