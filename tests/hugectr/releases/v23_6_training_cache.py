@@ -110,8 +110,6 @@ model.set_source(
 model.fit(num_epochs=1, eval_interval=4, display=4)
 later = model.get_incremental_model()
 expected = np.fromfile("etc_data/train2/train.keyset", dtype=np.int64)
-print(
-    "incremental", [vectors.shape[1] for _, vectors in later], all(np.isin(keys, expected).all() for keys, _ in later)
-)
+print("widths", [vectors.shape[1] for _, vectors in later], all(np.isin(keys, expected).all() for keys, _ in later))
 print("both slots", all(len(keys) > 0 for keys, _ in updated), len(updated[1][0]) <= sum(SIZES))
 model.save_params_to_files("wdl_etc", 24)
