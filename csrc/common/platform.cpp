@@ -97,6 +97,15 @@ bool commit_memory(void* reserved, size_t begin, size_t end) {
   return true;
 }
 
+void discard_memory(void* reserved, size_t begin, size_t end) {
+#if defined(__linux__)
+  const size_t first = (begin + small_page() - 1) / small_page() * small_page(), last = end / small_page() * small_page();
+  if (first < last) madvise(static_cast<char*>(reserved) + first, last - first, MADV_DONTNEED);
+#else
+  (void)reserved, (void)begin, (void)end;
+#endif
+}
+
 // A library that was loaded without RTLD_GLOBAL is not in the global scope, but it is in the list of objects.
 OpenMpRuntime find_openmp() {
   OpenMpRuntime runtime;

@@ -33,6 +33,10 @@ void* reserve_memory(size_t bytes);
 // before keep their values. The system allocates each page when it is first touched. False if it fails.
 bool commit_memory(void* reserved, size_t begin, size_t end);
 
+// Gives the memory of the whole pages in the committed bytes [begin, end) back to the system; they are zero when they
+// are touched again, or keep their values on systems that cannot.
+void discard_memory(void* reserved, size_t begin, size_t end);
+
 // The entry point of an OpenMP runtime that starts a team: GOMP_parallel of libgomp, which libomp exports, too.
 struct OpenMpRuntime {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags) = nullptr;  // null: none is loaded

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "common/platform.h"
 #include "rowfile/crc32c.h"
 #include "rowfile/row_file.h"
 
@@ -78,6 +79,10 @@ NB_MODULE(_rowfile, m) {
 
   m.def("crc32c", [](nb::bytes data) { return crc32c(data.c_str(), data.size()); });
   m.def("crc32c_by_tables", [](nb::bytes data) { return crc32c_by_tables(data.c_str(), data.size()); });
+  // For memory that rows have given up, of which indexes here take as much.
+  m.def("discard", [](uintptr_t memory, size_t begin, size_t end) {
+    terarec::discard_memory(reinterpret_cast<void*>(memory), begin, end);
+  });
   m.def("create", &RowFile::create, Unlocked());
   m.def("clone", &RowFile::clone, Unlocked(), nb::arg("source"), nb::arg("directory"), nb::arg("layout"));
 
@@ -89,20 +94,22 @@ NB_MODULE(_rowfile, m) {
       .def(
           "__init__",
           [](RowFile* self, std::string directory, const Layout& layout, bool read_only, bool direct,
-             const std::string& io, int io_threads, int64_t queue_bytes, int64_t open_files, double space_ratio) {
+             const std::string& io, int io_threads, int64_t queue_bytes, int64_t run_bytes, int64_t open_files,
+             double space_ratio) {
             RowFileOptions options;
             options.read_only = read_only;
             options.direct = direct;
             options.io = io_of(io);
             options.io_threads = io_threads;
             options.queue_bytes = queue_bytes;
+            options.run_bytes = run_bytes;
             options.open_files = open_files;
             options.space_ratio = space_ratio;
             nb::gil_scoped_release unlocked;
             new (self) RowFile(std::move(directory), layout, options);
           },
           nb::arg("directory"), nb::arg("layout"), nb::arg("read_only"), nb::arg("direct"), nb::arg("io"),
-          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("open_files"), nb::arg("space_ratio"))
+          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("run_bytes"), nb::arg("open_files"), nb::arg("space_ratio"))
       .def("size", &RowFile::size, Unlocked())
       .def("file_bytes", &RowFile::file_bytes, Unlocked())
       .def("memory_bytes", &RowFile::memory_bytes, Unlocked())

@@ -13,9 +13,6 @@ constexpr int64_t kReadKeys = 16384;
 constexpr int64_t kWriteKeys = 512;
 constexpr int64_t kAhead = 16;
 constexpr int kTries = 100;
-// Most bytes of a run of pages that are read at once. More would need large buffers; reads of this size are sequential
-// enough.
-constexpr int64_t kRunBytes = 32768;
 
 }  // namespace
 
@@ -26,7 +23,7 @@ RowFile::RowFile(std::string directory, const Layout& layout, const RowFileOptio
       layout_(layout),
       options_(options),
       open_files_(options.open_files),
-      fetcher_(options.io, options.io_threads, options.direct, std::max(kRunBytes, layout.page_bytes)) {
+      fetcher_(options.io, options.io_threads, options.direct, std::max(options.run_bytes, layout.page_bytes)) {
   if (options_.read_only) {
     refresh();
     return;

@@ -38,6 +38,9 @@ struct RowFileOptions {
   Io io = Io::kAuto;
   int io_threads = 16;
   int64_t queue_bytes = int64_t{16} << 20;
+  // Most bytes of a run of pages that are read at once. More would need large buffers; reads of this size are sequential
+  // enough.
+  int64_t run_bytes = 32768;
   int64_t open_files = 512;
   double space_ratio = 1.5;  // compaction keeps files below so many times the live bytes; 0: it does not run by itself
 };

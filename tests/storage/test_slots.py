@@ -2,14 +2,16 @@
 
 import gc
 
+import pytest
 import torch
 
-from terarec.kernels.slots import RowBatch
+from terarec.kernels.slots import RowBatch, new_slot_map
 from terarec.storage.fast_tier import FastTier
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores
 from terarec.storage.row_store import MemoryRowStore
+from terarec.storage.slots import SlotLimit
 
 OF = RowFormat(4, torch.float32)
 
@@ -69,3 +71,42 @@ def test_a_row_that_has_another_key_now_is_not_taken() -> None:
     other = batch(1, 2)
     other.keys[0] = 7
     assert [held.is_staged.tolist() for held in ahead.take(other)] == [[False, True]]
+
+
+@pytest.mark.parametrize("implementation", ["ref", "cpu"])
+def test_slots_behind_a_lowered_limit_are_not_assigned(implementation: str) -> None:
+    slots = new_slot_map(8, torch.device("cpu"), implementation)
+    limit = SlotLimit(slots)
+
+    def assigned(*rows: int) -> list[int]:
+        held = torch.tensor(rows)
+        found = slots.assign(RowBatch(held, held, torch.zeros_like(held)))
+        slots.let_go(found)
+        return found.tolist()
+
+    assert assigned(10, 11, 12, 13, 14, 15) == [0, 1, 2, 3, 4, 5]
+    slots.mark_changed(torch.tensor([1, 4]))
+    slots.hold(torch.tensor([3]))
+    written: list[int] = []
+    assert limit.room == 2
+    assert limit.lower(2, lambda gone: written.extend(gone.tolist())) == 4  # slot 3 is pinned
+    assert written == [4]
+    assert slots.find(torch.tensor([10, 11, 12, 13, 14, 15])).tolist() == [0, 1, -1, 3, -1, -1]
+    assert limit.room == 0
+    slots.let_go(torch.tensor([3]))
+    assert limit.lower(1, lambda gone: written.extend(gone.tolist())) == 1
+    assert sorted(written[1:]) == [1]
+    assert limit.room == 0
+    slots.release(torch.tensor([0]))
+    assert limit.room == 1
+    assert assigned(20) == [0]
+
+
+@pytest.mark.parametrize("implementation", ["ref", "cpu"])
+def test_a_limit_counts_slots_that_were_never_used(implementation: str) -> None:
+    slots = new_slot_map(8, torch.device("cpu"), implementation)
+    limit = SlotLimit(slots)
+    assert limit.lower(3, lambda gone: None) == 3
+    held = torch.arange(3)
+    slots.assign(RowBatch(held, held, held))
+    assert limit.room == 0

@@ -31,15 +31,23 @@ class ReservedRows:
         shape: Most rows, then the shape of a row.
         dtype: NumPy type of an element.
         commit: commit(begin, end) gives zeroed memory to these bytes; False if the system refuses it.
+        discard: discard(begin, end) gives the memory of these bytes back.
     """
 
     def __init__(
-        self, memory: NDArray[np.uint8], shape: tuple[int, ...], dtype: DTypeLike, commit: Callable[[int, int], bool]
+        self,
+        memory: NDArray[np.uint8],
+        shape: tuple[int, ...],
+        dtype: DTypeLike,
+        *,
+        commit: Callable[[int, int], bool],
+        discard: Callable[[int, int], None],
     ) -> None:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self._memory = memory
         self._commit = commit
+        self._discard = discard
         self._rows = 0
 
     def __len__(self) -> int:
@@ -67,6 +75,13 @@ class ReservedRows:
                 f"rows {self.dtype}{list(self.shape)}", f"{end - begin:,} bytes more refused by the system"
             )
         self._rows = rows
+
+    def discard(self, begin: int, end: int) -> None:
+        """Give the memory of the rows ``begin <= row < end`` back; they get some again when they are written.
+
+        Their values are lost.
+        """
+        self._discard(begin * self.row_bytes, min(end, self._rows) * self.row_bytes)
 
     def array(self, rows: int) -> NDArray[Any]:
         """Return the first `rows` rows, in the reserved memory, which lives as long as the array.

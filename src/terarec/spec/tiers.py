@@ -22,6 +22,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)?")
 _EXPECTED = "a size such as '8GiB' or '512MiB'"
+_WORDS = {"true": True, "false": False}
 DEFAULT_HOST = "1GiB"
 """Host memory in front of a file where no budget is given."""
 
@@ -52,11 +53,13 @@ class Tiers:
         host: Memory of the host; None for none, or for 1 GiB where a `file` is given alone.
         file: Directory for the rows beyond these budgets; None to raise an error where they are full. Working memory
             of one process: the rows of a former one are removed at the start.
+        direct: Whether the files bypass the system's page cache (O_DIRECT).
     """
 
     device: str | None = None
     host: str | None = None
     file: str | None = None
+    direct: bool = False
 
     def __post_init__(self) -> None:
         for name in ("device", "host"):
@@ -69,6 +72,9 @@ class Tiers:
                 checks.fail(self, name, f"{_EXPECTED}, or none")
         if self.file is not None and (not isinstance(self.file, str) or not self.file):
             checks.fail(self, "file", "the path of a directory, or none")
+        checks.one_of(self, "direct", (False, True))
+        if self.direct and self.file is None:
+            checks.reject(self, "direct", "got direct access without a file, expected both")
         if self.device is None and self.host is None and self.file is None:
             checks.reject(self, "", "got no tier, expected device, host or file")
 
@@ -105,7 +111,7 @@ class Tiers:
             name, equals, value = part.partition("=")
             if not equals or name not in known or name in given:
                 raise ConfigError("tiers", f"got {text!r}, expected {'=,'.join(known)}= or some of them, each once")
-            given[name] = value
+            given[name] = _WORDS.get(value, value) if name == "direct" else value
         return cls(**given)
 
 

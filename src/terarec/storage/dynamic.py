@@ -42,6 +42,7 @@ class DynamicTable:
         self.number = self._held.number
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._held.find
+            arena.data.key_bytes[self.number] = self._key_bytes
 
     @property
     def name(self) -> str:
@@ -85,9 +86,11 @@ class DynamicTable:
         """Bytes of the rows with their state, and of the index."""
         arena = self.arena
         if isinstance(arena.data, TieredRows):  # which its tables share
-            tracked = len(self) * (arena.row_bytes - arena.data.row_bytes)
-            return arena.data.memory_bytes // len(arena.specs) + tracked + self.index_bytes
+            return arena.data.memory_bytes // len(arena.specs) + self._key_bytes()
         return len(self) * arena.row_bytes + self.index_bytes
+
+    def _key_bytes(self) -> int:
+        return len(self) * (self.arena.row_bytes - self.arena.data.row_bytes) + self.index_bytes
 
     @property
     def num_evicted(self) -> int:

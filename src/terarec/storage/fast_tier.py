@@ -12,7 +12,7 @@ from terarec.kernels.slots import RowBatch, RowPart, gather_rows, new_slot_map, 
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import WrittenBehind
-from terarec.storage.slots import Pin
+from terarec.storage.slots import Pin, SlotLimit
 from terarec.storage.tier_use import TierUse
 
 ROWS_AT_ONCE = 1 << 16
@@ -43,6 +43,7 @@ class FastTier:
     ) -> None:
         self.format = of
         self.slots = new_slot_map(capacity, device)
+        self._limit = SlotLimit(self.slots)
         self.below = below
         self.written = TierUse()
         self._num_defaults = num_defaults
@@ -115,6 +116,23 @@ class FastTier:
         for part in torch.split(dirty.nonzero()[:, 0], ROWS_AT_ONCE):
             self.write_back(part)
         self.slots.is_dirty[used] = False
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots that may be used."""
+        return self._limit.limit
+
+    @property
+    def room(self) -> int:
+        """Slots without a row."""
+        return self._limit.room
+
+    def lower(self, capacity: int) -> None:
+        """Give up slots until `capacity` are left, as far as pinned rows allow, and the memory of their rows."""
+        self._let_released_go()
+        first = self._limit.lower(capacity, self.write_back)
+        for held in (self.weights, *self.state.values()):
+            held.discard(first, self.slots.capacity)
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
         """Yield keys int64[n], weights [n, D] and states of a table's changed rows, or of those of the tier below."""

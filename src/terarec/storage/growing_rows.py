@@ -25,6 +25,7 @@ _NUMPY_TYPES = {
     torch.bfloat16: np.int16,
     torch.int32: np.int32,
     torch.int64: np.int64,
+    torch.uint8: np.uint8,
 }
 
 
@@ -69,6 +70,11 @@ class GrowingTensor:
             raise StorageError("rows", f"{rows * self.row_bytes:,} bytes requested on {self.tensor.device}") from error
         grown[: self.tensor.shape[0]] = self.tensor
         self.tensor = grown
+
+    def discard(self, begin: int, end: int) -> None:
+        """Give the host memory of the rows ``begin <= row < end`` back until they are written; values are lost."""
+        if self._reserved is not None:
+            self._reserved.discard(begin, end)
 
     def to(self, device: torch.device) -> GrowingTensor:
         """Return a copy on `device`.

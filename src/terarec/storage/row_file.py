@@ -112,6 +112,8 @@ class RowFileOptions:
         io_threads: Threads that read, where io_uring does not.
         direct: Whether pages bypass the system's page cache (O_DIRECT).
         queue_bytes: Bytes of filled pages that wait for the disk at most.
+        run_bytes: Bytes of pages side by side that are read at once at most; each thread that reads has buffers for 128
+            such runs.
         open_files: Most files that stay open.
         space_ratio: Compaction in the background keeps files below this multiple of live bytes, and a segment; 0 for
             none in the background.
@@ -124,13 +126,14 @@ class RowFileOptions:
     io_threads: int = 16
     direct: bool = False
     queue_bytes: int = 16 * 2**20
+    run_bytes: int = 32 * 2**10
     open_files: int = 512
     space_ratio: float = 1.5
 
     def __post_init__(self) -> None:
         if self.io not in ("auto", "io_uring", "threads"):
             raise FieldError("", "io", f"got {self.io!r}, expected 'auto', 'io_uring' or 'threads'")
-        for name, least in (("io_threads", 1), ("queue_bytes", 1), ("open_files", 8)):
+        for name, least in (("io_threads", 1), ("queue_bytes", 1), ("run_bytes", 4096), ("open_files", 8)):
             if (value := getattr(self, name)) < least:
                 raise FieldError("", name, f"got {value}, expected {least} or more")
         if self.space_ratio != 0 and not self.space_ratio >= _LEAST_SPACE_RATIO:
@@ -238,6 +241,7 @@ class RowFile:
                     io=options.io,
                     io_threads=options.io_threads,
                     queue_bytes=options.queue_bytes,
+                    run_bytes=options.run_bytes,
                     open_files=options.open_files,
                     space_ratio=float(options.space_ratio),
                 )

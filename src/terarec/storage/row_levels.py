@@ -17,6 +17,7 @@ from terarec.kernels.rows import reserve_rows
 from terarec.kernels.slots import RowBatch, RowPart, SlotMap, gather_rows, new_slot_map, row_set, scatter_rows
 from terarec.storage.row_file import RowFile
 from terarec.storage.row_store import RowStore
+from terarec.storage.slots import SlotLimit
 
 _CPU = torch.device("cpu")
 _SPACE_RATIO = 1.6
@@ -51,6 +52,10 @@ class RowLevel(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes of host memory taken."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Those of them that the index of rows on a disk takes."""
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows to ``out uint8[n, row_bytes]``; return which there are, bool[n]. Rows may repeat."""
@@ -114,6 +119,11 @@ class TableStores:
     def memory_bytes(self) -> int:
         """Bytes of the stores' indexes and buffers."""
         return sum(store.memory_bytes for store in self.stores)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the indexes of row files."""
+        return sum(store.index_bytes for store in self.stores if isinstance(store, RowFile))
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """See `RowLevel.read`."""
@@ -209,15 +219,38 @@ class CachedRows:
         self._slot_bytes = slot_bytes
         self._lock = threading.RLock()
         self._keeps_read = keeps_read
-        memory = reserve_rows((self.slots.capacity, row_bytes), np.uint8)
-        memory.grow(self.slots.capacity)
-        self._values = torch.from_numpy(memory.array(self.slots.capacity))
+        self._limit = SlotLimit(self.slots)
+        self._memory = reserve_rows((self.slots.capacity, row_bytes), np.uint8)
+        self._memory.grow(self.slots.capacity)
+        self._values = torch.from_numpy(self._memory.array(self.slots.capacity))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of slots that were used, and of the level below."""
         below = 0 if self.below is None else self.below.memory_bytes
         return self.slots.used_slots * (self._row_bytes + self._slot_bytes) + below
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index of the level below."""
+        return 0 if self.below is None else self.below.index_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots that may be used."""
+        return self._limit.limit
+
+    def lower(self, capacity: int) -> None:
+        """Give up slots until `capacity` are left, writing changed rows to the level below, and their memory."""
+        with self._lock:
+            if capacity < self._limit.limit and self.below is not None:
+                first = self._limit.lower(capacity, self._write_back)
+                self._memory.discard(first, self.slots.capacity)
+
+    def _write_back(self, slots: Tensor) -> None:
+        if self.below is not None and slots.numel():
+            slots = self.slots.by_table(slots)
+            self.below.write(_owners(self.slots, slots), self._values[slots])
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """See `RowLevel.read`."""
@@ -240,17 +273,17 @@ class CachedRows:
 
     def _keep(self, batch: RowBatch, values: Tensor) -> None:
         """Hold rows of the level below, which may repeat, as far as there is room for them."""
-        firsts = row_set(batch.rows).firsts[: self.slots.capacity // 2]
-        if firsts.numel() > self.slots.room:
+        firsts = row_set(batch.rows).firsts[: self._limit.limit // 2]
+        if firsts.numel() > self._limit.room:
             self._make_room(firsts.numel())
-        firsts = firsts[: self.slots.room]
+        firsts = firsts[: self._limit.room]
         slots = self.slots.assign(batch.part(firsts))
         self.slots.let_go(slots)
         scatter_rows([RowPart(self._values, 0)], slots, values, firsts)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """See `RowLevel.write`."""
-        at_once = max(1, self.slots.capacity // 2)
+        at_once = max(1, self._limit.limit // 2)
         for begin in range(0, batch.rows.numel(), at_once):
             part = slice(begin, begin + at_once)
             with self._lock:
@@ -259,7 +292,7 @@ class CachedRows:
     def _write(self, batch: RowBatch, values: Tensor) -> None:
         slots, held, absent = self.slots.touch(batch.rows, pins=True)
         try:
-            if absent.numel() > self.slots.room:
+            if absent.numel() > self._limit.room:
                 self._make_room(absent.numel())
             new = self.slots.assign(batch.part(absent))
         finally:
@@ -270,7 +303,7 @@ class CachedRows:
         self.slots.mark_changed(slots)
 
     def _make_room(self, wanted: int) -> None:
-        missing = wanted - self.slots.room
+        missing = wanted - self._limit.room
         if self.below is None:
             held = len(self.slots)
             needed = (held + wanted) * (self._row_bytes + self._slot_bytes)
@@ -281,9 +314,8 @@ class CachedRows:
                 held=held,
                 needed_bytes=needed,
             )
-        victims = self.slots.victims(max(missing, self.slots.capacity // 64), 0)
-        dirty = self.slots.by_table(victims[self.slots.is_dirty[victims]])
-        self.below.write(_owners(self.slots, dirty), self._values[dirty])
+        victims = self.slots.victims(max(missing, self._limit.limit // 64), 0)
+        self._write_back(victims[self.slots.is_dirty[victims]])
         self.slots.release(victims)
 
     def erase(self, batch: RowBatch) -> None:
@@ -369,6 +401,11 @@ class WrittenBehind:
     def memory_bytes(self) -> int:
         """Bytes of host memory taken."""
         return self.level.memory_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index of the level."""
+        return self.level.index_bytes
 
     def settle(self) -> None:
         """Wait for the thread."""

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from terarec.errors import StorageError
 from terarec.io import file_lock, remove_abandoned
-from terarec.storage.row_file import RowFile, read_description
+from terarec.storage.row_file import RowFile, RowFileOptions, read_description
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores, WrittenBehind
 from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
 
 _SUFFIX = ".rows"
+_PROBE = "direct"
 
 
 class TierFiles:
@@ -39,10 +40,15 @@ class TierFiles:
         self._generation = self._adopted = 0
         self._open: list[tuple[RowStore, Path]] = []
         self._is_made = False
+        self._options = RowFileOptions()
         self.writers: list[WrittenBehind] = []
 
-    def level(self, of: RowFormat) -> TableStores | None:
+    def level(self, of: RowFormat, options: RowFileOptions | None = None) -> TableStores | None:
         """Return empty stores for rows of a format; former ones stay until `drop_former`.
+
+        Args:
+            of: Format of the rows.
+            options: How files are read and written, from now on.
 
         Raises:
             StorageError: Another process uses the files of a table, or rows of more bytes than a file takes.
@@ -56,11 +62,14 @@ class TierFiles:
             )
         if not self._generation:
             self._lock()
+        self._options = options or RowFileOptions()
+        if self._options.direct:
+            _check_direct(self._directory)
         self._generation += 1
         made = []
         for table in self._tables:
             path = self._directory / f"{table}{_SUFFIX}" / str(self._generation)
-            made.append((_new_store(path, of, table), path))
+            made.append((_new_store(path, of, table, self._options), path))
         self._open += made
         return TableStores([store for store, _ in made])
 
@@ -86,7 +95,7 @@ class TierFiles:
         self._adopted += 1
         name = self._tables[table]
         path = self._directory / f"{name}{_SUFFIX}" / f"{self._generation}-{self._adopted}"
-        store = RowFile.clone(source, path)
+        store = RowFile.clone(source, path, options=self._options)
         place = len(self._open) - len(self._tables) + table
         former, self._open[place] = self._open[place], (store, path)
         self._remove([former])
@@ -162,5 +171,20 @@ def own_directory(parent: Path, prefix: str) -> Path:
     return parent / f"{prefix}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def _new_store(path: Path, of: RowFormat, table: str) -> RowStore:
-    return RowFile.create(path, of.num_bytes, table=table, columns=of.columns())
+def _new_store(path: Path, of: RowFormat, table: str, options: RowFileOptions) -> RowStore:
+    return RowFile.create(path, of.num_bytes, table=table, columns=of.columns(), options=options)
+
+
+def _check_direct(directory: Path) -> None:
+    """Raise `StorageError` if the file system has no access past the page cache."""
+    path = directory / f"{_PROBE}-{os.getpid()}"
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0)
+    try:
+        os.close(os.open(path, flags))
+    except OSError as error:
+        raise StorageError(
+            f"tiers direct: {directory}: {error.strerror}, expected a file system with direct access (O_DIRECT), or "
+            "direct=False"
+        ) from error
+    finally:
+        path.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from terarec.storage.tier_use import TierUse
 _EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 _LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
 _MIB = 1 << 20
+_STEPS_OF_BUDGET = 64
 _MOST_SLOTS = 1 << 36
 _CPU = torch.device("cpu")
 
@@ -58,6 +59,8 @@ class TieredRows:
         device: Where the fast tier is.
         find_rows: For each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
             whoever knows.
+        key_bytes: For each table, what gives the bytes that its keys and their uses take in host memory, by whoever has
+            them there.
 
     Args:
         specs: The tables of the arena.
@@ -75,6 +78,7 @@ class TieredRows:
         self.device = torch.device("cpu")
         self.lock = threading.RLock()
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.key_bytes: dict[int, Callable[[], int]] = {}
         self._ahead = Lookahead()
         self._specs = tuple(specs)
         self._num_defaults = num_defaults
@@ -88,6 +92,7 @@ class TieredRows:
         self._taken: list[Pin] = []
         self._batch = 0
         self._use = TierUse()
+        self._given_up = 0  # bytes of the budget, to indexes
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: files belong to one object.
@@ -134,6 +139,13 @@ class TieredRows:
             return 0
         below = 0 if memory.below is None else memory.below.memory_bytes
         return memory.slots.used_slots * (self._format.num_bytes + SLOT_BYTES) + below
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of host memory that the indexes of keys, and of rows in files, take."""
+        below = None if self._memory is None else self._memory.below
+        of_keys = sum(bytes_of() for bytes_of in self.key_bytes.values())
+        return of_keys + (0 if below is None else below.index_bytes)
 
     def first_seed(self, table: int) -> int:
         """Return the seed of the first weights of a table."""
@@ -299,7 +311,7 @@ class TieredRows:
         """Free slots of rows that are not pinned, until there is room for a number of rows."""
         with self.lock:
             memory = self._open()
-            missing = rows - memory.slots.room
+            missing = rows - memory.room
             if missing > 0 and memory.below is not None:
                 self._release(memory, memory.victims(missing, self._batch))
 
@@ -312,8 +324,8 @@ class TieredRows:
         batch = batch.part(row_set(batch.rows).firsts)
         if evicts:
             self.make_room(batch.rows.numel())
-        has_room = batch.rows.numel() <= memory.slots.room
-        batch = batch.part(slice(0, memory.slots.room))
+        has_room = batch.rows.numel() <= memory.room
+        batch = batch.part(slice(0, memory.room))
         at_once = max(1, _LOADED_AT_ONCE // self._format.num_bytes)
         for begin in range(0, batch.rows.numel(), at_once):
             _, new = self._bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")
@@ -506,7 +518,8 @@ class TieredRows:
         share = self._share()
         budget = int(self.tiers.fast_bytes * share)
         capacity = min(max(1, budget // (row_bytes + SLOT_BYTES)) + self._num_defaults, self._most_rows())
-        below: RowLevel | None = self._files.level(self._format)
+        options = self.budget.file_options(direct=self.tiers.direct)
+        below: RowLevel | None = self._files.level(self._format, options)
         host = self.tiers.host_bytes_below
         if host is not None:
             name = f"tiers host={self.tiers.host!r}"
@@ -520,6 +533,29 @@ class TieredRows:
             memory.slots.assign(RowBatch(first, first, first))  # pinned for good
             self._write_defaults(memory)
         return memory
+
+    def _fit_budget(self, memory: FastTier) -> None:
+        """Give up slots in host memory for what the indexes take beyond their allowance."""
+        host = self.tiers.host_bytes_below
+        if memory.below is None or (host is None and self.device.type != "cpu"):
+            return
+        excess = self.budget.given_up(self, self.tiers.fast_bytes)
+        if excess <= 0:
+            return
+        self._given_up = excess
+        row_bytes = self._format.num_bytes
+        capacity = int((self.tiers.fast_bytes if host is None else host) * self._share()) // (row_bytes + SLOT_BYTES)
+        step = capacity // _STEPS_OF_BUDGET + 1  # so that slots are not given up a few at a time
+        left = max(self._num_defaults + 1, capacity - -(-excess // (row_bytes * step)) * step)
+        level = memory.below.level
+        if left < (level.capacity if isinstance(level, CachedRows) else memory.capacity):
+            memory.below.settle()
+            level.lower(left) if isinstance(level, CachedRows) else memory.lower(left)
+
+    @property
+    def num_tables(self) -> int:
+        """Number of tables."""
+        return len(self._specs)
 
     @property
     def full_bytes(self) -> float:
@@ -561,11 +597,12 @@ class TieredRows:
 
     def _bring(self, memory: FastTier, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
         """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
+        self._fit_budget(memory)
         if memory.below is not None:
             memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
         arrivals = row_set(batch.rows)
         batch = batch.part(arrivals.firsts)
-        if batch.rows.numel() > memory.slots.room:
+        if batch.rows.numel() > memory.room:
             self._make_room(memory, batch.rows.numel(), purpose)
         new = memory.slots.assign(batch)
         try:
@@ -577,9 +614,8 @@ class TieredRows:
         return new[arrivals.places], new
 
     def _make_room(self, memory: FastTier, needed: int, purpose: str) -> None:
-        slots = memory.slots
-        missing = needed - slots.room
-        wanted = max(missing, slots.capacity // _EVICTED_SHARE)
+        missing = needed - memory.room
+        wanted = max(missing, memory.capacity // _EVICTED_SHARE)
         victims = memory.victims(wanted, self._batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
             raise self._too_small(memory, needed, purpose)
@@ -595,14 +631,15 @@ class TieredRows:
         slots, slot_bytes = memory.slots, self._format.num_bytes + SLOT_BYTES
         others = memory.num_pinned if memory.below is not None else len(slots)
         wanted = needed + others
-        would_do = -(-int(wanted * slot_bytes / self._share()) // _MIB) * _MIB
+        would_do = -(-int((wanted * slot_bytes + self._given_up) / self._share()) // _MIB) * _MIB
+        indexes = f" ({self._given_up // _MIB:,} MiB are the indexes')" if self._given_up >= _MIB else ""
         what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
         return BudgetError(
             f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {self._described()}",
-            f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {slots.capacity:,} fit; expected "
-            f"{self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
+            f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {memory.capacity:,} fit{indexes}; "
+            f"expected {self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
             needed=wanted,
-            held=slots.capacity,
+            held=memory.capacity,
             needed_bytes=would_do,
         )
 

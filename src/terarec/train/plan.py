@@ -19,6 +19,7 @@ from terarec.kernels import memory
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, RunSpec, Tiers
+from terarec.storage.tier_budget import INDEX_ALLOWANCE
 from terarec.train.devices import free_bytes
 from terarec.train.table_memory import KeyCounts, TableMemory, planned_tables
 
@@ -210,7 +211,9 @@ def _fitting_tiers(tables: Sequence[TableMemory], host_bytes: int, device_bytes:
         host_bytes: Host memory for them.
         device_bytes: Memory of the device for them; None on a CPU.
     """
-    host = int(_TIER_SHARE * (host_bytes - sum(table.index_bytes for table in tables))) >> 20
+    indexes = sum(table.index_bytes for table in tables)
+    beside = min(indexes, INDEX_ALLOWANCE)
+    host = (int(_TIER_SHARE * (host_bytes - beside)) >> 20) if host_bytes > indexes else 0
     device = None if device_bytes is None else int(_TIER_SHARE * device_bytes) >> 20
     if host <= 0 or (device is not None and device <= 0):
         return None

@@ -38,6 +38,7 @@ _MAY_CHANGE = frozenset(
         "model.tables.tiers.device",
         "model.tables.tiers.host",
         "model.tables.tiers.file",
+        "model.tables.tiers.direct",
         "training.epochs",
         "training.max_steps",
         "training.device",

@@ -160,14 +160,26 @@ class _ArenaInTiers:
         """See `terarec.storage.tier_budget.TierMember`."""
         return len(self.tables) * self.slot_bytes
 
-    def placed(self, budget: TierBudget) -> dict[str, tuple[int, int]]:
+    @property
+    def num_tables(self) -> int:
+        """See `terarec.storage.tier_budget.TierMember`."""
+        return len(self.tables)
+
+    @property
+    def index_bytes(self) -> float:
+        """See `terarec.storage.tier_budget.TierMember`."""
+        return sum(table.count * table.index_bytes for table in self.tables)
+
+    def placed(self, budget: TierBudget, *, is_gpu: bool) -> dict[str, tuple[int, int]]:
         """Return the rows of each table that the fastest tier, and host memory below it, hold at once."""
         share = budget.share(self, self.tiers.fast_bytes)
         counts = [table.count for table in self.tables]
-        fast = self._filled(self.tiers.fast_bytes * share, counts)
+        host = self.tiers.host_bytes_below
+        excess = budget.given_up(self, self.tiers.fast_bytes)
+        fast = self._filled(self.tiers.fast_bytes * share - (0 if is_gpu or host is not None else excess), counts)
         below = [0] * len(counts)
-        if self.tiers.host_bytes_below is not None and sum(fast) < sum(counts):
-            below = self._filled(self.tiers.host_bytes_below * share, counts)
+        if host is not None and sum(fast) < sum(counts):
+            below = self._filled(host * share - excess, counts)
         names = [table.spec.name for table in self.tables]
         return dict(zip(names, zip(fast, below, strict=True), strict=True))
 
@@ -213,7 +225,7 @@ def planned_tables(
         budgets.setdefault(arena.tiers, TierBudget()).add(arena)
     placed: dict[str, tuple[int, int]] = {}
     for arena in arenas:
-        placed |= arena.placed(budgets[arena.tiers])
+        placed |= arena.placed(budgets[arena.tiers], is_gpu=is_gpu)
     return [_table_memory(table, *placed.get(name, (table.count, 0)), is_gpu=is_gpu) for name, table in tables.items()]
 
 

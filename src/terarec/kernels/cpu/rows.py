@@ -9,6 +9,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from terarec.errors import StorageError
+from terarec.kernels.cpu import _rowfile
 from terarec.kernels.cpu.host import _embedding
 from terarec.kernels.ref.rows import rows_at_most as rows_at_most  # torch's own passes over memory are the fastest
 from terarec.kernels.rows import ReservedRows
@@ -78,4 +79,10 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
             f"rows {list(shape)}", f"{asked:,} bytes of address space requested, the system refused them"
         )
     address = memory.ctypes.data
-    return ReservedRows(memory, shape, dtype, lambda begin, end: _embedding.commit(address, begin, end))
+    return ReservedRows(
+        memory,
+        shape,
+        dtype,
+        commit=lambda begin, end: _embedding.commit(address, begin, end),
+        discard=lambda begin, end: _rowfile.discard(address, begin, end),
+    )

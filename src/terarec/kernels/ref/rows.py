@@ -48,7 +48,13 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         raise StorageError(
             f"rows {shape}", f"{asked} bytes of address space requested, the system refused them"
         ) from None
-    return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, lambda begin, end: True)
+
+    def discard(begin: int, end: int) -> None:
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if sys.platform == "linux" and first < last:
+            memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, commit=lambda begin, end: True, discard=discard)
 
 
 def fill_rows(rows: NDArray[np.float32], kind: str, seed: int, scale: float, first_row: int = 0) -> None:
