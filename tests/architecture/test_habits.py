@@ -1,6 +1,7 @@
 """Rules that the sources keep: nothing pickled, one reader of the environment, all documented."""
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_nothing_is_pickled_or_evaluated() -> None:
 def test_the_environment_is_read_in_one_file() -> None:
     readers = {file for file, text in all_sources().items() if re.search(r"os\.(environ|getenv)", text)}
     assert readers <= MAY_READ_ENVIRONMENT
+
+
+def test_errors_get_their_place_apart_from_the_problem() -> None:
+    """``ConfigError("rows", "got 3, ...")`` sets `where`; ``ConfigError("rows: got 3, ...")`` does not."""
+    wrong = []
+    for file, nodes in all_nodes().items():
+        for node in nodes:
+            if re.fullmatch(r"[A-Z]\w+Error", called(node)) and not hasattr(builtins, called(node)):
+                first, *others = node.args or [None]
+                parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+                is_joined = any(isinstance(part, ast.Constant) and ": " in str(part.value) for part in parts)
+                # The message about a library that is missing has no place; it ends in ": pip install ...".
+                # An error with fields of its own has them besides its message.
+                if is_joined and not others and not node.keywords and called(node) != "MissingDependencyError":
+                    wrong.append(f"{file}:{node.lineno} {called(node)}")
+    assert not wrong
 
 
 def test_public_things_are_documented() -> None:

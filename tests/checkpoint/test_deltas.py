@@ -193,7 +193,7 @@ def test_another_base_is_rejected(tmp_path: Path) -> None:
     shutil.rmtree(paths[0])
     shutil.copytree(others[0], paths[0])
     (paths[0] / MANIFEST).write_text((paths[0] / MANIFEST).read_text() + " ")
-    with pytest.raises(FormatError, check=at(f"{tmp_path}/a/step-00000002")):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/a/step-00000002: delta of step 1")):
         load(paths[2])
 
 

@@ -198,7 +198,7 @@ def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
         try:
             link.check_follows(step, state_id(previous, manifest.step), manifest.delta)
         except FormatError as error:
-            raise FormatError(checkpoint, str(error)) from None
+            raise FormatError(checkpoint, error.where, error.problem) from None
         chain.append((previous, manifest))
     return chain[::-1]
 

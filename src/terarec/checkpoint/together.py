@@ -113,4 +113,4 @@ def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStac
 def _check_all(found: list[dict[str, Any]]) -> None:
     failed = [f"rank {rank}: {told['error']}" for rank, told in enumerate(found) if told["error"] is not None]
     if failed:
-        raise StorageError(f"checkpoint: {failed[0]}")
+        raise StorageError("checkpoint", failed[0])

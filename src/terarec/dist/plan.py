@@ -265,7 +265,7 @@ def load_plan(path: Path) -> ShardingPlan:
     try:
         return from_data(ShardingPlan, data, "$")
     except ConfigError as error:
-        raise FormatError(path, str(error)) from None
+        raise FormatError(path, error.where, error.problem) from None
 
 
 def same_for_all(tables: Sequence[AnyTableSpec], placement: Placement, world_size: int) -> ShardingPlan:

@@ -137,7 +137,7 @@ class ShardedTable:
     def restart(self, seed: int) -> None:
         """Give the rows of a static table the first weights of `seed`, and initial state."""
         if self.is_dynamic:
-            raise StorageError(f"table {self.name!r}: restart: the table is dynamic, expected a static one")
+            raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")
         self.part.restart(seed)
         self._restart_part(seed)
 
@@ -194,7 +194,7 @@ class ShardedTable:
 
     def follow_changes(self, since: str) -> None:
         """Raise `StorageError`: changes of tables on several ranks are not noted."""
-        raise StorageError(f"table {self.name!r}: got delta checkpoints for a table on several ranks, expected whole ones")
+        raise StorageError(f"table {self.name!r}", "got delta checkpoints for a table on several ranks, expected whole ones")
 
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
         """Return nothing: see `follow_changes`."""

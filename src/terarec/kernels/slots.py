@@ -173,7 +173,7 @@ def scatter_rows(
     """
     _check_parts(parts, slots, values)
     if places is not None and (places.dtype != torch.int64 or places.shape != slots.shape):
-        raise ConfigError(f"places: got {places.dtype}{list(places.shape)}, expected torch.int64{list(slots.shape)}")
+        raise ConfigError("places", f"got {places.dtype}{list(places.shape)}, expected torch.int64{list(slots.shape)}")
     choose("scatter_rows", slots.device, _for(slots.device, implementation))(parts, slots, values, places)
 
 
@@ -184,15 +184,16 @@ def _for(device: torch.device, implementation: str) -> str:
 
 def _check_parts(parts: Sequence[RowPart], slots: Tensor, packed: Tensor) -> None:
     if slots.dtype != torch.int64 or slots.ndim != 1:
-        raise ConfigError(f"slots: got {slots.dtype}{list(slots.shape)}, expected torch.int64[n]")
+        raise ConfigError("slots", f"got {slots.dtype}{list(slots.shape)}, expected torch.int64[n]")
     if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.stride(1) != 1:
-        raise ConfigError(f"values: got {packed.dtype}{list(packed.shape)}, expected torch.uint8[n, row_bytes]")
+        raise ConfigError("values", f"got {packed.dtype}{list(packed.shape)}, expected torch.uint8[n, row_bytes]")
     for values, offset in parts:
         num_bytes = row_bytes_of(values)
         if not values.is_contiguous() or offset < 0 or offset + num_bytes > packed.shape[1]:
             raise ConfigError(
-                f"parts: got {values.dtype}{list(values.shape)} at byte {offset}, expected contiguous rows within the "
-                f"{packed.shape[1]} bytes of a packed one"
+                "parts",
+                f"got {values.dtype}{list(values.shape)} at byte {offset}, expected contiguous rows within the "
+                f"{packed.shape[1]} bytes of a packed one",
             )
 
 

@@ -131,11 +131,12 @@ class InferenceSession:
             StorageError: Not enough memory for the tables.
         """
         directory = run_dir / DATASET_DIRECTORY
-        workflow = workflow_of(directory, allow_import=allow_import)
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
+            workflow = workflow_of(directory, allow_import=allow_import)
             return cls(model, workflow, run, dataset, step=step, dataset_dir=directory)
         held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
+        workflow = workflow_of(directory, allow_import=allow_import)
         on_close = serve_tables(held, tables)
         step = held.checkpoint.step
         return cls(held.model, workflow, held.spec, held.dataset, step=step, dataset_dir=directory, on_close=on_close)

@@ -183,8 +183,8 @@ def _check_direct(directory: Path) -> None:
         os.close(os.open(path, flags))
     except OSError as error:
         raise StorageError(
-            f"tiers direct: {directory}: {error.strerror}, expected a file system with direct access (O_DIRECT), or "
-            "direct=False"
+            f"tiers direct: {directory}",
+            f"{error.strerror}, expected a file system with direct access (O_DIRECT), or direct=False",
         ) from error
     finally:
         path.unlink(missing_ok=True)

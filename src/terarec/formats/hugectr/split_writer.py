@@ -70,7 +70,7 @@ class SeenKeys:
         """
         keys = read_keyset(path, key_bytes)
         if keys.size and not 0 <= keys.min() <= keys.max() < len(self._seen):
-            raise FormatError(f"{path}: holds keys {keys.min()} to {keys.max()}, expected 0 to {len(self._seen) - 1}")
+            raise FormatError(path, f"holds keys {keys.min()} to {keys.max()}, expected 0 to {len(self._seen) - 1}")
         self._seen[keys] = True
 
     def merge(self, other: SeenKeys) -> None:

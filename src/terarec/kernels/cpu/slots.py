@@ -117,7 +117,7 @@ class SlotMap:
                 torch.get_num_threads(),
             )
         except MemoryError:
-            raise StorageError(f"slots: no memory to index {rows.numel():,} rows more") from None
+            raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
         return slots
 
     def release(self, slots: Tensor) -> None:
