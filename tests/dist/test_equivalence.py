@@ -1,5 +1,7 @@
 """Tables on several ranks equal those of one process, whatever the placement: the cells of `tests.dist.matrix`."""
 
+from itertools import product
+
 import pytest
 
 from tests.dist.matrix import (
@@ -33,7 +35,8 @@ def check(todo: list[Case]) -> None:
 def test_the_chosen_cells_hold_every_placement_optimizer_size_and_mode() -> None:
     chosen = chosen_cases()
     assert {case.optimizer for case in chosen} == set(OPTIMIZERS)
-    assert {(case.placement, case.mode) for case in chosen} == {(p, mode) for p in PLACEMENTS for mode in MODES}
+    assert {(case.placement, case.mode == MODES[0]) for case in chosen} == set(product(PLACEMENTS, (True, False)))
+    assert {case.mode for case in chosen} == set(MODES)
     assert {case.size for case in chosen} == set(SIZES)
 
 

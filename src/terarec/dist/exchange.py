@@ -152,18 +152,28 @@ class Exchange:
                 held.release()
         return fetched
 
-    def send_numbers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
-        """Send float32[n] to each rank and return those from each rank, by way of the type on the wire.
+    def send_numbers(
+        self, what: str, parts: Sequence[Sequence[Tensor]], received: Sequence[int], joined: Tensor | None = None
+    ) -> list[Tensor]:
+        """Send float32 numbers to each rank but this and return those from each rank, by way of the type on the wire.
 
         Args:
             what: Name of the collective.
-            numbers: Numbers for each rank.
-            received: How many come from each rank.
+            parts: Numbers [n, D] for each rank, which go one after the other; those for this rank do not go.
+            received: How many numbers come from each rank; 0 from this one.
+            joined: All numbers that go one after the other, if they lie so.
         """
-        joined = torch.cat(list(numbers)) if len(numbers) > 1 else numbers[0]
-        sizes = [held.numel() for held in numbers]
-        came = self.ranks.all_to_all(f"{what} of {self._name}", joined.to(self._wire), sizes, received)
+        me = self.ranks.rank
+        sent = [0 if rank == me else sum(part.numel() for part in mine) for rank, mine in enumerate(parts)]
+        if joined is None:
+            flat = [part.flatten() for rank, mine in enumerate(parts) if rank != me for part in mine]
+            joined = torch.cat(flat) if flat else torch.empty(0)
+        came = self.ranks.all_to_all(f"{what} of {self._name}", joined.to(self._wire), sent, received)
         return list(torch.split(came.to(torch.float32), list(received)))
+
+    def rounded(self, own: Tensor) -> Tensor:
+        """Return numbers that stay on this rank as they would be if they had gone: copies of a row stay equal."""
+        return own if self._wire == torch.float32 else own.to(self._wire).to(torch.float32)
 
     def send_integers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
         """Send int64[n] to each rank and return those from each rank; see `send_numbers`."""
@@ -250,7 +260,7 @@ class Fetched:
     """The vectors of a step's distinct keys, and the way back of their gradients.
 
     Attributes:
-        vectors: float32[U, D] for each table, in the order of its routed keys.
+        vectors: For each table parts of float32[U, D] one after the other, in the order of its routed keys.
     """
 
     def __init__(
@@ -261,37 +271,50 @@ class Fetched:
         self._found = found
         self._sent = sent
         self._received = received
-        self.vectors: list[Tensor] = []
+        self.vectors: list[list[Tensor]] = []
 
     def receive(self) -> None:
         """Send the vectors that other ranks asked for, and set `vectors`."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
+        others = [rank for rank in range(size) if rank != me]
         replies: list[list[Tensor]] = [[] for _ in range(size)]
+        joined: list[Tensor] = []
+        pieces: list[list[Tensor]] = [[torch.empty(0)] * size for _ in self._wanted]
         copied: dict[int, Tensor] = {}
         for found, tables in zip(self._found, arenas, strict=True):
             starts, asked = self._starts(tables), self._received.rows[:, tables]
-            looked_up = found.vectors(_spans(starts.flatten(), asked.flatten()))
-            for rank, part in enumerate(torch.split(looked_up, asked.sum(dim=1).tolist())):
-                replies[rank].append(part.flatten())
-            own = self._received.copies[me, tables]
-            if int(own.sum()):
-                ours = found.vectors(_spans(starts[me] + self._received.rows[me, tables], own))
-                copied |= dict(zip(tables, torch.split(ours, own.tolist()), strict=True))
+            # Those of other ranks first, so that they lie as they go.
+            order = torch.cat(
+                [
+                    _spans(starts[others].flatten(), asked[others].flatten()),
+                    _spans(starts[me], asked[me]),
+                    _spans(starts[me] + asked[me], self._received.copies[me, tables]),
+                ]
+            )
+            looked_up = found.vectors(order)
+            sizes = [*asked[others].sum(dim=1).tolist(), *asked[me].tolist()]
+            sizes += self._received.copies[me, tables].tolist()
+            parts = torch.split(looked_up, sizes)
+            for rank, part in zip(others, parts, strict=False):
+                replies[rank].append(part)
+            joined.append(looked_up[: sum(sizes[: len(others)])])
+            for number, own, copies in zip(
+                tables, parts[len(others) :], parts[len(others) + len(tables) :], strict=False
+            ):
+                pieces[number][me] = exchange.rounded(own)
+                copied[number] = copies
+        wanted = self._numbers(self._sent.rows)
+        wanted[me] = 0
         came = exchange.send_numbers(
-            "exchange of vectors", [_joined(parts) for parts in replies], self._numbers(self._sent.rows)
+            "exchange of vectors", replies, wanted, joined[0].flatten() if len(joined) == 1 else None
         )
-        pieces: list[list[Tensor]] = [[] for _ in self._wanted]
-        for rank, numbers in enumerate(came):
-            first = 0
+        for rank in others:
+            blocks = iter(_blocks(came[rank], self._sent.rows[rank].tolist(), arenas, exchange.tables))
             for tables in arenas:
                 for number in tables:
-                    count, width = int(self._sent.rows[rank, number]), exchange.tables[number].width
-                    pieces[number].append(numbers[first : first + count * width].view(count, width))
-                    first += count * width
-        self.vectors = [
-            self._assembled(number, pieces[number], copied.get(number)) for number in range(len(self._wanted))
-        ]
+                    pieces[number][rank] = next(blocks)
+        self.vectors = [self._assembled(number, pieces[number], copied[number]) for number in range(len(self._wanted))]
 
     def return_sums(self, gradients: Sequence[Tensor]) -> None:
         """Send gradients to the ranks of the rows, which keep them for their row optimizers.
@@ -300,31 +323,42 @@ class Fetched:
             gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
         """
         exchange, arenas = self._exchange, self._exchange.arena_tables()
-        parts: list[Tensor] = []
-        for rank in range(exchange.ranks.size):
-            mine = [
-                segment[:, exchange.tables[number].columns(rank)].flatten()
+        size, me = exchange.ranks.size, exchange.ranks.rank
+        parts = [
+            [
+                segment[:, exchange.tables[number].columns(rank)]
                 for tables in arenas
                 for number in tables
-                for segment in _segments(
-                    self._wanted[number], gradients[number], rank, int(self._sent.copies[rank, number])
-                )
+                for segment in self._segments_for(rank, number, gradients[number])
             ]
-            parts.append(_joined(mine))
-        came = exchange.send_numbers("exchange of gradients", parts, self._numbers(self._received.all))
-        firsts = [0] * len(came)
+            for rank in range(size)
+        ]
+        expected = self._numbers(self._received.all)
+        expected[me] = 0
+        came = exchange.send_numbers("exchange of gradients", parts, expected)
+        blocks: list[dict[int, list[Tensor]]] = []
+        for source in range(size):
+            if source == me:
+                own = {
+                    number: [
+                        exchange.rounded(segment[:, exchange.tables[number].columns(me)])
+                        for segment in self._segments_for(me, number, gradients[number])
+                    ]
+                    for tables in arenas
+                    for number in tables
+                }
+                blocks.append(own)
+                continue
+            found_blocks = _blocks(came[source], self._received.all[source].tolist(), arenas, exchange.tables)
+            order = [number for tables in arenas for number in tables]
+            blocks.append({number: [block] for number, block in zip(order, found_blocks, strict=True)})
         for found, tables in zip(self._found, arenas, strict=True):
+            # Rows are by tables first, those of a table in the order of the ranks.
+            mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
+            counts = self._received.all[:, tables].sum(dim=0)
+            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             width = exchange.tables[tables[0]].width
-            counts = self._received.all[:, tables]
-            blocks = []
-            for source, count in enumerate(counts.sum(dim=1).tolist()):
-                blocks.append(came[source][firsts[source] : firsts[source] + count * width].view(count, width))
-                firsts[source] += count * width
-            # What came is in the order of the ranks, and of one rank in that of the tables; rows are by tables first.
-            starts = _exclusive(counts.flatten()).view(counts.shape)
-            order = _spans(starts.T.flatten(), counts.T.flatten())
-            ends = torch.cat([counts.new_zeros(1), counts.sum(dim=0).cumsum(0)])
-            found.keep(torch.arange(order.numel()), ends, torch.cat(blocks)[order])
+            found.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
 
     def return_occurrences(self, features: Sequence[Occurrences]) -> None:
         """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
@@ -345,7 +379,7 @@ class Fetched:
                 chosen, position = self._positions(number, places, rank)
                 counts[rank, index] = chosen.numel()
                 positions[rank].append(position)
-                numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)].flatten())
+                numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)])
         each = [len(in_order)] * size
         got = exchange.send_integers("exchange of counts of gradients", list(counts), each)
         received = torch.stack(got)
@@ -353,9 +387,12 @@ class Fetched:
         came = exchange.send_integers(
             "exchange of places of gradients", [torch.cat(held) for held in positions], received.sum(dim=1).tolist()
         )
-        grads = exchange.send_numbers(
-            "exchange of gradients", [_joined(held) for held in numbers], (received * widths).sum(dim=1).tolist()
-        )
+        expected = (received * widths).sum(dim=1).tolist()
+        me = exchange.ranks.rank
+        own = exchange.rounded(_joined([part.flatten() for part in numbers[me]]))
+        expected[me] = 0
+        grads = exchange.send_numbers("exchange of gradients", numbers, expected)
+        grads[me] = own
         self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
 
     def _keep_occurrences(
@@ -398,14 +435,15 @@ class Fetched:
         mine = places[chosen]
         return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
 
-    def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor | None) -> Tensor:
+    def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
+        """Return the vectors of a table in parts; those that it has none of are left out."""
         table = self._exchange.tables[number]
         if table.by_column:
-            return torch.cat([pieces[rank] for rank in table.ranks], dim=1)
-        parts = [piece for piece in pieces if piece.shape[0]] + ([] if copied is None else [copied])
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(parts) if parts else torch.empty(0, table.width)
+            return [torch.cat([pieces[rank] for rank in table.ranks], dim=1)]
+        return [piece for piece in (*pieces, copied) if piece.shape[0]]
+
+    def _segments_for(self, rank: int, number: int, held: Tensor) -> list[Tensor]:
+        return _segments(self._wanted[number], held, rank, int(self._sent.copies[rank, number]))
 
     def _numbers(self, counts: Tensor) -> list[int]:
         """Return how many numbers the vectors of ``counts int64[R, T]`` keys have for each rank."""
@@ -416,6 +454,15 @@ class Fetched:
         """Return the first position int64[R, T] of each rank's keys of each table among all keys of an arena."""
         counts = self._received.all[:, list(tables)]
         return _exclusive(counts.T.flatten()).view(counts.T.shape).T
+
+
+def _blocks(
+    numbers: Tensor, counts: Sequence[int], arenas: Sequence[Sequence[int]], tables: Sequence[PlacedTable]
+) -> list[Tensor]:
+    """Return the vectors of each table in what came from a rank, arena by arena: ``[counts[t], columns]`` of table t."""
+    order = [number for of_arena in arenas for number in of_arena]
+    parts = torch.split(numbers, [counts[number] * tables[number].width for number in order])
+    return [part.view(-1, tables[number].width) for number, part in zip(order, parts, strict=True)]
 
 
 def _segments(table: Routed, held: Tensor, rank: int, num_copies: int) -> list[Tensor]:

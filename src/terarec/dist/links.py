@@ -34,7 +34,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[
     Raises:
         CollectiveError: A pair of ranks that cannot talk, or a rank that did not come; the same on every rank.
     """
-    store = PrefixStore("terarec/links", store)
+    store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))
     with socket.create_server(("", 0), backlog=size) as server:
         listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)

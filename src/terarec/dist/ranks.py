@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -17,7 +18,7 @@ from torch import Tensor, distributed
 import terarec
 from terarec.dist.links import check_links
 from terarec.errors import CollectiveError, ConfigError
-from terarec.kernels.environment import is_launched
+from terarec.kernels.environment import is_launched, start_number
 from terarec.spec.codec import differences
 from terarec.spec.quoting import one_line, quoted
 
@@ -45,6 +46,7 @@ class Ranks:
         size: Number of processes R.
         hosts: Host name of each rank.
         step: Number of the step, for errors; whoever trains sets it.
+        sent_bytes: Collective -> bytes that this rank has sent to others by it.
 
     Args:
         group: Process group of `torch.distributed`.
@@ -65,6 +67,7 @@ class Ranks:
         self.size = 1 if group is None else distributed.get_world_size(group)
         self.hosts = tuple(hosts)
         self.step = 0
+        self.sent_bytes: Counter[str] = Counter()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -80,6 +83,8 @@ class Ranks:
     def all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> Tensor:
         """Replace `values` on every rank by their sum, maximum or minimum over the ranks, and return them."""
         if self._group is not None:
+            # What a ring sends, whatever the backend's algorithm.
+            self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
             self._run(what, lambda: distributed.all_reduce(values, _REDUCTIONS[reduction], group=self._group))
         return values
 
@@ -97,6 +102,7 @@ class Ranks:
         out = values.new_empty(sum(received))
         # As bytes, since a backend does not take all types.
         width = values.element_size()
+        self.sent_bytes[what] += width * (sum(sent) - sent[self.rank])
         self._run(
             what,
             lambda: distributed.all_to_all_single(
@@ -246,11 +252,13 @@ def join(
         raise CollectiveError(
             f"start: the ranks did not meet within {link_timeout:g} s: {one_line(str(error))}", collective="start"
         ) from None
+    # A store of torchrun outlives the processes, and so do the addresses of those before.
+    store = distributed.PrefixStore(f"terarec/start-{start_number()}", store)  # type: ignore[attr-defined]
     hosts = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
     distributed.init_process_group(
         "gloo",
-        store=distributed.PrefixStore("terarec/group", store),  # type: ignore[attr-defined]
+        store=distributed.PrefixStore("group", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout),

@@ -190,7 +190,10 @@ class ShardedCollection(nn.Module):
             self._exchange.refuse()
             raise
         fetched = self._exchange.fetch(wanted, learns=learns)
-        matrices = [_stacked([fetched.vectors[table] for table in tables]) for tables in self._matrices]
+        matrices = [
+            _stacked([part for table in tables for part in fetched.vectors[table]], self.placed[tables[0]].spec.width)
+            for tables in self._matrices
+        ]
         lookups = [
             _Lookup(
                 group,
@@ -386,11 +389,10 @@ def _grouped(collection: EmbeddingCollection) -> tuple[list[_Group], list[list[i
     return sorted(found, key=comes_later), matrices
 
 
-def _stacked(vectors: Sequence[Tensor]) -> Tensor:
-    held = [part for part in vectors if part.shape[0]]
-    if len(held) == 1:
-        return held[0].contiguous()
-    return torch.cat(held) if held else vectors[0].contiguous()
+def _stacked(parts: Sequence[Tensor], width: int) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    return torch.cat(list(parts)) if parts else torch.empty(0, width)
 
 
 def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingCollection, rank: int) -> None:

@@ -50,19 +50,21 @@ class FoundRows:
         layout = single_layout(self._weights.shape[0], self._weights.shape[1], "none")
         return bag_lookup(self._weights, places, torch.tensor([0, places.numel()], device=places.device), layout)
 
-    def keep(self, order: Tensor, ends: Tensor, grad: Tensor) -> None:
+    def keep(self, order: Tensor | None, ends: Tensor, grad: Tensor) -> None:
         """Keep a gradient for the row optimizer, which adds up those of a row in their order.
 
         Args:
-            order: Positions int64[n] of keys, table by table; they may repeat and be left out.
+            order: Positions int64[n] of keys, table by table; they may repeat and be left out. None for all keys once.
             ends: int64[T + 1]: table t has the positions ``order[ends[t] : ends[t + 1]]``.
             grad: float32[n, D], the gradients of the vectors at `order`.
 
         Raises:
             StorageError: The rows have been evicted or moved since.
         """
-        slots = None if self._slots is None else self._slots[order]
-        self._deposit(BagGradient(self._keys[order], ends, grad, self._layout, None, slots))
+        keys, slots = self._keys, self._slots
+        if order is not None:
+            keys, slots = keys[order], None if slots is None else slots[order]
+        self._deposit(BagGradient(keys, ends, grad, self._layout, None, slots))
 
     def release(self) -> None:
         """Let rows in tiers move: no gradient will come."""

@@ -6,7 +6,8 @@
 ``TRITON_INTERPRET`` = ``1``, which is Triton's own, makes its kernels run on the CPU, slowly.
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
-``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together.
+``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together, and
+``TORCHELASTIC_RESTART_COUNT`` how often they were started again.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def java_home() -> str | None:
 def is_launched() -> bool:
     """Return whether torchrun, or what sets the same variables, started this process as one of several."""
     return bool(os.environ.get("RANK")) and bool(os.environ.get("WORLD_SIZE"))
+
+
+def start_number() -> str:
+    """Return how often torchrun has restarted the processes; "0" elsewhere."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
 
 
 def _one_of(name: str, values: Sequence[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,7 @@ class Run:
         initial: The checkpoint of another run that this one started from in this process, if any.
         ranks: The processes that train together, each of which has such a run; this one alone by default.
         plan: Placements of the tables on several ranks; None for `terarec.dist.plan.default_plan`.
+        placements: A line for people for each table that is on several ranks; there once the model is.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Run:
     ) -> None:
         self.ranks = ranks or Ranks()
         self.plan = plan
+        self.placements: tuple[str, ...] = ()
         spec = with_graph(spec, Path.cwd())  # run.json holds the graph, since its file may change
         if spec.init_from is not None:  # run.json must name it from wherever it is read
             spec = dataclasses.replace(spec, init_from=str(Path(spec.init_from).absolute()))
@@ -127,9 +129,7 @@ class Run:
             raise ConfigError("training.device", f"got {str(self.device)!r} for several ranks, expected 'cpu'")
         specs = [table for held in model.modules() if isinstance(held, EmbeddingCollection) for table in held.specs]
         self.plan = self.plan or default_plan(specs, self.ranks.size)
-        if self.ranks.is_first:
-            for line in described(self.plan, specs):
-                _logger.info("%s", line)
+        self.placements = tuple(described(self.plan, specs))
         return shard(model, self.plan, self.ranks)
 
     @cached_property
@@ -191,12 +191,13 @@ class Run:
             raise ConfigError("training.eval_split", error.where, f"{error.problem}, or none") from None
         return self.reader(split) if has_rows else None
 
-    def fit(self, *, resume: bool = False) -> FitReport:
+    def fit(self, *, resume: bool = False, tell: Callable[[str], None] | None = None) -> FitReport:
         """Train, log, save. ``threads`` and `keep_freed_memory` apply to the process.
 
         Args:
             resume: Continue from the newest complete checkpoint, bit for bit as without a stop; from the start if there
                 is none yet.
+            tell: Function that gets lines for people before the first step.
 
         Raises:
             ConfigError: The directory holds a run and `resume` is false, or something that is no run; another training
@@ -216,14 +217,14 @@ class Run:
             raise ConfigError(f"training.{field}", f"got it with {self.ranks.size} ranks, expected one process")
         with ExitStack() as stack:
             self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
-            return self._fit()
+            return self._fit(tell)
 
     def _begin(self, stack: ExitStack, *, resume: bool) -> None:
         """Lock the directory, which is that of all ranks, and check what is there."""
         stack.enter_context(self.directory.locked())
         self.directory.check(self.spec, self.dataset, resume=resume)
 
-    def _fit(self) -> FitReport:
+    def _fit(self, tell: Callable[[str], None] | None) -> FitReport:
         training = self.spec.training
         train_reader = self.reader("train")
         valid_reader = self._valid_reader()
@@ -242,6 +243,9 @@ class Run:
         self.ranks.on_first("description of a run", lambda: self.directory.begin(self.spec, self.dataset))
         if self.ranks.size > 1:
             self.trainer.seed_rank()
+        if tell is not None:
+            for line in self.placements:
+                tell(line)
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:

@@ -1,0 +1,223 @@
+"""DLRM on several processes of one thread each against one such process, with the bytes that they send each other.
+
+The sides take turns; those of several ranks step together. The limit of the speed is as many times that of one process
+as there are ranks; that of the bytes is what distinct keys, their vectors and gradients, and a ring of the layers'
+gradients take.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from record import Row, append_rows
+from step_sides import WORKLOADS, batches, terarec_model
+
+from terarec.batch import Batch
+from terarec.dist import Ranks, RowWise, join, same_for_all, shard
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.recording import record_tables
+from terarec.spec import SGDSpec, TrainingSpec
+from terarec.train import Optimizers, Trainer
+from terarec.train.devices import keep_freed_memory
+
+WORKLOAD = WORKLOADS["gemm"]
+CASE = "DLRM 26 x 384,615 x 64, batch 8192, SGD, a thread each"
+TRAFFIC = ("exchange of keys", "exchange of vectors", "exchange of gradients", "sum of the layers' gradients")
+
+
+class Side:
+    """Processes that step together.
+
+    Args:
+        size: Number of them.
+        is_sharded: Whether tables are placed on ranks even if there is one.
+    """
+
+    def __init__(self, size: int, *, is_sharded: bool) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--worker", *(["--sharded"] if is_sharded else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    **({"RANK": str(rank), "WORLD_SIZE": str(size)} if size > 1 else {}),
+                },
+            )
+            for rank in range(size)
+        ]
+        self.ask("ready")
+
+    def ask(self, words: str) -> list[float]:
+        """Send a command to all, and return the numbers that rank 0 answers."""
+        for process in self._processes:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.write(words + "\n")
+            process.stdin.flush()
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None, "it is a pipe"
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"benchmark worker failed: {process.args}")
+            answers.append([float(word) for word in line.split()])
+        return answers[0]
+
+    def step(self) -> float:
+        """Return the seconds of one step of all."""
+        start = time.perf_counter()
+        self.ask("step")
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            assert process.stdin is not None, "it is a pipe"
+            process.stdin.close()
+            process.wait()
+
+
+def work(*, is_sharded: bool) -> None:
+    """Be one process: step, or tell the bytes sent since the last question and the fewest that they could be."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ranks = join()
+    if ranks.size > 1 or is_sharded:
+        with record_tables():
+            model = terarec_model(WORKLOAD)
+        specs = [s for held in model.modules() if isinstance(held, EmbeddingCollection) for s in held.specs]
+        shard(model, same_for_all(specs, RowWise(), ranks.size), ranks)
+    else:
+        model = terarec_model(WORKLOAD)
+    trainer = Trainer(model, TrainingSpec(), Optimizers.of(model, SGDSpec(lr=0.1), SGDSpec(lr=0.1)), ranks=ranks)
+    held = batches(WORKLOAD)
+    number = 0
+    for line in sys.stdin:
+        words = line.strip()
+        if words == "ready":
+            print(0, flush=True)
+        elif words == "step":
+            trainer.train_step(held[number % len(held)])
+            number += 1
+            print(0, flush=True)
+        else:
+            before = [_sent(ranks, name) for name in TRAFFIC]
+            trainer.train_step(held[0])
+            after = [_sent(ranks, name) for name in TRAFFIC]
+            sent = [now - then for now, then in zip(after, before, strict=True)]
+            print(*sent, *fewest_bytes(held[0], ranks, trainer), flush=True)
+    ranks.close()
+
+
+def _sent(ranks: Ranks, name: str) -> int:
+    return sum(count for what, count in ranks.sent_bytes.items() if what.startswith(name))
+
+
+def fewest_bytes(batch: Batch, ranks: Ranks, trainer: Trainer) -> list[float]:
+    """Return the fewest bytes of each of `TRAFFIC` that this rank has to send."""
+    keys = batch.sparse.keys.view(WORKLOAD.features, WORKLOAD.batch)
+    shares = [keys[:, ranks.share(WORKLOAD.batch, rank)] for rank in range(ranks.size)]
+    foreign = _foreign(shares[ranks.rank], ranks, owner=None, me=ranks.rank)
+    asked = sum(_foreign(share, ranks, owner=ranks.rank, me=rank) for rank, share in enumerate(shares))
+    row = 4 * WORKLOAD.width
+    layers = sum(p.nbytes for p in trainer.model.parameters() if p.numel())
+    return [8 * foreign, row * asked, row * foreign, 2 * (ranks.size - 1) / ranks.size * layers]
+
+
+def _foreign(keys: torch.Tensor, ranks: Ranks, *, owner: int | None, me: int) -> int:
+    """Return the distinct keys of a rank's share whose rows others have, or that `owner` has for it."""
+    found = 0
+    for mine in keys:
+        owners = mine.unique() % ranks.size
+        found += int((owners != me).sum()) if owner is None else int((owners == owner).sum()) * (owner != me)
+    return found
+
+
+def measure(sides: dict[str, Side], repeats: int) -> dict[str, float]:
+    """Return the median seconds of a step of each side."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for side in sides.values():
+        side.step()
+    for _ in range(repeats):
+        for name, side in sides.items():
+            seconds[name].append(side.step())
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--case", choices=("speed", "placed"), default="speed")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    options = parser.parse_args(arguments)
+    if options.worker:
+        work(is_sharded=options.sharded)
+        return
+    rows = speed_rows(options.ranks, options.repeats) if options.case == "speed" else placed_rows(options.repeats)
+    append_rows("scale_out", rows, dry=options.dry)
+
+
+def speed_rows(size: int, repeats: int) -> list[Row]:
+    """Return the speed of several ranks and the bytes that one of them sends."""
+    sides = {"one": Side(1, is_sharded=False), "ranks": Side(size, is_sharded=True)}
+    seconds = measure(sides, repeats)
+    told = sides["ranks"].ask("bytes")
+    for side in sides.values():
+        side.close()
+    case = f"{CASE}, {size} ranks by row"
+    speed = Row(
+        case=case,
+        metric="speed over one process",
+        value=seconds["one"] / seconds["ranks"],
+        unit="x",
+        limit=float(size),
+    )
+    traffic = [
+        Row(
+            case=case,
+            metric=f"bytes a rank sends, {name}",
+            value=value / 2**20,
+            unit="MiB",
+            limit=least / 2**20,
+        )
+        for name, value, least in zip(TRAFFIC, told[: len(TRAFFIC)], told[len(TRAFFIC) :], strict=True)
+    ]
+    return [speed, *traffic]
+
+
+def placed_rows(repeats: int) -> list[Row]:
+    """Return what the exchange costs where there is one rank alone."""
+    sides = {"one": Side(1, is_sharded=False), "placed": Side(1, is_sharded=True)}
+    seconds = measure(sides, repeats)
+    for side in sides.values():
+        side.close()
+    return [
+        Row(
+            case=f"{CASE}, tables placed on one rank",
+            metric="training step",
+            value=seconds["placed"] * 1e3,
+            unit="ms",
+            peer="not placed",
+            peer_value=seconds["one"] * 1e3,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""``torchrun -m terarec train``: the whole way, and a rank that is killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from terarec.checkpoint import complete_checkpoints
+from terarec.config import save_run
+from terarec.dist import Ranks
+from tests.dist.test_training import check_same_weights, data, fit, plan, run_spec
+
+pytestmark = pytest.mark.slow
+__all__ = ["data"]  # a fixture
+
+
+def torchrun(*arguments: object, ranks: int, restarts: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [f"--max-restarts={restarts}", "-m", "terarec", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def test_rank_0_alone_prints_and_the_run_is_that_of_one_process(data: Path, tmp_path: Path) -> None:
+    spec = run_spec(data)
+    save_run(spec, tmp_path / "run.json")
+    plan("mixed", 2).save(tmp_path / "plan.json")
+    options = ("--out", tmp_path / "run", "--plan", tmp_path / "plan.json", "--json")
+    process = torchrun("train", tmp_path / "run.json", *options, ranks=2)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert out.count('"auc"') == 1
+    assert errors.count("table 'user' (300 rows x 4): row-wise on 2 ranks") == 1
+    fit(Ranks(), spec, tmp_path / "one", None, False)
+    check_same_weights(tmp_path / "run", tmp_path / "one")
+
+
+def test_a_rank_that_is_killed_comes_back_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    spec = run_spec(data, epochs=40, checkpoint_every=20)
+    save_run(spec, tmp_path / "run.json")
+    plan("other", 2).save(tmp_path / "plan.json")
+    options = ("--out", tmp_path / "run", "--plan", tmp_path / "plan.json", "--resume")
+    process = torchrun("train", tmp_path / "run.json", *options, ranks=2, restarts=1)
+    end = time.monotonic() + 200
+    while not complete_checkpoints(tmp_path / "run" / "checkpoints"):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.02)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert complete_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000400"
+    fit(Ranks(), spec, tmp_path / "one", None, False)
+    check_same_weights(tmp_path / "run", tmp_path / "one")
