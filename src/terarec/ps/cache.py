@@ -18,12 +18,13 @@ from terarec.kernels.rows import allocate_rows
 from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import single_layout
 from terarec.ps.cache_slots import CacheSlots
+from terarec.ps.fair_lock import FairLock
 from terarec.ps.table import TableTiers
 from terarec.spec import CacheSpec
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
-INSERT_ROWS = 16_384
+INSERT_ROWS = 4_096
 """Rows inserted under one hold of the lock, for which a lookup waits."""
 
 
@@ -80,7 +81,7 @@ class EmbeddingCache:
         self._table = table
         self._slots = CacheSlots(rows, self.device)
         self._arena: _Arena = (_Codes if spec.form == "int8" else _Floats)(rows, table.width, self.device)
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._count = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
         self._waiting: queue.Queue[Tensor | None] = queue.Queue(_MOST_WAITING)
         self._workers: list[threading.Thread] = []

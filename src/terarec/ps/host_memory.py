@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from torch import Tensor
 
@@ -12,14 +10,15 @@ from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
+from terarec.ps.fair_lock import FairLock
 from terarec.ps.partitions import by_partition
 from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
-INSERT_ROWS = 16_384
-"""Rows inserted under one hold of the lock, for which a lookup waits: some 3 ms at 512 bytes."""
+INSERT_ROWS = 4_096
+"""Rows inserted under one hold of the lock, for which a lookup waits: some 1 ms at 512 bytes."""
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 _CPU = torch.device("cpu")
@@ -113,7 +112,7 @@ class _Partition:
         self._overflow = overflow
         # A lookup of n keys has one bag of all of them; the number of rows is in the layout.
         self._layouts: dict[int, BagLayout] = {}
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._keys = self._hits = self._inserted = self._evicted = self._clock = 0
         self._start()
 
