@@ -122,7 +122,7 @@ def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
     whole = build_model(spec, dataset).eval()
     rng = np.random.default_rng(0)
     batches = []
-    for _ in range(8):
+    for _ in range(4):
         keys = np.concatenate([zipf_keys(rows, batch_size, 1.05, rng) for _ in range(26)])
         names = tuple(column.name for column in dataset.categorical)
         sparse = Jagged(names=names, keys=torch.from_numpy(keys), offsets=torch.arange(26 * batch_size + 1))
@@ -233,8 +233,8 @@ def updates(rows: int) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=("lookups", "sessions", "updates"), action="append")
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--table-rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--table-rows", type=int, default=4_000)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--dry", action="store_true", help="print the rows and keep none")
@@ -242,12 +242,12 @@ def main() -> None:
     parts = options.part or ["lookups", "sessions", "updates"]
     if "lookups" in parts:
         append_rows("parameter_server", lookups(options.rows, options.turns), dry=options.dry)
+    if "updates" in parts:
+        append_rows("parameter_server", updates(options.rows), dry=options.dry)
     if "sessions" in parts:
         append_rows(
             "parameter_server", sessions(options.table_rows, options.batch_size, options.turns), dry=options.dry
         )
-    if "updates" in parts:
-        append_rows("parameter_server", updates(options.rows), dry=options.dry)
 
 
 if __name__ == "__main__":
