@@ -35,7 +35,7 @@ from terarec.checkpoint.table_files import TableShare, write_container, write_ta
 from terarec.checkpoint.together import Writers, save_together
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors
-from terarec.formats.delta import DeltaLink
+from terarec.formats.delta import DeltaLink, StateId
 from terarec.io import write_bytes
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import shortened
@@ -172,6 +172,22 @@ class Checkpoint:
         self.step = self._manifest.step
         self.rng = torch.frombuffer(state["rng"], dtype=torch.uint8)
         self.progress: dict[str, Any] = state["progress"]
+
+    @property
+    def state(self) -> StateId:
+        """What names the state: its step, and the checksum of its manifest."""
+        return state_id(self.path, self.step)
+
+    def num_deltas_after(self, state: StateId) -> int | None:
+        """Return how many deltas lead from an earlier state to this one; None if it does not build on that state."""
+        found = self.state
+        for number, (_, manifest) in enumerate(reversed(self._chain)):
+            if found == state:
+                return number
+            if manifest.delta is None:
+                return None
+            found = manifest.delta.previous
+        return None
 
     def dense(self) -> dict[str, Tensor]:
         """Return the model's dense parameters and buffers."""

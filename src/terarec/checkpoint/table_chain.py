@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from terarec.checkpoint.directory import (
     KEYS,
@@ -159,6 +160,24 @@ class TableChain:
             rows = rows_of(tensors_of(piece), done)
             done += rows.keys.numel()
             yield Rows(keys=rows.keys, weights=rows.weights)
+
+    def changes(self, table: str, num_deltas: int) -> Iterator[tuple[Tensor, Rows | None]]:
+        """Yield what the last `num_deltas` deltas changed in a table, in their order.
+
+        Yields:
+            Keys int64[m] that lose their rows; then keys and weights of rows that are set, None for none.
+
+        Raises:
+            FormatError: A damaged file.
+        """
+        for path, files in self._deltas[len(self._deltas) - num_deltas :]:
+            for entry in files[table]:
+                found = _read(path, entry, table)
+                rows = None
+                if len(found.keys):
+                    held = rows_of(tensors_of({KEYS: found.keys, **found.rows}), 0)
+                    rows = Rows(keys=held.keys, weights=held.weights)
+                yield torch.from_numpy(found.removed), rows
 
     def memories(self, table: str) -> Iterator[Arrays]:
         """Yield the pieces of a dynamic table's memory."""

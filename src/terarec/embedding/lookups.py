@@ -73,6 +73,11 @@ class LookupCollection(nn.Module):
             raise ConfigError("lookups", f"got none of table {missing[0]!r}, expected one of each table")
         self._lookups = dict(lookups)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> LookupCollection:
+        made = LookupCollection(self.specs, self.features, self._lookups or None)  # which stay those of the original
+        memo[id(self)] = made
+        return made.train(self.training)
+
     def forward(self, jagged: Jagged) -> EmbeddingOutput:
         """Look every feature up.
 

@@ -153,6 +153,18 @@ class EmbeddingCache:
         self.insert(keys[:room], rows[:room])
         return self._slots.room > 0
 
+    def update(self, keys: Tensor, rows: Tensor) -> None:
+        """Set the rows ``float32[n, D]`` of those ``keys int64[n]``, distinct, that the cache has."""
+        for begin in range(0, keys.numel(), INSERT_ROWS):
+            part = slice(begin, begin + INSERT_ROWS)
+            some = keys[part].to(self.device)
+            with self._lock:
+                slots = self._slots.find(some)
+                is_held = slots >= 0
+                if bool(is_held.any()):
+                    values = self._arena.packed(rows[part].to(self.device)[is_held])
+                    self._arena.write(slots[is_held], values)
+
     def forget(self, keys: Tensor) -> None:
         """Remove the rows of ``keys int64[n]``."""
         with self._lock:

@@ -308,6 +308,42 @@ class ParameterServer:
         finally:
             held.close()
 
+    def update(
+        self, model: str, table: str, removed: Tensor, keys: Tensor, rows: Tensor, version: int | None = None
+    ) -> None:
+        """Remove and set rows of a table in all tiers that can be written, and in its caches.
+
+        Args:
+            model: Name of the model.
+            table: Name of the table.
+            removed: int64[m], keys that lose their rows, before others are set.
+            keys: int64[n], distinct.
+            rows: float32[n, D], their rows.
+            version: Version of the model; None for the active one.
+
+        Raises:
+            ConfigError: No such model, version or table, or another shape or type.
+            StorageError: A tier cannot be written; slower ones may have the rows by then.
+        """
+        tiers, found = self.table(model, table, version), self._version(model, version)
+        tiers.erase(removed)
+        tiers.insert(keys, rows)
+        with self._caching:
+            caches = [cache for (name, *_), cache in found.caches.items() if name == table]
+        for cache in caches:
+            cache.forget(removed)
+            cache.update(keys, rows)
+
+    def flush(self, model: str, version: int | None = None) -> None:
+        """Make what was updated durable, where there is a disk.
+
+        Raises:
+            ConfigError: No such model or version.
+            StorageError: A tier cannot be written.
+        """
+        for tiers in self._version(model, version).tables.values():
+            tiers.flush()
+
     def statistics(self) -> Mapping[str, Mapping[str, TableStatistics]]:
         """Return the statistics of each table of the active versions: model -> table -> numbers."""
         with self._lock:

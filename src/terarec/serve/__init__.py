@@ -5,6 +5,7 @@ the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks 
 """
 
 from terarec.serve.client import InferenceClient, InferenceError
+from terarec.serve.live import LiveUpdates, UpdateStatistics
 from terarec.serve.run import RunningServer, serve
 from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
@@ -17,9 +18,11 @@ __all__ = [
     "InferenceService",
     "InferenceSession",
     "InputColumn",
+    "LiveUpdates",
     "RunningServer",
     "ScoreReport",
     "ServedTables",
+    "UpdateStatistics",
     "score_files",
     "serve",
 ]

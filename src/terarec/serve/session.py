@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,19 @@ import torch
 from torch import nn
 
 from terarec.batch import Batch, Jagged, to_device
+from terarec.checkpoint import Checkpoint
 from terarec.data import open_reader, read_spec
+from terarec.embedding import LookupCollection, RowLookup
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
-from terarec.models.artifact import DATASET_DIRECTORY, load_model, load_without_tables
+from terarec.formats.delta import StateId
+from terarec.models.artifact import DATASET_DIRECTORY, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
-from terarec.serve.tables import ServedTables, serve_tables
+from terarec.serve.tables import ServedRun, ServedTables, serve_tables
 from terarec.spec import DatasetSpec, RunSpec
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -68,6 +72,8 @@ class InferenceSession:
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Device of the model.
+        served: Its tables, where they are in a parameter server; else None.
+        state: What names the checkpoint, for a session whose tables are in a parameter server.
 
     Example:
         >>> session = InferenceSession.open(Path("RUN"))
@@ -83,11 +89,13 @@ class InferenceSession:
         *,
         step: int,
         dataset_dir: Path | None = None,
-        on_close: Callable[[], None] | None = None,
+        served: ServedRun | None = None,
+        state: StateId | None = None,
     ) -> None:
         self._dataset = dataset
         self._dataset_dir = dataset_dir
-        self._on_close = on_close
+        self.served = served
+        self.state = state
         self._model = model.eval()
         self.device = device_of(model)
         self._objective = build_objective(run.objective)
@@ -137,15 +145,35 @@ class InferenceSession:
             return cls(model, workflow, run, dataset, step=step, dataset_dir=directory)
         held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(directory, allow_import=allow_import)
-        on_close = serve_tables(held, tables)
-        step = held.checkpoint.step
-        return cls(held.model, workflow, held.spec, held.dataset, step=step, dataset_dir=directory, on_close=on_close)
+        served = serve_tables(held, tables, device_of(held.model))
+        step, state = held.checkpoint.step, held.checkpoint.state
+        return cls(
+            held.model, workflow, held.spec, held.dataset, step=step, dataset_dir=directory, served=served, state=state
+        )
 
     def close(self) -> None:
         """Close the parameter server that this session started, if it did."""
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close()
+        if self.served is not None:
+            self.served.close()
+
+    def move_on(self, checkpoint: Checkpoint, lookups: Mapping[str, RowLookup] | None = None) -> None:
+        """Score with the dense weights of another checkpoint from the next batch on.
+
+        Args:
+            checkpoint: A checkpoint of the same run.
+            lookups: Rows of each table; None for those that the session has.
+
+        Raises:
+            ConfigError: The checkpoint is of another model.
+            FormatError: A damaged file.
+        """
+        model = copy.deepcopy(self._model)  # a batch that is being scored keeps the weights that it began with
+        load_dense_state(model, checkpoint.dense())
+        if lookups is not None:
+            for module in model.modules():
+                if isinstance(module, LookupCollection):
+                    module.connect(lookups)
+        self._model, self.step, self.state = model, checkpoint.step, checkpoint.state
 
     def __enter__(self) -> Self:
         return self

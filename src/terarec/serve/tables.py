@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
+from terarec.checkpoint import Checkpoint
 from terarec.embedding import RowLookup
 from terarec.models.artifact import ModelWithoutTables
-from terarec.models.contract import device_of
 from terarec.ps import ParameterServer, default_rows
-from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec
+from terarec.spec import (
+    CacheSpec,
+    DynamicTableSpec,
+    ParameterServerSpec,
+    ServedModelSpec,
+    ServedTableSpec,
+    TableSpec,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,47 +36,76 @@ class ServedTables:
     cache: CacheSpec | None = None
 
 
-def serve_tables(loaded: ModelWithoutTables, tables: ServedTables) -> Callable[[], None] | None:
+class ServedRun:
+    """The tables of a run in a parameter server.
+
+    Attributes:
+        server: The parameter server.
+        name: Name of the model there.
+        version: Version of the model.
+
+    Args:
+        described: Where the rows are.
+        tables: The tables.
+        device: Device of the caches.
+    """
+
+    def __init__(
+        self, described: ServedTables, tables: Mapping[str, TableSpec | DynamicTableSpec], device: torch.device
+    ) -> None:
+        given = described.server
+        self.server = given if isinstance(given, ParameterServer) else ParameterServer(given)
+        self._is_own = self.server is not given
+        self.name = described.name
+        self.version = 0
+        self.tables = tables
+        self._cache = described.cache
+        self._device = device
+
+    def load(self, checkpoint: Checkpoint) -> Mapping[str, RowLookup]:
+        """Load the rows of a checkpoint, unless its version is there, and return the lookups of the tables.
+
+        Raises:
+            ConfigError: A name that a parameter server does not take.
+            FormatError: A damaged file.
+            StorageError: A tier cannot be written, or not enough memory.
+        """
+        version = checkpoint.step
+        if version not in self.server.versions.get(self.name, ()):
+            files, source = checkpoint.table_files(), str(checkpoint.path)
+            tables = [
+                ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()
+            ]
+            defaults = {name: default_rows(table, files.shape(name).seed) for name, table in self.tables.items()}
+            spec = ServedModelSpec(name=self.name, version=version, tables=tuple(tables))
+            self.server.load(spec, defaults).wait()
+        self.version = version
+        lookups: dict[str, RowLookup] = {}
+        for name in self.tables:
+            if self._cache is None:
+                lookups[name] = self.server.table(self.name, name, version).lookup
+            else:
+                lookups[name] = self.server.cache(self.name, name, version, self._device, self._cache).lookup
+        return lookups
+
+    def close(self) -> None:
+        """Close the parameter server, if it is for this run alone."""
+        if self._is_own:
+            self.server.close()
+
+
+def serve_tables(loaded: ModelWithoutTables, described: ServedTables, device: torch.device) -> ServedRun:
     """Load the tables of a checkpoint into a parameter server, and let the model look them up there.
 
-    Returns:
-        What closes the server, if this call has started it.
-
     Raises:
-        ConfigError: A name that a parameter server does not take, or another model under this name and version.
+        ConfigError: A name that a parameter server does not take.
         FormatError: A damaged file.
         StorageError: A tier cannot be written, or not enough memory.
     """
-    if isinstance(tables.server, ParameterServer):
-        _connect(loaded, tables.server, tables)
-        return None
-    server = ParameterServer(tables.server)
+    served = ServedRun(described, loaded.tables, device)
     try:
-        _connect(loaded, server, tables)
+        loaded.connect(served.load(loaded.checkpoint))
     except BaseException:
-        server.close()
+        served.close()
         raise
-    return server.close
-
-
-def _connect(loaded: ModelWithoutTables, server: ParameterServer, tables: ServedTables) -> None:
-    checkpoint, device = loaded.checkpoint, device_of(loaded.model)
-    files, version = checkpoint.table_files(), checkpoint.step
-    spec = ServedModelSpec(
-        name=tables.name,
-        version=version,
-        tables=tuple(
-            ServedTableSpec(name=table.name, width=table.width, source=str(checkpoint.path))
-            for table in loaded.tables.values()
-        ),
-    )
-    if version not in server.versions.get(tables.name, ()):
-        defaults = {name: default_rows(table, files.shape(name).seed) for name, table in loaded.tables.items()}
-        server.load(spec, defaults).wait()
-    lookups: dict[str, RowLookup] = {}
-    for name in loaded.tables:
-        if tables.cache is None:
-            lookups[name] = server.table(tables.name, name, version).lookup
-        else:
-            lookups[name] = server.cache(tables.name, name, version, device, tables.cache).lookup
-    loaded.connect(lookups)
+    return served

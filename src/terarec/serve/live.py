@@ -1,0 +1,155 @@
+"""`LiveUpdates`: a session that follows the checkpoints of its run while a trainer writes them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from terarec.checkpoint import Checkpoint, complete_checkpoints, load
+from terarec.errors import ConfigError, TerarecError
+from terarec.models.artifact import CHECKPOINT_DIRECTORY
+from terarec.serve.session import InferenceSession
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateStatistics:
+    """What live updates did so far.
+
+    Attributes:
+        step: Training steps behind the session's weights.
+        deltas: Deltas that were applied.
+        snapshots: Times that all rows were loaded, for no deltas lead from the session's state to the newest.
+        rows: Rows that deltas have set.
+        removed: Keys that they have removed.
+        refused: Times that an update was refused: a file was damaged, or a tier could not be written.
+        last_error: Why the last one was refused; "" after one that succeeded.
+    """
+
+    step: int = 0
+    deltas: int = 0
+    snapshots: int = 0
+    rows: int = 0
+    removed: int = 0
+    refused: int = 0
+    last_error: str = ""
+
+
+class LiveUpdates:
+    """Keeps a session at the newest checkpoint of its run.
+
+    Deltas are checked as a whole before the first is applied; then rows change table by table, and the dense weights
+    last. Where no deltas lead from the session's state to the newest one (a gap, another base, a former state that was
+    repeated), all rows of the newest checkpoint are loaded as a new version, which takes the place of the old one when
+    it is complete. A damaged checkpoint is refused: the session stays as it is, and the next poll tries again.
+
+    Args:
+        session: A session whose tables are in a parameter server.
+        run_dir: The run.
+        every_seconds: Seconds between two looks for a newer checkpoint; None for none but those of `poll`.
+
+    Raises:
+        ConfigError: A session that holds its tables itself.
+    """
+
+    def __init__(self, session: InferenceSession, run_dir: Path, *, every_seconds: float | None = 1.0) -> None:
+        if session.served is None or session.state is None:
+            raise ConfigError("session", "holds its tables itself, expected one opened with tables=ServedTables(...)")
+        self._session = session
+        self._served = session.served
+        self._directory = run_dir / CHECKPOINT_DIRECTORY
+        self._lock = threading.Lock()
+        self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "refused"), 0)
+        self._last_error = ""
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if every_seconds is not None:
+            self._thread = threading.Thread(
+                target=self._follow, args=(every_seconds,), name="terarec-live-updates", daemon=True
+            )
+            self._thread.start()
+
+    def poll(self) -> bool:
+        """Move on to the newest checkpoint; return whether there was a newer one.
+
+        Raises:
+            FormatError: It is damaged; the session is as before.
+            StorageError: A tier cannot be written; rows of some tables may have changed, and the next call goes on.
+        """
+        with self._lock:
+            newest = next(reversed(complete_checkpoints(self._directory)), None)
+            if newest is None or int(newest.name.removeprefix("step-")) == self._session.step:
+                return False
+            try:
+                moved = self._move_to(load(newest))
+            except TerarecError as error:
+                self._count["refused"] += 1
+                self._last_error = str(error)
+                raise
+            self._last_error = ""
+            return moved
+
+    def statistics(self) -> UpdateStatistics:
+        """Return what was done so far."""
+        return UpdateStatistics(step=self._session.step, last_error=self._last_error, **self._count)
+
+    def close(self) -> None:
+        """Stop following, after an update that is under way."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _follow(self, every_seconds: float) -> None:
+        while not self._is_closed.wait(every_seconds):
+            try:
+                self.poll()
+            except (TerarecError, OSError) as error:
+                # A trainer may also have removed the checkpoint for a newer one meanwhile.
+                _LOGGER.warning("live updates: %s; the session stays at step %d", error, self._session.step)
+
+    def _move_to(self, checkpoint: Checkpoint) -> bool:
+        state = self._session.state
+        assert state is not None  # which __init__ has checked
+        num_deltas = checkpoint.num_deltas_after(state)
+        if num_deltas == 0:
+            return False
+        if num_deltas is None:
+            former = self._served.version
+            self._session.move_on(checkpoint, self._served.load(checkpoint))
+            self._count["snapshots"] += 1
+            if former != self._served.version:
+                self._served.server.unload(self._served.name, former)
+            return True
+        self._apply(checkpoint, num_deltas)
+        self._session.move_on(checkpoint)
+        self._count["deltas"] += num_deltas
+        return True
+
+    def _apply(self, checkpoint: Checkpoint, num_deltas: int) -> None:
+        served, files = self._served, checkpoint.table_files()
+        checkpoint.dense()
+        for name in served.tables:  # reads and checks every file, so that none is found damaged halfway
+            for _ in files.changes(name, num_deltas):
+                pass
+        for name in served.tables:
+            width = served.tables[name].width
+            for removed, changed in files.changes(name, num_deltas):
+                keys = removed[:0] if changed is None else changed.keys
+                rows = torch.empty(0, width) if changed is None else changed.weights.float()
+                served.server.update(served.name, name, removed, keys, rows, served.version)
+                self._count["rows"] += keys.numel()
+                self._count["removed"] += removed.numel()
+        served.server.flush(served.name, served.version)
