@@ -118,6 +118,7 @@ def test_a_graph_has_a_loss_for_each_label(tmp_path: Path) -> None:
     figures("train", "--config", tmp_path / "run.json", "--out", tmp_path / "run")
     evaluated = figures("evaluate", tmp_path / "run", "--data", data)
     assert set(evaluated["labels"]) == {"click", "buy"}
+    assert "got 2 labels" in refused("init-config", "two_tower", data, "--out", tmp_path / "no", code=2)
 
 
 def test_keys_without_a_number_of_rows_get_dynamic_tables(tmp_path: Path) -> None:

@@ -25,5 +25,20 @@ def small_model(dataset: DatasetSpec, *, num_outputs: int, seed: int, width: int
     return SmallModel(dataset, num_outputs=num_outputs, seed=seed, width=width)
 
 
+class SampledRanker(nn.Module):
+    """Dots of a user and an item; in training also those of the user and the items of the two samples before."""
+
+    def __init__(self, dataset: DatasetSpec, *, num_outputs: int, seed: int) -> None:
+        super().__init__()
+        columns = dataset.categorical[:2]
+        tables = StaticTablesSpec(initializer="normal", init_scale=0.1)
+        self.embedding = collection(columns, tables, width=4, pooling="sum", seed=seed)
+
+    def forward(self, batch: Batch) -> Tensor:
+        users, items = self.embedding(batch.sparse).pooled.chunk(2, dim=1)
+        candidates = [items.roll(shift, 0) for shift in range(3 if self.training else 1)]
+        return torch.stack([(users * each).sum(1) for each in candidates], dim=1)
+
+
 def no_model(dataset: DatasetSpec, *, num_outputs: int, seed: int) -> str:
     return "no module"

@@ -89,21 +89,21 @@ def test_every_model_trains_resumes_evaluates_exports_and_serves(kind, data, tmp
     assert_same(weights(resumed.model), weights(straight.model))
     assert again.evaluation.auc == report.evaluation.auc
 
-    loaded = load_model(tmp_path / "resumed", allow_import=every.ALLOWED)
+    loaded = load_model(str(tmp_path / "resumed"), allow_import=every.ALLOWED)
     assert (loaded.step, loaded.dataset.column_names) == (30, DATA.column_names)
     found = evaluate(loaded.model, resumed.reader("valid"))
     assert found.auc == report.evaluation.auc
 
     scores = tmp_path / "scores.parquet"
-    predict(tmp_path / "resumed", data, "valid", scores, allow_import=every.ALLOWED)
+    predict(str(tmp_path / "resumed"), str(data), "valid", str(scores), allow_import=every.ALLOWED)
     table = pq.read_table(scores)
     assert table.column_names == ["score", *(label.name for label in DATA.labels)]
 
-    exported = export_run(tmp_path / "resumed", tmp_path / "exported", allow_import=every.ALLOWED)
+    exported = export_run(str(tmp_path / "resumed"), str(tmp_path / "exported"), allow_import=every.ALLOWED)
     assert exported.max_abs_difference < 1e-5
     assert (tmp_path / "exported/model.onnx").is_file()
 
-    session = InferenceSession.open(tmp_path / "resumed", allow_import=every.ALLOWED)
+    session = InferenceSession.open(str(tmp_path / "resumed"), allow_import=every.ALLOWED)
     rows = pq.read_table(data / "valid/part-00000.parquet")
     records = {column.name: rows[column.name].to_pylist() for column in session.inputs}
     np.testing.assert_allclose(session.predict(records)[:, 0], table["score"].to_numpy(), rtol=1e-5, atol=1e-6)

@@ -23,13 +23,15 @@ from terarec.spec import (
     MultiClassSpec,
     PairwiseSpec,
     PlateauSchedule,
+    PythonModelSpec,
     RegressionSpec,
+    SampledSoftmaxSpec,
     SGDSpec,
     TorchOptimizerSpec,
     TrainingSpec,
     WarmupDecaySchedule,
 )
-from terarec.train import Optimizers, Trainer, build, predict
+from terarec.train import Optimizers, Schedule, Trainer, build, predict
 from tests.errors import at
 from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
@@ -171,10 +173,28 @@ def test_any_optimizer_and_scheduler_of_torch(spec):
     reader = Reader(spec.data, batch_size=200)
     model = build_model(MODEL, reader.spec, seed=1)
     optimizers = Optimizers.of(model, TorchOptimizerSpec(name="NAdam", lr=0.01), AdamSpec(lr=0.01))
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizers.dense, max_lr=0.01, total_steps=40)
+    optimizers.schedules.append(Schedule(scheduler=cycle))
     trainer = Trainer(model, TrainingSpec(batch_size=200, epochs=4), optimizers)
     assert type(optimizers.dense) is torch.optim.NAdam
-    losses = [trainer.fit(reader).loss]
-    assert losses[0] < 0.7
+    assert trainer.fit(reader).loss < 0.7
+    assert cycle.last_epoch == trainer.step == 20
+    assert optimizers.lr == cycle.get_last_lr()[0] != optimizers.rows.lr
+
+
+@pytest.mark.parametrize(
+    ("metric", "eval_split", "where"),
+    [
+        ("rmse", "valid", "training.schedule.metric"),
+        ("auk", "valid", "training.schedule.metric"),
+        ("auc", None, "training.schedule"),
+    ],
+)
+def test_a_plateau_waits_for_a_metric_that_is_computed(tmp_path, spec, metric, eval_split, where):
+    spec = changed(spec, schedule=PlateauSchedule(metric=metric), metrics=("auc",), eval_split=eval_split)
+    with pytest.raises(ConfigError, check=at(where)):
+        build(spec, tmp_path / "run").fit()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("metric", "direction"), [("logloss", -1), ("accuracy", 1), ("ne", -1)])
@@ -215,6 +235,17 @@ def test_other_objectives_train_evaluate_and_score(tmp_path, spec, objective, me
     expected = run.objective.scores(load_model(tmp_path / "run").model(batch).detach())
     found = np.stack([scores[name].to_numpy() for name in names], axis=1)[: batch.batch_size]
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+
+
+def test_a_model_samples_the_items_of_its_softmax(tmp_path, spec):
+    ranker = PythonModelSpec(factory="tests.models.factories:SampledRanker")
+    spec = changed(dataclasses.replace(spec, model=ranker, objective=SampledSoftmaxSpec()), epochs=2)
+    run = build(spec, tmp_path / "run", allow_import=("tests",))
+    report = run.fit()
+    assert run.trainer.output.shape == (1000 % 128, 3)
+    assert np.isfinite([report.loss, report.evaluation.auc]).all()
+    predict(tmp_path / "run", spec.data, "valid", tmp_path / "scores.parquet", allow_import=("tests",))
+    assert pq.read_table(tmp_path / "scores.parquet").column_names == ["score", "click"]
 
 
 def test_a_checkpoint_of_before_schedules_is_read(tmp_path, spec):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from terarec.errors import ConfigError
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,
@@ -67,7 +68,7 @@ def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, fac
         factory: ``package.module:name`` of a Python model.
 
     Raises:
-        ConfigError: `factory` is no such name.
+        ConfigError: `factory` is no such name, or the data have more labels than the model takes.
     """
     remarks: dict[str, str] = {}
     described, open_fields = _model(model, dataset, factory, remarks)
@@ -93,6 +94,8 @@ def _model(
         )
         return DINSpec(sequences=(TargetHistory(target="TARGET", history="HISTORY"),)), ("model.sequences",)
     if model is TwoTowerSpec:
+        if len(dataset.labels) != 1:
+            raise ConfigError("two_tower", f"got {len(dataset.labels)} labels in {dataset.name!r}, expected 1")
         return _two_tower(dataset, remarks)
     if model is GraphModelSpec:
         return GraphModelSpec(graph=_graph(dataset)), ()

@@ -73,8 +73,8 @@ class _Written:
 
 
 def export_run(
-    run_dir: Path,
-    out: Path,
+    run_dir: Path | str,
+    out: Path | str,
     *,
     format: str = "onnx",  # noqa: A002
     tables: bool = True,
@@ -96,6 +96,7 @@ def export_run(
     Raises:
         DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
     """
+    run_dir, out = Path(run_dir), Path(out)
     _check(out, format)
     loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
     return export_model(

@@ -68,7 +68,7 @@ def find_checkpoint(run_dir: Path, spec: RunSpec, which: int | str | None = None
 
 
 def load_model(
-    run_dir: Path,
+    run_dir: Path | str,
     checkpoint: int | str | None = None,
     *,
     device: torch.device | None = None,
@@ -88,6 +88,7 @@ def load_model(
         FormatError: A file of it is damaged.
         StorageError: Not enough memory for the tables.
     """
+    run_dir = Path(run_dir)
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))

@@ -116,7 +116,7 @@ class InferenceSession:
     @classmethod
     def open(
         cls,
-        run_dir: Path,
+        run_dir: Path | str,
         checkpoint: int | str | None = None,
         *,
         device: torch.device | None = None,
@@ -138,6 +138,7 @@ class InferenceSession:
             FormatError: A file of it is damaged.
             StorageError: Not enough memory for the tables.
         """
+        run_dir = Path(run_dir)
         directory = run_dir / DATASET_DIRECTORY
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)

@@ -156,7 +156,10 @@ class Optimizers:
         mode: Literal["min", "max"] = "max"
         if isinstance(spec, PlateauSchedule):
             interval, metric = "evaluation", spec.metric or monitor
-            mode = "max" if find_metric(metric).higher_is_better else "min"
+            try:
+                mode = "max" if find_metric(metric).higher_is_better else "min"
+            except ConfigError as error:
+                raise ConfigError("training.schedule.metric", error.problem) from None
         else:
             interval = spec.interval
         for scheduler in build_schedulers(spec, tuple(self), mode=mode):

@@ -42,10 +42,10 @@ class PredictReport:
 
 
 def predict(
-    run_dir: Path,
-    dataset: Path,
+    run_dir: Path | str,
+    dataset: Path | str,
     split: str,
-    out: Path,
+    out: Path | str,
     *,
     checkpoint: int | str | None = None,
     keep: Sequence[str] = (),
@@ -79,6 +79,7 @@ def predict(
         FormatError: A damaged file.
         StorageError: The disk is full.
     """
+    run_dir, dataset, out = Path(run_dir), Path(dataset), Path(out)
     check_new_file(out, replace=replace)
     check_suffix(out)
     check_run(run_dir)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from terarec.batch import Batch, slice_samples
 from terarec.data.reader import BatchReader
@@ -258,12 +259,13 @@ class Trainer:
             valid_reader: The validation split, unshuffled.
 
         Raises:
-            ConfigError: `train_reader` gives no batch.
+            ConfigError: `train_reader` gives no batch, or a schedule waits for a metric that no evaluation computes.
             TrainingError: The loss is NaN or infinite.
             RunInterruptedError: A signal stopped the training after a complete step.
         """
         if len(train_reader) == 0:
             raise ConfigError("fit", "the train split gives no batch, expected at least one")
+        self._check_plateaus(has_evaluations=valid_reader is not None)
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
         self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
@@ -319,7 +321,8 @@ class Trainer:
         Raises:
             BudgetError: The tiers of tables are too small for the batches.
             TrainingError: The loss is NaN or infinite. On the CPU nothing was updated. On a GPU the loss of the step
-                before is checked, so that the processor need not wait for this one's.
+                before is checked, so that the processor need not wait for this one's. With a dynamic loss scale the
+                step is skipped instead.
         """
         self.output = None  # frees the last step's tensors before this one's are made
         if not self.model.training:
@@ -336,7 +339,7 @@ class Trainer:
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
         if self.ranks.size > 1:
             loss = self._sum_over_ranks(loss)
-        if self._check_loss and self.device.type != "cpu" and before is not None:
+        if self._check_loss and self.device.type != "cpu" and not self._is_scale_dynamic and before is not None:
             self._check_finite(before, self.step)
         if self.spec.clip_norm is not None:
             self._scaler.unscale_(self._stepped)
@@ -359,6 +362,22 @@ class Trainer:
                 f"got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics {', '.join(known)}",
             )
         return monitor
+
+    def _check_plateaus(self, *, has_evaluations: bool) -> None:
+        known = self.evaluator.metrics
+        for schedule in self.optimizers.schedules:
+            if not isinstance(schedule.scheduler, ReduceLROnPlateau):
+                continue
+            if not has_evaluations:
+                raise ConfigError(
+                    "training.schedule", "got a plateau without a split to evaluate on, expected one, or another kind"
+                )
+            if schedule.metric is not None and schedule.metric not in known:
+                raise ConfigError(
+                    "training.schedule.metric",
+                    f"got {schedule.metric!r}{did_you_mean(schedule.metric, known)}, "
+                    f"expected one of the metrics {', '.join(known)}",
+                )
 
     def _backward(self, batch: Batch, share: float) -> Tensor:
         """Add the gradients of `batch`, which is `share` of the step's samples; return its share of the loss."""
