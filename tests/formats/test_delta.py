@@ -97,7 +97,7 @@ def test_a_chain_has_neither_gaps_nor_repeats() -> None:
         (first, 12, state(9), None),
     ]
     for link, step, previous, led in wrong:
-        with pytest.raises(FormatError, match=f"step {step}"):
+        with pytest.raises(FormatError, check=at(f"delta of step {step}")):
             link.check_follows(step, previous, led)
 
 

@@ -180,7 +180,7 @@ def test_fused_reshape_concat_splits_off_the_last_slot(slots: int, widths: tuple
 
 
 WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, object], str]] = [
-    ("concat", [(3, 2), (4, 2)], {"axis": 2}, r"\[B, 3, 2\], \[B, 4, 2\], axis=2, expected shapes equal but for"),
+    ("concat", [(3, 2), (4, 2)], {"axis": 2}, "[B, 3, 2], [B, 4, 2], axis=2, expected shapes equal but for"),
     ("concat", [(3,), (3, 2)], {}, "expected shapes equal"),
     ("concat", [(3,)], {"axis": 2}, "expected more than 2 dimensions"),
     ("concat", [], {}, "expected 1 or more inputs"),
@@ -188,11 +188,11 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, object], str]] = [
     ("reshape", [(3, 2)], {"leading_dim": 4}, "expected whole rows of 4"),
     ("reshape", [(3, 2)], {"leading_dim": 2, "selected": True}, "expected exactly one"),
     ("reshape", [(3, 2)], {"selected": True, "selected_slots": [3]}, "expected slots below 3"),
-    ("reshape", [(6,)], {"selected": True}, r"\[B, 6\].*expected \[B, slots, d\]"),
-    ("reshape", [(6,)], {"shape": [2, -1]}, r"shape=\(2, -1\), expected -1 followed by positive"),
-    ("slice", [(4,)], {"ranges": [(0, 5)]}, r"ranges=\(\(0, 5\),\), expected at least one range, start < end <= 4"),
+    ("reshape", [(6,)], {"selected": True}, "expected [B, slots, d]"),
+    ("reshape", [(6,)], {"shape": [2, -1]}, "shape=(2, -1), expected -1 followed by positive"),
+    ("slice", [(4,)], {"ranges": [(0, 5)]}, "ranges=((0, 5),), expected at least one range, start < end <= 4"),
     ("slice", [(4,)], {"ranges": [(2, 2)]}, "start < end"),
-    ("slice", [(4,)], {"ranges": [(-1, 2)]}, r"ranges is \[\(-1, 2\)\], expected a list, each a list of 2"),
+    ("slice", [(4,)], {"ranges": [(-1, 2)]}, "ranges is [(-1, 2)], expected a list, each a list of 2"),
     ("slice", [(4,)], {"ranges": []}, "at least one range"),
     ("select", [(4,)], {"dim": 0, "index": [0]}, "dim is 0, expected an integer >= 1"),
     ("select", [(4,)], {"dim": 1, "index": [4]}, "expected entries below 4"),
@@ -202,15 +202,15 @@ WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, object], str]] = [
     ("scale", [(4,)], {"factor": 2, "axis": 2}, "axis is 2, expected one of 0, 1"),
     ("scale", [(4,)], {}, "factor is missing, expected an integer >= 1"),
     ("fused_reshape_concat", [(1, 2)], {}, "expected at least two slots"),
-    ("fused_reshape_concat_general", [(2, 2), (3, 2)], {}, r"expected \[B, s, w_i\] with equal s"),
+    ("fused_reshape_concat_general", [(2, 2), (3, 2)], {}, "expected [B, s, w_i] with equal s"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "dims", "options", "message"), WRONG)
+@pytest.mark.parametrize(("kind", "dims", "options", "problem"), WRONG)
 def test_wrong_shapes_and_options_are_rejected(
-    kind: str, dims: list[tuple[int, ...]], options: dict[str, object], message: str
+    kind: str, dims: list[tuple[int, ...]], options: dict[str, object], problem: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, check=at(f"layer {kind}", problem)):
         make(kind, dims, options)
 
 

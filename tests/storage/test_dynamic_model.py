@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from terarec.errors import StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, by_score, freq, lfu, lru, ttl
 from terarec.storage import DynamicArena, Rows, dynamic_tables
+from tests.errors import at
 from tests.storage.indexes import FAST_INDEXES
 
 MAX_ROWS = 6
@@ -63,7 +64,7 @@ class TableMachine(RuleBasedStateMachine):
         admitted = self._admit(batch)
         refused = not self._make_room(admitted, batch)
         if refused:
-            with pytest.raises(StorageError, match="'t': holds"):
+            with pytest.raises(StorageError, check=at("table 't'", "holds")):
                 self.table.rows(torch.tensor(batch, dtype=torch.int64), train=True)
             self.held, self.seen, self.gone, self.evictions = before
             return

@@ -173,7 +173,7 @@ def test_a_suggestion_fits_in_both_memories(keyed, device):
         bounds = {"host_bytes": whole.host_bytes + rows // 2, "device_bytes": whole.device_bytes - rows // 2}
     found = plan(spec, **bounds)
     assert found.is_over
-    with pytest.raises(StorageError, match="host memory" if device is None else "device memory"):
+    with pytest.raises(StorageError, check=at("memory", "host memory" if device is None else "device memory")):
         found.check()
     fitting = plan(with_tiers(spec, Tiers.parse(found.suggestion)), **bounds)
     assert not fitting.is_over
