@@ -108,6 +108,9 @@ void bind_slot_map(nb::module_& module) {
       })
       .def("find", [](const RowSet& set, uintptr_t rows, int64_t size, uintptr_t out) {
         set.find(keys(rows, size), at<int64_t>(out));
+      }, Unlocked())
+      .def("take", [](RowSet& set, uintptr_t rows, int64_t size, uintptr_t out) {
+        return set.take(keys(rows, size), at<int64_t>(out));
       }, Unlocked());
 
   module.def("gather_rows", [](const Parts& of, uintptr_t from, int64_t count, uintptr_t packed, int64_t stride,

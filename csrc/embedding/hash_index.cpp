@@ -182,7 +182,7 @@ void HashIndex::count(KeySpan keys, int64_t* rows, int threads) {
 
 // Segments that shrink leave holes in all pages. If there are many holes, segments are moved into them, so that whole
 // pages become free: without this, 5 M keys of which one call erased half kept 38 bytes a key.
-void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
+void HashIndex::erase(KeySpan keys, int64_t* rows, int threads, bool shrinks) {
   threads = useful_threads(keys.size, threads);
   const SegmentEntries all(keys, nullptr, hash_, threads);
   std::array<bool, kSegments> shrunk;
@@ -194,9 +194,9 @@ void HashIndex::erase(KeySpan keys, int64_t* rows, int threads) {
       if (e + kAhead < size) segment.fetch(entries[e + kAhead].hash());
       rows[entries[e].at()] = segment.erase(entries[e].hash());
     }
-    shrunk[s] = segment.shrink(memory_);
+    shrunk[s] = shrinks && segment.shrink(memory_);
   });
-  if (!BucketPool::shared().is_sparse()) return;
+  if (!shrinks || !BucketPool::shared().is_sparse()) return;
   parallel_for(threads, kSegments, [&](int64_t s) {
     if (shrunk[s]) segments_[s].move(memory_);
   });

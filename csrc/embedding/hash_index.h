@@ -46,8 +46,8 @@ class HashIndex {
   // Adds 1 to each key's row per occurrence, from 0 to kMostRows - 1, and writes the row after each. Throws as assign.
   void count(KeySpan keys, int64_t* rows, int threads);
 
-  // Removes keys; writes the row that each had, or -1.
-  void erase(KeySpan keys, int64_t* rows, int threads);
+  // Removes keys; writes the row that each had, or -1. Without `shrinks` memory stays for as many keys.
+  void erase(KeySpan keys, int64_t* rows, int threads, bool shrinks = true);
 
   // Writes at most `most` keys and rows from position `start` on, and their number; returns the next position, or -1.
   int64_t items(int64_t start, int64_t most, int64_t* keys, int64_t* rows, int64_t* written) const;

@@ -28,13 +28,32 @@ RowSet::RowSet(KeySpan rows, uint64_t seed, int64_t* places) : hash_{seed} {
     }
     places[i] = found.number;
   }
+  is_gone_.assign(size(), false);
+  left_ = size();
+}
+
+// Calls visit(position, number or -1) for each row.
+template <class Visit>
+void RowSet::for_each(KeySpan rows, Visit&& visit) const {
+  for (int64_t i = 0; i < rows.size; i++) {
+    if (i + kAhead < rows.size) __builtin_prefetch(&entries_[home(rows.keys[i + kAhead])]);
+    const int64_t number = entry(rows.keys[i]).number;
+    visit(i, number < 0 || is_gone_[number] ? -1 : number);
+  }
 }
 
 void RowSet::find(KeySpan rows, int64_t* places) const {
-  for (int64_t i = 0; i < rows.size; i++) {
-    if (i + kAhead < rows.size) __builtin_prefetch(&entries_[home(rows.keys[i + kAhead])]);
-    places[i] = entry(rows.keys[i]).number;
-  }
+  for_each(rows, [places](int64_t i, int64_t number) { places[i] = number; });
+}
+
+int64_t RowSet::take(KeySpan rows, int64_t* places) {
+  for_each(rows, [this, places](int64_t i, int64_t number) {
+    places[i] = number;
+    if (number < 0) return;
+    is_gone_[number] = true;
+    left_--;
+  });
+  return left_;
 }
 
 }  // namespace terarec

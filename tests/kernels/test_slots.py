@@ -94,6 +94,9 @@ def test_both_maps_do_the_same() -> None:
         assert torch.equal(*wanted)
         assert torch.equal(sets[0].places, sets[1].places)
         assert torch.equal(sets[0].find(rows), sets[1].find(rows))
+        assert torch.equal(*(each.take(torch.arange(step, 2000, 3)) for each in sets))
+        assert torch.equal(sets[0].find(rows), sets[1].find(rows))
+        assert sets[0].num_left == sets[1].num_left
         assert torch.equal(touched[0].used.sort().values, touched[1].used.sort().values)
         new = []
         for each, held, distinct in zip(maps, touched, sets, strict=True):

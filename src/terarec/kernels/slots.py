@@ -125,9 +125,13 @@ class RowSet(Protocol):
 
     firsts: Tensor
     places: Tensor
+    num_left: int
 
     def find(self, rows: Tensor) -> Tensor:
-        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list, or taken."""
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the numbers int64[n] of ``rows int64[n]``, distinct, as `find` does, and take those away."""
 
 
 def new_slot_map(capacity: int, device: torch.device, implementation: str = "auto") -> SlotMap:

@@ -45,10 +45,8 @@ class StagedRows:
     def __init__(self, batch: RowBatch, of: RowFormat) -> None:
         self._set = row_set(batch.rows)
         self.batch = batch.part(self._set.firsts)
-        count = self.batch.rows.numel()
-        self._values = of.new_rows(count)
-        self._found = torch.zeros(0, dtype=torch.bool)
-        self._is_valid = torch.ones(count, dtype=torch.bool)
+        self._values = of.new_rows(self.batch.rows.numel())
+        self._found: Tensor | None = None
         self._is_read = threading.Event()
 
     def fill(self, level: RowLevel) -> None:
@@ -56,47 +54,38 @@ class StagedRows:
         try:
             self._found = level.read(self.batch, self._values)
         except TerarecError:
-            self._is_valid[:] = False
+            self._found = None
         finally:
             self._is_read.set()
 
-    def places(self, rows: Tensor) -> Tensor:
-        """Return the places int64[n] of ``rows int64[n]``, -1 where one is not staged."""
-        places = self._set.find(rows)
-        here = (places >= 0).nonzero()[:, 0]
-        places[here] = torch.where(self._is_valid[places[here]], places[here], -1)
-        return places
+    def are_staged(self, rows: Tensor) -> Tensor:
+        """Return which of ``rows int64[n]`` are staged, bool[n]."""
+        return self._set.find(rows) >= 0
 
     @property
     def is_used_up(self) -> bool:
         """Whether all rows were taken or dropped."""
-        return not bool(self._is_valid.any())
+        return self._set.num_left == 0
 
     def take(self, batch: RowBatch) -> TakenRows | None:
-        """Return staged rows of `batch`, which are no longer staged then; None if it has none.
+        """Return staged rows of `batch`, all distinct, which are no longer staged then; None if it has none.
 
         A row that another key had when it was staged is not taken: its key may be in the slower tier.
         """
-        places = self.places(batch.rows)
-        here = (places >= 0).nonzero()[:, 0]
-        here = here[self.batch.keys[places[here]] == batch.keys[here]]
-        if not here.numel():
+        left = self._set.num_left
+        places = self._set.take(batch.rows)
+        if self._set.num_left == left:
             return None
         self._is_read.wait()
-        if not self._found.numel():  # the read failed
+        if self._found is None:
             return None
-        mine = places[here]
-        self._is_valid[mine] = False
-        is_staged = torch.zeros_like(places, dtype=torch.bool)
-        is_staged[here] = True
-        places.fill_(-1)
-        places[here] = torch.where(self._found[mine], mine, -1)
-        return TakenRows(self._values, places, is_staged)
+        known = places.clamp(min=0)
+        is_staged = (places >= 0) & (self.batch.keys[known] == batch.keys)
+        return TakenRows(self._values, torch.where(is_staged & self._found[known], places, -1), is_staged)
 
     def drop(self, rows: Tensor) -> None:
         """Forget ``rows int64[n]``, which have changed."""
-        places = self.places(rows)
-        self._is_valid[places[places >= 0]] = False
+        self._set.take(rows)
 
 
 class Lookahead:
@@ -116,7 +105,7 @@ class Lookahead:
             of: Format of a row.
         """
         for staged in self._staged:
-            batch = batch.part((staged.places(batch.rows) < 0).nonzero()[:, 0])
+            batch = batch.part((~staged.are_staged(batch.rows)).nonzero()[:, 0])
         held = StagedRows(batch, of)
         self._staged = [*self._staged[1 - _MOST_BATCHES :], held]
         return held

@@ -147,6 +147,7 @@ class RowSet:
     Attributes:
         firsts: int64[m], position at which each row first occurs, rising.
         places: int64[n], the number of each row of the list.
+        num_left: Rows that were not taken.
 
     Args:
         rows: int64[n].
@@ -158,12 +159,20 @@ class RowSet:
         self._core = _embedding.RowSet(rows.data_ptr(), rows.numel(), secrets.randbits(64), self.places.data_ptr())
         self.firsts = torch.empty(self._core.size(), dtype=torch.int64)
         self._core.firsts(self.firsts.data_ptr())
+        self.num_left = self.firsts.numel()
 
     def find(self, rows: Tensor) -> Tensor:
-        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list, or taken."""
         rows = check_vector("rows", rows, _CPU)
         places = torch.empty_like(rows)
         self._core.find(rows.data_ptr(), rows.numel(), places.data_ptr())
+        return places
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the numbers int64[n] of ``rows int64[n]``, distinct, as `find` does, and take those away."""
+        rows = check_vector("rows", rows, _CPU)
+        places = torch.empty_like(rows)
+        self.num_left = self._core.take(rows.data_ptr(), rows.numel(), places.data_ptr())
         return places
 
 

@@ -192,6 +192,7 @@ class RowSet:
     Attributes:
         firsts: int64[m], position at which each row first occurs, rising.
         places: int64[n], the number of each row of the list.
+        num_left: Rows that were not taken.
 
     Args:
         rows: int64[n].
@@ -205,13 +206,23 @@ class RowSet:
         self._numbers = torch.empty_like(order)
         self._numbers[order] = torch.arange(order.numel(), device=rows.device)
         self.places = self._numbers[sorted_places]
+        self.num_left = order.numel()
+        self._is_left = torch.ones_like(order, dtype=torch.bool)
 
     def find(self, rows: Tensor) -> Tensor:
-        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list."""
+        """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list, or taken."""
         if not self._rows.numel():
             return torch.full_like(rows, -1)
         places = torch.searchsorted(self._rows, rows).clamp_(max=self._rows.numel() - 1)
-        return torch.where(self._rows[places] == rows, self._numbers[places], -1)
+        numbers = self._numbers[places]
+        return torch.where((self._rows[places] == rows) & self._is_left[numbers], numbers, -1)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the numbers int64[n] of ``rows int64[n]``, distinct, as `find` does, and take those away."""
+        places = self.find(rows)
+        self._is_left[places[places >= 0]] = False
+        self.num_left = int(self._is_left.sum())
+        return places
 
 
 def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
