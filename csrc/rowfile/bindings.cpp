@@ -95,7 +95,7 @@ NB_MODULE(_rowfile, m) {
           "__init__",
           [](RowFile* self, std::string directory, const Layout& layout, bool read_only, bool direct,
              const std::string& io, int io_threads, int64_t queue_bytes, int64_t run_bytes, int64_t open_files,
-             double space_ratio) {
+             double space_ratio, bool is_working) {
             RowFileOptions options;
             options.read_only = read_only;
             options.direct = direct;
@@ -105,11 +105,13 @@ NB_MODULE(_rowfile, m) {
             options.run_bytes = run_bytes;
             options.open_files = open_files;
             options.space_ratio = space_ratio;
+            options.is_working = is_working;
             nb::gil_scoped_release unlocked;
             new (self) RowFile(std::move(directory), layout, options);
           },
           nb::arg("directory"), nb::arg("layout"), nb::arg("read_only"), nb::arg("direct"), nb::arg("io"),
-          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("run_bytes"), nb::arg("open_files"), nb::arg("space_ratio"))
+          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("run_bytes"), nb::arg("open_files"),
+          nb::arg("space_ratio"), nb::arg("is_working"))
       .def("size", &RowFile::size, Unlocked())
       .def("file_bytes", &RowFile::file_bytes, Unlocked())
       .def("memory_bytes", &RowFile::memory_bytes, Unlocked())

@@ -495,6 +495,11 @@ void RowFile::drop_segment(const std::shared_ptr<Segment>& segment) {
 
 void RowFile::snapshot(const std::string& directory) {
   if (options_.read_only) throw StoreError("the store is open for reading only");
+  std::unique_lock<std::mutex> compacting(compaction_mutex_, std::defer_lock);
+  if (options_.is_working) {  // files of the last commit may be gone
+    compacting.lock();
+    commit(metadata());
+  }
   std::lock_guard<std::mutex> writer(writer_mutex_);
   check_writable();
   std::vector<std::pair<std::shared_ptr<Segment>, bool>> listed;

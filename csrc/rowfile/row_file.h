@@ -43,6 +43,7 @@ struct RowFileOptions {
   int64_t run_bytes = 32768;
   int64_t open_files = 512;
   double space_ratio = 1.5;  // compaction keeps files below so many times the live bytes; 0: it does not run by itself
+  bool is_working = false;   // nothing is to outlive the process: files go before the commit that does without them
 };
 
 // A shared mutex that is fair: neither readers nor writers starve the other.
@@ -184,7 +185,7 @@ class RowFile {
     int64_t segments = 0;
   };
   Space space() const;
-  bool has_excess(const Space& space) const;
+  bool has_excess(const Space& space, double ratio) const;
   std::shared_ptr<Segment> choose_victim(bool any_gain) const;
   bool move_segment(const std::shared_ptr<Segment>& victim);
   void move_pages(const Segment& victim, const char* data, int64_t first, int64_t pages);

@@ -360,6 +360,24 @@ def test_compaction_bounds_the_space(tmp_path: Path) -> None:
     store.close()
 
 
+def test_working_files_need_no_commit_to_go(tmp_path: Path) -> None:
+    store = RowFile.create(tmp_path / "rows", 64, segment_bytes=2**14, options=RowFileOptions(is_working=True))
+    keys = np.arange(4000, dtype=np.int64)
+    for step in range(12):
+        store.write(keys, rows_of(keys, 64, step))
+    most = 1.5 * store.live_bytes + 2**20
+    deadline = time.monotonic() + 60
+    while sum(path.stat().st_size for path in segments(tmp_path / "rows")) > most:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert store.last_commit == 0
+    store.snapshot(tmp_path / "copy")
+    with_copy = RowFile.open(tmp_path / "copy", read_only=True)
+    assert content(with_copy) == content(store) == expected(keys, rows_of(keys, 64, 11))
+    with_copy.close()
+    store.close()
+
+
 def test_erased_keys_do_not_take_space_for_ever(tmp_path: Path) -> None:
     store = RowFile.create(tmp_path / "rows", 16, segment_bytes=2**13)
     old = np.arange(1000, dtype=np.int64)

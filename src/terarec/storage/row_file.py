@@ -115,8 +115,10 @@ class RowFileOptions:
         run_bytes: Bytes of pages side by side that are read at once at most; each thread that reads has buffers for 128
             such runs.
         open_files: Most files that stay open.
-        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and a segment; 0 for
+        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB; 0 for
             none in the background.
+        is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
+            compaction has emptied are removed at once, though the last commit lists them.
 
     Raises:
         ConfigError: A value out of range.
@@ -129,6 +131,7 @@ class RowFileOptions:
     run_bytes: int = 32 * 2**10
     open_files: int = 512
     space_ratio: float = 1.5
+    is_working: bool = False
 
     def __post_init__(self) -> None:
         if self.io not in ("auto", "io_uring", "threads"):
@@ -244,6 +247,7 @@ class RowFile:
                     run_bytes=options.run_bytes,
                     open_files=options.open_files,
                     space_ratio=float(options.space_ratio),
+                    is_working=options.is_working,
                 )
             return cls(directory, layout, native, held.pop_all())
 

@@ -20,8 +20,6 @@ from terarec.storage.row_store import RowStore
 from terarec.storage.slots import SlotLimit
 
 _CPU = torch.device("cpu")
-_SPACE_RATIO = 1.6
-_CHECKED_BYTES = 256 << 20  # written between two looks at the space that files take
 
 
 class BudgetError(StorageError):
@@ -113,7 +111,6 @@ class TableStores:
 
     def __init__(self, stores: Sequence[RowStore]) -> None:
         self.stores = list(stores)
-        self._since_check = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -140,12 +137,6 @@ class TableStores:
         """See `RowLevel.write`."""
         for table, places in by_table(batch):
             self.stores[table].write(batch.keys[places].numpy(), values[places].numpy())
-        self._since_check += batch.keys.numel() * values.shape[1]
-        if self._since_check > _CHECKED_BYTES:
-            self._since_check = 0
-            for store in self.stores:
-                if store.file_bytes > _SPACE_RATIO * store.live_bytes + _CHECKED_BYTES:
-                    store.commit()  # after which files that hold no live row are removed
 
     def erase(self, batch: RowBatch) -> None:
         """See `RowLevel.erase`."""

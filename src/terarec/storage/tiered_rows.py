@@ -85,7 +85,7 @@ class TieredRows:
         self._first = FirstValues(specs, seed)
         self._defaults: Tensor | None = None
         self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
-        self._files = TierFiles(tiers.file, [spec.name for spec in specs])
+        self._files = TierFiles(tiers.file, [spec.name for spec in specs], [_rows_of_table(spec) for spec in specs])
         self._closing = weakref.finalize(self, self._files.close)
         self._memory: FastTier | None = None
         self._held: list[Pin] = []
@@ -573,7 +573,7 @@ class TieredRows:
 
     def _most_rows(self) -> int:
         """Return the most rows that can ever be in the fast tier."""
-        rows = [spec.rows if isinstance(spec, TableSpec) else spec.max_rows for spec in self._specs]
+        rows = [_rows_of_table(spec) for spec in self._specs]
         known = [count for count in rows if count is not None]
         return sum(known) + self._num_defaults if len(known) == len(rows) else _MOST_SLOTS
 
@@ -700,6 +700,10 @@ class TieredRows:
 
     def _count(self, **numbers: int) -> None:
         self._use = self._use.plus(TierUse(**numbers))
+
+
+def _rows_of_table(spec: TableSpec | DynamicTableSpec) -> int | None:
+    return spec.rows if isinstance(spec, TableSpec) else spec.max_rows
 
 
 def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
