@@ -175,7 +175,7 @@ class Checkpoint:
 
     @property
     def state(self) -> StateId:
-        """What names the state: its step, and the checksum of its manifest."""
+        """Identity of the state: its step, and the checksum of its manifest."""
         return state_id(self.path, self.step)
 
     def num_deltas_after(self, state: StateId) -> int | None:

@@ -1,4 +1,4 @@
-"""The list of all commands, and how one runs: whatever stops it becomes one line and an exit code."""
+"""The list of all commands, and their execution: an error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _commands() -> list[Any]:
 
 @dataclass
 class Frame:
-    """What the global options set for the one place that handles errors."""
+    """Settings of the global options for the handling of errors."""
 
     debug: bool = False
 

@@ -162,7 +162,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
 
 
 def _typed(parameter: inspect.Parameter) -> str:
-    """What the user types for an option."""
+    """Return the option as the user types it."""
     declared = typing.get_args(parameter.annotation)[1]
     # Inside Annotated, Typer keeps the first of the declared names where a default would be.
     words = (declared.default, *(declared.param_decls or ()))

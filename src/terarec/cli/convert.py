@@ -21,7 +21,7 @@ _KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What ``terarec convert`` takes."""
+    """Options of ``terarec convert``."""
 
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A data set; a records.json (dataset), or a graph's JSON (run).")

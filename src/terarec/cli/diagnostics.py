@@ -1,4 +1,4 @@
-"""What ``terarec doctor`` examines: versions, the machine, which kernels run and why, and whether they are right."""
+"""Checks of ``terarec doctor``: versions, the machine, the selected kernels with reasons, and their correctness."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def check() -> dict[str, Any]:
 
 
 def _run(implementation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a lookup gives, and the table after an update with a gradient of ones."""
+    """Return the result of a lookup, and the table after an update with a gradient of ones."""
     weights, keys, offsets, layout = _problem()
     pooled = bag_lookup(weights, keys, offsets, layout, implementation=implementation)
     gradient = BagGradient(keys, offsets, torch.full_like(pooled, 1 / _BATCH), layout)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftOptions:
-    """What ``terarec drift`` takes."""
+    """Options of ``terarec drift``."""
 
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The data set to compare with.")]
     current: Annotated[

@@ -1,4 +1,4 @@
-"""What stops a command -> one line for people and one exit code for scripts."""
+"""Errors of a command -> one readable line and one exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 @dataclass(frozen=True)
 class Failure:
-    """How a command ends that did not succeed.
+    """The end of a command that failed.
 
     Attributes:
         exit_code: One of this module's constants; 0 where the reader of the output has left, which is no failure.

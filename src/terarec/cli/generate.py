@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """What every ``terarec generate`` takes."""
+    """Options of every ``terarec generate``."""
 
     rows: Annotated[int, typer.Option(min=1, help="Rows in all.")]
     out: Annotated[Path, typer.Option(help="Directory to make.")]
@@ -27,21 +27,21 @@ class GenerateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCriteoOptions(GenerateOptions):
-    """What ``terarec generate criteo`` takes."""
+    """Options of ``terarec generate criteo``."""
 
     days: Annotated[int, typer.Option(min=1, help="Files day_0.tsv, day_1.tsv, ... to share the rows among.")] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateMovielensOptions(GenerateOptions):
-    """What ``terarec generate movielens`` takes."""
+    """Options of ``terarec generate movielens``."""
 
     layout: Annotated[Literal["latest", "1m"], typer.Option(help="CSV files, or those of MovieLens 1M.")] = "latest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateAmazonOptions(GenerateOptions):
-    """What ``terarec generate amazon`` takes."""
+    """Options of ``terarec generate amazon``."""
 
     layout: Annotated[Literal["2018", "2023"], typer.Option(help="Release of the reviews.")] = "2018"
 

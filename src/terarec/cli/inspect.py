@@ -17,7 +17,7 @@ from terarec.reports.numbers import label
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What ``terarec inspect`` takes."""
+    """Options of ``terarec inspect``."""
 
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A data set, a RUN or a checkpoint.")]
     column: Annotated[str | None, typer.Option(help="One column of a data set: its values, most frequent first.")] = (

@@ -1,4 +1,4 @@
-"""What ``terarec inspect`` shows of a data set: its splits and columns, or the values of one column."""
+"""Output of ``terarec inspect`` for a data set: its splits and columns, or the values of one column."""
 
 from __future__ import annotations
 

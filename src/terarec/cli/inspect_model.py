@@ -1,4 +1,4 @@
-"""What ``terarec inspect`` shows of a checkpoint or a RUN: tables and dense parameters, or the rows of one table."""
+"""Output of ``terarec inspect`` for a checkpoint or a RUN: tables and dense parameters, or the rows of one table."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class SpecField:
 
     @property
     def metavar(self) -> str | None:
-        """What stands for the value in the help."""
+        """Placeholder of the value in the help."""
         if isinstance(self.hint, dict):
             return "|".join(self.hint)
         if words := words_of(self.hint):

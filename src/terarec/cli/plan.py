@@ -16,7 +16,7 @@ from terarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What ``terarec plan`` takes."""
+    """Options of ``terarec plan``."""
 
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json|RUN", help="Description of a run, or a run.")]
     assignments: Annotated[

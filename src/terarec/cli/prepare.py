@@ -33,7 +33,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class PreparationOptions:
-    """What ``terarec prepare`` takes, whatever the data."""
+    """Options of ``terarec prepare``, whatever the data."""
 
     out: Annotated[Path, typer.Option(help="Directory of the data set to make.")]
     how: Annotated[
@@ -180,7 +180,7 @@ _VALID_FRACTION = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareCriteoOptions(PreparationOptions):
-    """What ``terarec prepare criteo`` takes."""
+    """Options of ``terarec prepare criteo``."""
 
     raw: Annotated[
         list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order of time.")
@@ -221,7 +221,7 @@ _Words: TypeAlias = list[str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareCsvOptions(PreparationOptions):
-    """What ``terarec prepare csv`` takes. Lists are separated by commas, or their option is repeated."""
+    """Options of ``terarec prepare csv``. Lists are separated by commas, or their option is repeated."""
 
     files: Annotated[
         list[str],
@@ -319,7 +319,7 @@ def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareWorkflowOptions(PreparationOptions):
-    """What ``terarec prepare WORKFLOW`` takes."""
+    """Options of ``terarec prepare WORKFLOW``."""
 
     workflow: Annotated[
         str,
@@ -387,7 +387,7 @@ def _find(name: str, allow_import: Sequence[str]) -> Workflow:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkflowOptions:
-    """What ``terarec workflow`` takes."""
+    """Options of ``terarec workflow``."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
     out: Annotated[Path, typer.Option(help="JSON file to write.")]
@@ -423,7 +423,7 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """What ``terarec workflow draft`` takes."""
+    """Options of ``terarec workflow draft``."""
 
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, directories, patterns or URLs of one format.")

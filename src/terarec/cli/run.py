@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What ``terarec evaluate`` takes."""
+    """Options of ``terarec evaluate``."""
 
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     data: Annotated[Path, typer.Option(help="A prepared data set, or HugeCTR's files.")]
@@ -155,7 +155,7 @@ def _slice_rows(by_value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """What ``terarec predict`` takes."""
+    """Options of ``terarec predict``."""
 
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     raw: Annotated[
@@ -275,7 +275,7 @@ def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What ``terarec export`` takes."""
+    """Options of ``terarec export``."""
 
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     out: Annotated[Path, typer.Option(help="Directory to make.")]
@@ -312,7 +312,7 @@ def export(options: ExportOptions, show: Show) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What ``terarec serve`` takes."""
+    """Options of ``terarec serve``."""
 
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     server: Annotated[

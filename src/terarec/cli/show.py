@@ -1,4 +1,4 @@
-"""What a command shows: progress and figures for people, or one JSON object for programs."""
+"""Output of a command: progress and figures as text, or one JSON object for programs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _MODELS = Registry("MODEL", ((spec.kind, spec) for spec in typing.get_args(Model
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfigOptions:
-    """What ``terarec init-config`` takes."""
+    """Options of ``terarec init-config``."""
 
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Kind of model: {', '.join(_MODELS)}.")]
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set, or HugeCTR's files.")]
@@ -112,7 +112,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What ``terarec train`` takes; None leaves a setting to the configuration file, or to its default."""
+    """Options of ``terarec train``; None leaves a setting to the configuration file, or to its default."""
 
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; flags go on top.")
@@ -184,7 +184,7 @@ def run_spec(options: TrainOptions) -> RunSpec:
 
 
 def _base(options: TrainOptions) -> RunSpec:
-    """What the flags go on top of."""
+    """Return the run to which the flags are applied."""
     if options.config is not None and options.config_file is not None:
         raise ConfigError(
             "--config", f"got {options.config_file} and CONFIG.json {options.config}, expected one of them"
@@ -361,7 +361,7 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """What ``terarec reproduce`` takes."""
+    """Options of ``terarec reproduce``."""
 
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the data, such as frappe_x1.")]
     model: Annotated[str, typer.Option(help="Name of the model, such as deepfm.")]

@@ -1,4 +1,4 @@
-"""Recording of the tables that a model asks for, without their memory, to estimate what they take."""
+"""Recording of the tables of a model, without their memory, to estimate it."""
 
 from __future__ import annotations
 

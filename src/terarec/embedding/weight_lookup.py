@@ -195,7 +195,7 @@ compiled backward pass of an autograd function: gradients are zero. 2.12 was not
 
 
 class GradientRule(NamedTuple):
-    """How the gradient of a weight is computed and stored.
+    """The way in which the gradient of a weight is computed and stored.
 
     Attributes:
         arena: Arena that stores the gradient if it has a row optimizer; otherwise it is added to ``.grad``.

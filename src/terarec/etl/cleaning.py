@@ -18,7 +18,7 @@ FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 """The times that are accepted as integers, of the years 1 to 9999; milliseconds of any day since 1978 lie beyond."""
 
 SECONDS = "seconds since 1970 in UTC, of the years 1 to 9999 (milliseconds are to be divided by 1000)"
-"""What is accepted where an integer is a time, for errors."""
+"""Accepted values of an integer that is a time, for errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rows of Arrow arrays, what flows between the sources, operators and sinks of a workflow; NumPy views of the arrays.
+"""Rows of Arrow arrays, which sources, operators and sinks exchange; NumPy views of the arrays.
 
 A missing value is null. The values of each kind have one Arrow type (`ARROW_TYPES`): texts are never empty, numbers are
 never NaN, ids are never null, since id 0 is that of a missing value. A row may hold a large_list of values; a missing

@@ -85,7 +85,7 @@ _YEARS = (631_152_000, 4_102_444_800)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnChoice:
-    """What a draft makes of a column.
+    """The decision of a draft for a column.
 
     Attributes:
         column: Its name.

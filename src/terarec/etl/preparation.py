@@ -112,7 +112,7 @@ class PreviewColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """What a preparation would write, by its first rows.
+    """A preview of a preparation, from its first rows.
 
     Attributes:
         workflow: Name of the workflow.

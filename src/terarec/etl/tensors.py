@@ -1,4 +1,4 @@
-"""Columns as tensors on a device, and what operators compute of their values there."""
+"""Columns as tensors on a device, and operations on their values."""
 
 from __future__ import annotations
 

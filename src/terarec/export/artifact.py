@@ -1,4 +1,4 @@
-"""`export_model` and `export_run`: a directory with a model in a file of another runtime, and what describes it."""
+"""`export_model` and `export_run`: a directory with a model as a file for another runtime, and its description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LIST_LENGTH = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was exported.
+    """The result of an export.
 
     Attributes:
         file: The model's file.
@@ -186,7 +186,7 @@ def export_model(
 
 
 def _check(out: Path, format: str) -> None:  # noqa: A002
-    """What would fail late, before a large model is loaded."""
+    """Check before a large model is loaded what would fail later."""
     FORMATS.find(format)
     for library in _LIBRARIES[format]:
         onnx_library(library)

@@ -136,7 +136,7 @@ def emit_embedding(
 
 
 def _together(feature: GraphFeature, places: Places) -> tuple[str, str, int | None, int | str]:
-    """What features have in common that one lookup serves: among others the length of their bags in the input."""
+    """Return what features of one lookup have in common: among others the length of their bags in the input."""
     if feature.read_column not in places:
         raise ConfigError("key inputs", f"none has column {feature.read_column!r}, expected those of the embeddings")
     source, _ = places[feature.read_column]

@@ -1,4 +1,4 @@
-"""Whether an exported file gives what the model gives, on random batches."""
+"""Comparison of an exported file with the model on random batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's scores from plain tensors, with lookups in plain PyTorch: what `torch.export` traces."""
+"""A model's scores from plain tensors, with lookups in plain PyTorch, to be traced by `torch.export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas: what changed in tables since a state before, and the chain that they form. Described in docs/formats.md."""
+"""Deltas: changes of tables since an earlier state, and the chain that they form. Described in docs/formats.md."""
 
 from __future__ import annotations
 

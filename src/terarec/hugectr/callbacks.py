@@ -1,4 +1,4 @@
-"""What `Model.fit` does around each iteration, as callbacks of `terarec.train.Trainer`."""
+"""Work of `Model.fit` around each iteration, as callbacks of `terarec.train.Trainer`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CapacityCheck(Callback):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intervals:
-    """How often what is done between iterations.
+    """Intervals of the work between iterations.
 
     Attributes:
         display: Iterations between messages; 0 for none.

@@ -88,7 +88,7 @@ def read_inference_clause(path: str) -> InferenceClause:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferenceGraph:
-    """What a file says of a model.
+    """Description of a model in a file.
 
     Attributes:
         inputs: The `Input`.

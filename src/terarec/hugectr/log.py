@@ -1,4 +1,4 @@
-"""What a model prints: lines with a prefix, the messages of `Model.fit` and the table of `Model.summary`."""
+"""Output of a model: lines with a prefix, the messages of `Model.fit` and the table of `Model.summary`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Model`: what a script builds, trains, evaluates and saves."""
+"""`Model`, which scripts build, train, evaluate and save."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ PartType = TypeVar("PartType", bound=Part)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a model is compiled from.
+    """Parts from which a model is compiled.
 
     Attributes:
         spec: The graph.

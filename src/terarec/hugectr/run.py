@@ -51,7 +51,7 @@ _KINDS: Mapping[DataReaderType_t, RecordKind] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What a RUN keeps of a model in training.
+    """Content of a RUN of a model in training.
 
     Attributes:
         trainer: Trains a graph.

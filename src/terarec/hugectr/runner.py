@@ -154,7 +154,7 @@ _MPI_NAMES: dict[str, object] = {
 
 
 class HCTRCommunicationHandler:
-    """Who writes: the one process that there is."""
+    """The process that writes: the only one."""
 
     def global_rank(self) -> int:
         """Return the number of this process."""

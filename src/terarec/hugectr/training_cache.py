@@ -1,4 +1,4 @@
-"""Training pass by pass: what `CreateETC` and `CreateMOS` ask for."""
+"""Training pass by pass, for `CreateETC` and `CreateMOS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and folders on a disk, or behind any URL that fsspec knows (``s3://``, ``gs://``, ``hdfs://``)."""
+"""Files and folders on a disk, or behind any URL that fsspec supports (``s3://``, ``gs://``, ``hdfs://``)."""
 
 from __future__ import annotations
 

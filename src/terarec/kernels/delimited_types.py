@@ -1,4 +1,4 @@
-"""What both implementations of the parser of delimited text take and return."""
+"""Arguments and results of both implementations of the parser of delimited text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EXPECTED: Mapping[FaultKind, str] = {
     "hex": "up to 8 hexadecimal digits",
     "utf8": "UTF-8 text",
 }
-"""What is accepted in place of each kind of fault."""
+"""Accepted content for each kind of fault."""
 
 FAULT_KINDS: tuple[FaultKind, ...] = tuple(EXPECTED)
 """In the order of csrc/encoding/fields.h."""
@@ -76,7 +76,7 @@ class DelimitedField:
 
 @dataclass(frozen=True, slots=True)
 class Quoting:
-    """How the fields of a record are quoted, which decides where records end.
+    """Quoting of the fields of a record, which determines where records end.
 
     Attributes:
         delimiter: Between fields.
@@ -96,7 +96,7 @@ UNQUOTED = Quoting(delimiter=b"\t", quote=False, trim=False)
 
 @dataclass(frozen=True, slots=True)
 class DelimitedLayout:
-    r"""How records hold fields.
+    r"""Layout of the fields of records.
 
     They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
 
@@ -125,7 +125,7 @@ class DelimitedLayout:
 
     @property
     def quoting(self) -> Quoting:
-        """How records end."""
+        """Ends of records."""
         return Quoting(self.delimiter, self.quote, self.trim)
 
 
@@ -148,7 +148,7 @@ class FieldFault:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLines:
-    """What a text holds.
+    """Numbers of lines and rows of a text.
 
     Attributes:
         columns: An array a field, of its type in `ARROW_TYPES` or a large_list of it, null where missing; None for a

@@ -1,4 +1,4 @@
-"""What both implementations of the encoding kernels return and raise."""
+"""Results and errors of both implementations of the encoding kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hash indexes: int64 key -> row, on the device that asks; and what every implementation rejects."""
+"""Hash indexes, int64 key -> row, on the device of the keys, with the checks of all implementations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def no_rows_left(next_row: int, new_keys: int) -> StorageError:
 
 
 class HashIndex(Protocol):
-    """What every implementation can do; `terarec.kernels.ref.hash_index.HashIndex` says it in full."""
+    """Protocol of all implementations; `terarec.kernels.ref.hash_index.HashIndex` documents it in full."""
 
     device: torch.device
 

@@ -1,4 +1,4 @@
-"""How much memory is left, so that what does not fit is rejected or spilled; and how much this process has taken."""
+"""Available memory, to reject or spill what does not fit, and the memory that this process uses."""
 
 from __future__ import annotations
 

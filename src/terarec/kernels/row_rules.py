@@ -196,7 +196,7 @@ class MomentumRule(RowRule):
 
     @property
     def rate(self) -> float:
-        """What the formula takes for lr."""
+        """Learning rate of the formula."""
         return -1.0 if self.lr_in_momentum else self.lr
 
     def scales(self, step: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Metrics by name: what each reads, which values are better, and how it is computed."""
+"""Metrics by name: inputs, which values are better, and computation of each."""
 
 from __future__ import annotations
 

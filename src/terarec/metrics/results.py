@@ -1,4 +1,4 @@
-"""What a metric set found: values overall, by label and by slice."""
+"""Results of a metric set: values overall, by label and by slice."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SliceResults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """What `MetricSet.compute` found.
+    """Results of `MetricSet.compute`.
 
     Attributes:
         overall: Metrics of all samples.

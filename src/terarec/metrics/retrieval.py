@@ -26,7 +26,7 @@ IntegerLists: TypeAlias = Ragged[Tensor | Integers, Tensor | Integers]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalResults:
-    """What `evaluate_retrieval` found.
+    """Results of `evaluate_retrieval`.
 
     Attributes:
         values: Metric, such as ``recall@10``, -> mean over the users that count; NaN if there are none.

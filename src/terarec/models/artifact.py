@@ -1,4 +1,4 @@
-"""The part of a RUN directory that makes a model: its weights, and what evaluation, prediction and serving open."""
+"""Models of RUN directories, for evaluation, prediction and serving."""
 
 from __future__ import annotations
 

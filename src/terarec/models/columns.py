@@ -24,7 +24,7 @@ class LinearSpec(Protocol):
 
     @property
     def pooling(self) -> ColumnPooling:
-        """How the weights of a list become one."""
+        """Pooling of the weights of a list."""
 
     @property
     def tables(self) -> TablesSpec:

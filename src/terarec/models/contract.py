@@ -1,4 +1,4 @@
-"""What training, evaluation and serving take from a model besides ``forward``.
+"""The interface of a model besides ``forward``, for training, evaluation and serving.
 
 A model is a module that turns a `Batch` into logits float[B, C]. One whose ``forward`` returns something else has
 ``output_logits(output) -> Tensor``; one with a loss of its own has ``training_loss(output, batch) -> Tensor``.

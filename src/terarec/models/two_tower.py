@@ -16,7 +16,7 @@ from terarec.spec.quoting import did_you_mean
 
 
 class TowerVectors(NamedTuple):
-    """What the towers give for a batch.
+    """Vectors of the towers for a batch.
 
     Attributes:
         user: float[B, vector_width].

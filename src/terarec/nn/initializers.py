@@ -17,7 +17,7 @@ SCHEMES = ("default", "uniform", "xavier_norm", "xavier_uniform", "zero")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What weights are drawn from.
+    """A distribution of first weights.
 
     Attributes:
         kind: "normal" (mean 0), "uniform" (around 0) or "constant".

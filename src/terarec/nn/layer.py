@@ -1,4 +1,4 @@
-"""What every layer of the registry is: a module made from the shapes of its inputs that knows those of its outputs."""
+"""The base class of the registry's layers: a module made from its input shapes that computes its output shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of layers: names, meanings and defaults; `terarec.spec.checks` says what they accept."""
+"""Options of layers: names, meanings and defaults; `terarec.spec.checks` has the rules for their values."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from terarec.nn.layer_option import LayerOption, choice, list_of, number
 
 @dataclass(frozen=True, slots=True)
 class Regularizer:
-    """What a training step adds to its loss, over all dense weights (biases and the weights of norms included).
+    """A term that a training step adds to its loss, over all dense weights (biases and the weights of norms included).
 
     Attributes:
         kind: "l1": strength / B sum |w|, gradient strength / B sign(w); "l2": strength / (2 B) sum w^2, gradient

@@ -1,4 +1,4 @@
-"""Objectives: what training minimises, and what scores are, for models that return logits.
+"""Objectives: losses and scores of models that return logits.
 
 A sample's weight multiplies its loss; the mean is over the samples of the batch and not over the sum of their weights,
 as in ``torch.nn.functional.binary_cross_entropy_with_logits(weight=...)``.

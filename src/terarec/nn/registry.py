@@ -1,4 +1,4 @@
-"""The layers by name: what a model described as data is built from."""
+"""The layers by name, from which models described as data are built."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LayerKind:
 
     @property
     def options(self) -> tuple[LayerOption, ...]:
-        """What `build_layer` accepts for it."""
+        """Accepted values."""
         return self.module.OPTIONS
 
     @property

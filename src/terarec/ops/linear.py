@@ -210,7 +210,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _lack() -> str:
-    """What keeps oneDNN's product from running at all; empty if nothing does."""
+    """Return the reason why oneDNN's product cannot run; empty if it can."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no oneDNN"
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -1,4 +1,4 @@
-"""`RowOptimizer`: applies the gradients that embedding collections gathered to the rows they belong to."""
+"""`RowOptimizer`, which applies the gradients of embedding collections to rows."""
 
 from __future__ import annotations
 

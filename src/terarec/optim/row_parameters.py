@@ -17,7 +17,7 @@ from terarec.storage import AnyArena, AnyTable, StaticTable
 
 
 class PendingRows(Protocol):
-    """What a row optimizer asks of the gradients that wait, apart from taking them.
+    """Operations of a row optimizer on pending gradients, apart from taking them.
 
     Attributes:
         parameter: The parameter that stands for the rows in ``param_groups``.

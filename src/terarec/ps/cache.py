@@ -30,7 +30,7 @@ INSERT_ROWS = 4_096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheStatistics:
-    """What a cache did so far.
+    """Counters of a cache.
 
     Attributes:
         keys: Keys that were looked up.

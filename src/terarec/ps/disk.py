@@ -61,7 +61,7 @@ class RowStoreTier:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was given to the store's last commit; nothing where there is no store."""
+        """Metadata of the store's last commit; nothing where there is no store."""
         return {} if self.store is None else self.store.metadata
 
     def count(self) -> int:

@@ -64,7 +64,7 @@ class Loading:
 
     @property
     def progress(self) -> LoadProgress:
-        """How far it is."""
+        """Progress so far."""
         return LoadProgress(self._rows, self._total)
 
     @property

@@ -41,7 +41,7 @@ class TierUseStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableStatistics:
-    """What a table did so far.
+    """Counters of a table.
 
     Attributes:
         keys: Keys that were looked up.

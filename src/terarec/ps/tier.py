@@ -25,7 +25,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierStatistics:
-    """What a tier did so far.
+    """Counters of a tier.
 
     Attributes:
         keys: Keys that it was asked for.

@@ -15,7 +15,7 @@ from terarec.spec.registry import unknown_name
 
 _DATA = "data.json"
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
-"""What the source of the preparation decompresses."""
+"""Compressions that the source of the preparation reads."""
 
 _Spec = TypeVar("_Spec")
 

@@ -20,7 +20,7 @@ TEST_SPLIT = "test"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReproduceReport:
-    """What `reproduce` found.
+    """Results of `reproduce`.
 
     Attributes:
         recipe: Settings and published figures.

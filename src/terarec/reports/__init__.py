@@ -1,1 +1,1 @@
-"""What people read: numbers as text, progress bars, and reports as one HTML file that fetches nothing."""
+"""Readable output: numbers as text, progress bars, and reports as one self-contained HTML file."""

@@ -129,7 +129,7 @@ class Intake:
 
 
 SHUTDOWN_SECONDS = 10
-"""How long requests in flight may still take after a stop."""
+"""Seconds that requests in flight may still take after a stop."""
 
 MOST_CONNECTIONS = 16_384
 """Connections kept open at most, if the system's limit of open files allows this."""

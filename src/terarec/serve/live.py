@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStatistics:
-    """What live updates did so far.
+    """Counters of live updates.
 
     Attributes:
         step: Training steps behind the session's weights.

@@ -170,7 +170,7 @@ class InferResponse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorMetadata:
-    """What an input or output looks like; -1 in the shape is the number of records B, which the request chooses."""
+    """Description of an input or output; -1 in the shape is the number of records B, which the request chooses."""
 
     name: str
     datatype: str
@@ -179,7 +179,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelMetadata:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model."""
 
     name: str
     versions: tuple[str, ...]
@@ -190,7 +190,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerMetadata:
-    """What a server is; the extensions are those of the protocol that it knows."""
+    """Description of a server, with the extensions of the protocol that it supports."""
 
     name: str
     version: str

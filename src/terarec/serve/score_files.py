@@ -1,4 +1,4 @@
-"""Scores of raw files: every row goes the way of a record that is served, and labels need not be there."""
+"""Scores of raw files: every row is processed as a served record, and labels may be absent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW, ITEM = "row", "item"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreReport:
-    """What `score_files` wrote.
+    """Results of `score_files`.
 
     Attributes:
         step: Training step of the checkpoint.

@@ -1,4 +1,4 @@
-"""What the classes of specs say of their fields: types, kinds, accepted words and documentation.
+"""The fields of spec classes: types, kinds, accepted words and documentation.
 
 The codec, the comments of a starting run, dotted overrides and the options of commands all read it here.
 """

@@ -1,4 +1,4 @@
-"""What a model made of named tensors is: inputs, embeddings, layers and losses.
+"""Models of named tensors: inputs, embeddings, layers and losses.
 
 `terarec.models.GraphModel` builds it. A tensor may be read by any number of layers.
 """

@@ -1,4 +1,4 @@
-"""What a model is: its shape, apart from the data set that gives it columns and row counts.
+"""Models: their shapes, apart from the data set, which determines columns and numbers of rows.
 
 One frozen class for each kind of model; ``terarec.models`` builds them. docs/models.md has the formulas.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer is. Most specs describe the dense and the sparse side alike; `rows` is for tables alone.
+"""Optimizers. Most specs describe the dense and the sparse side alike; `rows` is for tables alone.
 
 g is the gradient (of a row of a table: the sum over its occurrences), w the weights, t the number of the step.
 """

@@ -1,4 +1,4 @@
-"""What a training run is (the content of a train CONFIG.json), a published one, and a server of a trained model."""
+"""Training runs (the content of a train CONFIG.json), published runs, and servers of trained models."""
 
 from __future__ import annotations
 

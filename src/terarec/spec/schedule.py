@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from terarec.spec import checks
 
 Interval = Literal["step", "epoch"]
-"""What a schedule counts."""
+"""Unit of a schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

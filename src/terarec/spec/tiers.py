@@ -1,4 +1,4 @@
-"""Budgets of the memories in which the rows of a table lie."""
+"""Budgets of the memories that hold the rows of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a feature workflow is (the content of workflow.json, see docs/workflows.md), and how data are prepared by it."""
+"""Feature workflows (the content of workflow.json, see docs/workflows.md), and options of preparation."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ class WorkflowSpec:
 
 
 BadInputPolicy = Literal["raise", "skip", "missing"]
-"""What happens to bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
+"""Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
 
 BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
 

@@ -1,4 +1,4 @@
-"""`GrowingRows`: the weights and optimizer state of arena rows that come one after the other, all in one memory."""
+"""`GrowingRows`: weights and optimizer state of an arena that grows, in one memory."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from terarec.storage.dynamic_arena import DynamicArena
 
 COUNT, LAST_STEP = "count", "last_step"
 USES = {COUNT: torch.int64, LAST_STEP: torch.int32}
-"""What can be tracked of a row's use: its occurrences, and the last training batch that used it."""
+"""Tracked uses of a row: its occurrences, and the last training batch that used it."""
 
 
 def needed_uses(policy: EvictionSpec | None) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class RocksDBStore:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was given to the last commit."""
+        """Metadata of the last commit."""
         return dict(self._header["metadata"])
 
     @property

@@ -73,7 +73,7 @@ class RowColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowFileLayout:
-    """What a row file's description says: all that a reader needs to know of its rows.
+    """Description of a row file: all that a reader needs to know of its rows.
 
     Attributes:
         table: Name of the table, for errors and tools.
@@ -105,7 +105,7 @@ class RowFileLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowFileOptions:
-    """How a row file is read and written; nothing of it is stored.
+    """Options of reading and writing a row file, which are not stored.
 
     Attributes:
         io: "io_uring", "threads" that call pread, or "auto" for the first where the kernel lets the process use it.
@@ -258,7 +258,7 @@ class RowFile:
 
     @property
     def layout(self) -> RowFileLayout:
-        """What the description says."""
+        """Description of the file."""
         return self._layout
 
     @property
@@ -307,7 +307,7 @@ class RowFile:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was given to the last commit."""
+        """Metadata of the last commit."""
         found: dict[str, str] = json.loads(self._native.metadata())
         return found
 

@@ -51,7 +51,7 @@ class RowStore(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was given to the last commit."""
+        """Metadata of the last commit."""
 
     @property
     def last_commit(self) -> int:
@@ -200,7 +200,7 @@ class MemoryRowStore:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What was given to the last commit."""
+        """Metadata of the last commit."""
         return dict(self._metadata)
 
     @property

@@ -1,4 +1,4 @@
-"""`TierUse`: what tables in tiers did, in numbers."""
+"""`TierUse`: counters of tables in tiers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TierUse(NamedTuple):
-    """What a tiered arena did so far.
+    """Counters of a tiered arena.
 
     Attributes:
         lookups: Distinct rows that batches needed.

@@ -1,4 +1,4 @@
-"""Static tables whose rows lie in tiers, and their arena."""
+"""Static tables whose rows are in tiers, and their arena."""
 
 from __future__ import annotations
 

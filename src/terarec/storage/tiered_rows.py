@@ -153,7 +153,7 @@ class TieredRows:
 
     @property
     def use(self) -> TierUse:
-        """What was done so far."""
+        """Counters so far."""
         return self._use if self._memory is None else self._use.plus(self._memory.written)
 
     def attach_state(

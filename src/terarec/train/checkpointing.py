@@ -1,4 +1,4 @@
-"""When a run writes checkpoints, and what goes into them."""
+"""Checkpoints of a run: times and content."""
 
 from __future__ import annotations
 

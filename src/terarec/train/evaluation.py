@@ -110,7 +110,7 @@ def check_has_own_samples(model: nn.Module, objective: Objective, ranks: Ranks) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an `Evaluator` found.
+    """Results of an `Evaluator`.
 
     Attributes:
         results: The metrics, per label and per slice where there are several.

@@ -217,7 +217,7 @@ _CURVES = {
 """Entry of a training point -> name of its curve."""
 
 _MOST_PARAMS = 100
-"""What MLflow takes in one call."""
+"""Most parameters of one call of MLflow."""
 
 _logger = logging.getLogger(__name__)
 

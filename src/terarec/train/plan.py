@@ -31,7 +31,7 @@ _NO_ROOM = Tiers(host="1", file="DIR")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """What a run takes.
+    """Memory of a run.
 
     Attributes:
         tables: The tables, in the order in which the model makes them.

@@ -26,7 +26,7 @@ from terarec.train.run_dir import RunDirectory, check_run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictReport:
-    """What `predict` wrote.
+    """Results of `predict`.
 
     Attributes:
         step: Training steps behind the weights.

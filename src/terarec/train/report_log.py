@@ -1,4 +1,4 @@
-"""What a run logged, for its report."""
+"""The log of a run, for its report."""
 
 from __future__ import annotations
 

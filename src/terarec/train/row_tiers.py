@@ -1,4 +1,4 @@
-"""Tables in tiers while a model trains: their rows are read ahead, and what moved is counted."""
+"""Tables in tiers in training: rows are read ahead, and moves are counted."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Run:
 
     @cached_property
     def objective(self) -> Objective:
-        """What is minimised, and what scores are."""
+        """Objective of the training."""
         return build_objective(self.spec.objective)
 
     @cached_property

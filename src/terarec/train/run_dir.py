@@ -1,4 +1,4 @@
-"""What is where in a RUN directory, and how one is begun and locked."""
+"""The layout of a RUN directory, and how a run is started and locked."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SeedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedsReport:
-    """What `fit_seeds` found.
+    """Results of `fit_seeds`.
 
     Attributes:
         results: The runs in the order of their seeds.

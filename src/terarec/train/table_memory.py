@@ -41,7 +41,7 @@ RowsFrom = Literal["table", "keysets", "column", "samples", "given"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableMemory:
-    """What a table takes.
+    """Memory of a table.
 
     Attributes:
         name: Its name.

@@ -1,4 +1,4 @@
-"""The training loop, what it calls, and what it reports."""
+"""The training loop, its callbacks, and its report."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Callback:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitReport:
-    """What `Trainer.fit` did.
+    """Results of `Trainer.fit`.
 
     Attributes:
         steps: Steps of the complete run, those before a resume included.
@@ -111,7 +111,7 @@ class FitReport:
 
 
 FIRST_DYNAMIC_SCALE = 65536.0
-"""What `torch.amp.GradScaler` starts with."""
+"""First scale of `torch.amp.GradScaler`."""
 
 _logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Reviews of products in the layouts of the Amazon review data, drawn from a planted model of who likes what."""
+"""Reviews of products in the layouts of the Amazon review data, drawn from a planted model of preferences."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ _WAVES = (0.8, 1.8)
 """Range of the curves' frequencies, in radians between x = 0 and four times the median."""
 
 _INTEGER_SHARE, _EFFECT_SHARE, _CROSS_SHARE = 0.30, 0.45, 0.25
-"""How the variance of the logit is shared out among the three kinds of terms."""
+"""Shares of the three kinds of terms in the variance of the logit."""
 LOGIT_DEVIATION = 1.7
 """Standard deviation of the logit; gives a best AUC of about 0.84."""
 

@@ -1,4 +1,4 @@
-"""Pages of a news site in the files of Microsoft's MIND, drawn from a planted model of what is clicked on."""
+"""Pages of a news site in the files of Microsoft's MIND, drawn from a planted model of clicks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratings of films in GroupLens' layouts, drawn from a planted model of who likes what."""
+"""Ratings of films in GroupLens' layouts, drawn from a planted model of preferences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shop's events in the layout of REES46's logs, drawn from a planted model of what is bought."""
+"""A shop's events in the layout of REES46's logs, drawn from a planted model of purchases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers for any part of a log on its own: none depends on numbers that were drawn before."""
+"""Random numbers of any part of a log: none depends on numbers that were drawn before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of the columns of a data set to compare them with another's."""
+"""Summaries of the columns of a data set, to compare them with those of another one."""
 
 from __future__ import annotations
 

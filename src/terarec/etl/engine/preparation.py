@@ -1,4 +1,4 @@
-"""What every engine does around its phases: the directory in the making, its journal, and the report."""
+"""Steps of every engine around its phases: the partial directory, its journal, and the report."""
 
 from __future__ import annotations
 

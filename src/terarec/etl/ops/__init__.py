@@ -1,4 +1,4 @@
-"""Operators of feature workflows: one class each, with its fields, fitting, and what it does to rows and records.
+"""Operators of feature workflows: one class each, with its fields, fitting, and the transform of rows and records.
 
 Described in docs/workflows.md; CONTRIBUTING.md shows how one is added.
 """

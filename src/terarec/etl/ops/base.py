@@ -1,4 +1,4 @@
-"""What an operator is: its fields, types, fitting, and what it does to a block of rows and to a few records."""
+"""The base class of operators: fields, types, fitting, and the transform of rows and of a few records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SpillOptions:
 
 @runtime_checkable
 class State(Protocol):
-    """What a step fitted. Frozen."""
+    """State of a fitted step. Frozen."""
 
     def save(self, directory: Path, name: str) -> None:
         """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`."""

@@ -1,4 +1,4 @@
-"""Operators that make ids, and what is fitted on categories. See docs/workflows.md."""
+"""Operators that make ids, and their vocabularies. See docs/workflows.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values to the mean of the target in the training rows that have them."""
+"""Target encoding: values -> mean of the target in the training rows with this value."""
 
 from __future__ import annotations
 

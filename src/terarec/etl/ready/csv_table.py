@@ -1,4 +1,4 @@
-"""A table of one's own, CSV or TSV: what its columns hold, and the workflow for it. See docs/your-own-data.md."""
+"""Any CSV or TSV: descriptions of its columns, and the workflow for it. See docs/your-own-data.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from terarec.spec.workflow import SourceType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CsvOptions:
-    """What the columns of a table hold. Those that are not named are left out.
+    """Content of the columns of a table. Columns that are not named are left out.
 
     Attributes:
         label: Column of the target.
@@ -141,7 +141,7 @@ def _type(options: CsvOptions, column: str) -> SourceType:
 
 
 def _steps(options: CsvOptions) -> tuple[Operator, ...]:
-    """What makes further columns comes before what replaces its columns."""
+    """Return the steps: those that make further columns before those that replace columns."""
     steps: list[Operator] = []
     for count in sorted(set(options.buckets.values())):
         cut = tuple(column for column, intervals in options.buckets.items() if intervals == count)

@@ -1,4 +1,4 @@
-"""What the workflows compute of a row: functions for `LambdaOp` on Arrow arrays and on one record."""
+"""Functions of rows in the presets, for `LambdaOp`, on Arrow arrays and on one record."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from terarec.errors import FormatError
 from terarec.spec.quoting import quoted
 
 Place = Literal["line", "row"]
-"""What rows of a file are counted by: lines or, in files without lines, rows."""
+"""Unit in which rows of a file are counted: lines or, in files without lines, rows."""
 
 FAULTS_SHOWN = 10
 FATAL = "quote"

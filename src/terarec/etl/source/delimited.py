@@ -1,4 +1,4 @@
-"""Delimited text: each file's layout by its header, its blocks, and what is wrong in them."""
+"""Delimited text: the layout of each file by its header, its blocks, and their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece of a file before and after it is parsed, and what a format's reader does with it."""
+"""Pieces of files before and after parsing, and the protocol of the readers of formats."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _MAGIC = {
     b"PK\x03\x04": "zip",
     **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
 }
-"""How compressed files begin."""
+"""First bytes of compressed files."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONGEST_MAGIC = max(map(len, _MAGIC))
 _UNPACKED = 4
@@ -63,7 +63,7 @@ CARRIAGE_RETURNS = (
     r"its lines end in carriage returns alone, as on an old Mac, expected line ends \n or \r\n "
     r"(tr '\r' '\n' < FILE > NEW)"
 )
-"""What is wrong with a file that has no other line ends."""
+"""Problem of a file that has no other line ends."""
 
 
 class TextBlock(NamedTuple):

@@ -129,7 +129,7 @@ class _Table(NamedTuple):
 
 
 class _Observed(NamedTuple):
-    """What the driver must know of a piece.
+    """Description of a piece for the driver.
 
     Attributes:
         report: Its report.

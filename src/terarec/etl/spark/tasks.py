@@ -1,4 +1,4 @@
-"""What tasks on executors share: the job, its opened form, and stages that pass opaque parts to each other.
+"""Shared parts of the tasks on executors: the job, its opened form, and stages that pass opaque parts to each other.
 
 Tasks leave tables (encoded rows, partial states by value) in files of the shared directory, from which later tasks map
 them: a table that goes through Spark is copied between Python and Java four times. Spark itself moves rows of a key, a
@@ -52,7 +52,7 @@ BLOCK_BITS = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What executors must know of a run; small, as every task gets it.
+    """Description of a run for executors; small, since every task gets it.
 
     Attributes:
         spec: The workflow.

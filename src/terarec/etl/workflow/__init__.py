@@ -1,4 +1,4 @@
-"""Feature workflows: their order of work, their saved form, and what they make of blocks and of records."""
+"""Feature workflows: the plan of their steps, their saved form, and the transform of blocks and records."""
 
 from terarec.etl.workflow.inverse import IdValues
 from terarec.etl.workflow.plan import Pass, Plan, plan, source_types

@@ -36,7 +36,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowValidation:
-    """What is validated right after the row steps, before anything is fitted to the rows.
+    """Values that are validated right after the row steps, before anything is fitted to the rows.
 
     Attributes:
         reads: Columns there that it needs.

@@ -1,4 +1,4 @@
-"""Rows through the steps of a workflow, and the columns of a data set that come out."""
+"""The transform of rows by the steps of a workflow, and the columns of the resulting data set."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from terarec.spec import (
 from terarec.spec.dataset import DatasetStorage, MetadataType
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
-"""What a label accepts that has to be a probability."""
+"""Accepted values of a label that is a probability."""
 LABEL = "a label in every row (--bad-input skip, or a step KeepRows, leaves others out)"
 IN_FLOAT32 = "a number that float32 holds"
 NUMBER = f"{IN_FLOAT32}; FillMissing gives missing ones a value"
-"""What a column of numbers accepts."""
+"""Accepted values of a column of numbers."""
 WEIGHT = "a number >= 0 that float32 holds"
-"""What the column of sample weights accepts."""
+"""Accepted values of the column of sample weights."""
 
 WORKFLOW_DIRECTORY = "workflow"
 """Where a data set has the workflow that made it, beside ``dataset.json``."""

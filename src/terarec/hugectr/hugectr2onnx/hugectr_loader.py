@@ -1,4 +1,4 @@
-"""Which layers the converter knows, under the names that scripts read."""
+"""The layers that the converter supports, under the names that scripts read."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What HugeCTR's releases accept: calls and their parameters as TOML files, and the code that validates by them."""
+"""The interfaces of HugeCTR's releases: calls and parameters in TOML files, and the validation by them."""

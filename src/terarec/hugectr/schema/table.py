@@ -55,7 +55,7 @@ REQUIRED = Required()
 
 
 class Status(Enum):
-    """What a parameter does in terarec."""
+    """Effect of a parameter in terarec."""
 
     SUPPORTED = "supported"
     IGNORED = "ignored"

@@ -1,4 +1,4 @@
-"""Launchers of what dense layers do in bfloat16 beside their products."""
+"""Launchers of bfloat16 kernels of dense layers, other than products."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The kernels in plain PyTorch and NumPy: the oracle of the tests, and what runs where nothing faster does."""
+"""The kernels in plain PyTorch and NumPy: the oracle of the tests, and the fallback."""

@@ -1,4 +1,4 @@
-"""The column kernels in plain NumPy: what the compiled ones must equal, bit for bit."""
+"""The column kernels in plain NumPy, which the compiled ones equal bit for bit."""
 
 from __future__ import annotations
 

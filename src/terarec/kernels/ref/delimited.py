@@ -1,4 +1,4 @@
-"""The parser of delimited text in plain Python: what the compiled one must equal, value for value."""
+"""The parser of delimited text in plain Python, which the compiled one equals value for value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dense layers do in bfloat16 beside their products, in plain PyTorch."""
+"""The bfloat16 kernels of dense layers, other than products, in plain PyTorch."""
 
 from __future__ import annotations
 

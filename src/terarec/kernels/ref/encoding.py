@@ -1,4 +1,4 @@
-"""The encoding kernels in plain Python: what the compiled ones must equal, value for value."""
+"""The encoding kernels in plain Python, which the compiled ones equal value for value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots of rows and copies of rows, in plain PyTorch: the oracle, and what runs on GPUs."""
+"""Slots of rows and copies of rows, in plain PyTorch: the oracle, and the implementation on GPUs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
 
 
 NOTHING = 2**63 - 1
-"""What each word holds while nothing is wrong."""
+"""Content of each word while there is no fault."""
 
 
 def new_status(device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Device code: what `triton.jit` compiles. Offsets are int64 throughout, since rows * width passes 2^31.
+"""Device code, compiled by `triton.jit`. Offsets are int64 throughout, since rows * width passes 2^31.
 
 A loaded row number carries its own mask (-1 where there is none): Triton 3.6 does not compile tiles of fewer rows than
 threads in which one mask serves a load of one dimension and one of two (its pass that removes conversions of layouts

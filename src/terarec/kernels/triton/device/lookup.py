@@ -75,7 +75,7 @@ def report_bad_keys(status, bad):
 
 @triton.jit
 def bag_factor(pooling, total, squares):
-    """What the sum of each bag is multiplied by: float32 [BAGS].
+    """Return the factor of each bag's sum: float32 [BAGS].
 
     Args:
         pooling: Code of the feature.
