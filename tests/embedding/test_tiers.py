@@ -392,6 +392,7 @@ def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkey
 
 def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, monkeypatch):
     monkeypatch.setattr("terarec.embedding.collection._BYTES_AHEAD", 30 * 16)
+    monkeypatch.setattr("terarec.embedding.collection._BYTES_STAGED", 50 * 16)
     tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
     embedding = EmbeddingCollection(
         [TableSpec(name="t", rows=1000, width=4, tiers=tiers)], [FeatureSpec(name="f", table="t")], seed=1
@@ -420,7 +421,10 @@ def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, mo
     assert train(second) == 60
     assert moved(lambda: embedding.preload_beside({"f": second}, {"f": third})) == 30  # 10 of 40 are there
     assert train(second) == 60
-    assert moved(lambda: embedding.preload({"f": third})) == 60
+    before = embedding.tier_use()
+    embedding.preload({"f": third})
+    found = embedding.tier_use().minus(before)
+    assert (found.rows_read, found.staged) == (60, 40)  # 50 keys waited, of which 10 had room
     assert train(third) == 100
 
 

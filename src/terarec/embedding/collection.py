@@ -64,6 +64,7 @@ from terarec.storage import (
 )
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
+_BYTES_STAGED = 32 << 20  # of rows of the next part beside the budget of an arena
 _BYTES_AHEAD = 4 << 20  # of rows of the next part, so that training waits for a short time while they get their slots
 
 
@@ -370,7 +371,8 @@ class EmbeddingCollection(nn.Module):
     ) -> None:
         """Load rows of the next part of the data beside those of the present one; another thread may train meanwhile.
 
-        They take the room in the fastest memory that the rows of neither part need, and no more.
+        They take the room in the fastest memory that the rows of neither part need; of those beyond, some MiB wait in
+        host memory.
 
         Args:
             present: Feature -> int64[n], keys of the present part.
@@ -395,7 +397,8 @@ class EmbeddingCollection(nn.Module):
                 for pin in kept:
                     pin.release()
             at_once = max(1, min(_BYTES_AHEAD // tiers.row_bytes, _KEYS_AT_ONCE))
-            for feature, piece in _pieces(readers, keys, at_once):
+            pieces = _pieces(readers, keys, at_once)
+            for feature, piece in pieces:
                 if not goes_on():
                     return
                 batch = _rows_of(feature, piece, held)
@@ -406,6 +409,13 @@ class EmbeddingCollection(nn.Module):
                     pin, has_room = tiers.preload(batch.to(tiers.device), evicts=False)
                     pin.release()
                 if not has_room:
+                    waiting, room = [batch], _BYTES_STAGED // tiers.row_bytes - batch.rows.numel()
+                    for feature, piece in pieces:
+                        if room <= 0:
+                            break
+                        waiting.append(_rows_of(feature, piece[:room], held))
+                        room -= waiting[-1].rows.numel()
+                    tiers.stage_part(RowBatch(*map(torch.cat, zip(*waiting, strict=True))))
                     break
 
     def _find_rows(self, jagged: Jagged, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:

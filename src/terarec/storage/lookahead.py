@@ -89,13 +89,14 @@ class StagedRows:
 
 
 class Lookahead:
-    """The staged rows of all coming batches. A row is staged for the first batch that wants it alone.
+    """The staged rows of all coming batches, and of the next part. A row is staged for the first that wants it alone.
 
     The caller holds a lock; only `StagedRows.fill` runs without.
     """
 
     def __init__(self) -> None:
         self._staged: list[StagedRows] = []
+        self._of_part: StagedRows | None = None
 
     def reserve(self, batch: RowBatch, of: RowFormat) -> StagedRows:
         """Return room for those of the rows of a coming batch that are not staged yet, to be filled at once.
@@ -104,25 +105,40 @@ class Lookahead:
             batch: Rows in host memory, which may repeat.
             of: Format of a row.
         """
-        for staged in self._staged:
-            batch = batch.part((~staged.are_staged(batch.rows)).nonzero()[:, 0])
-        held = StagedRows(batch, of)
+        held = StagedRows(self._others(batch), of)
         self._staged = [*self._staged[1 - _MOST_BATCHES :], held]
         return held
 
+    def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:
+        """Return the same for rows of the next part, which stay until they are taken, or others are reserved."""
+        self._of_part = None
+        self._of_part = StagedRows(self._others(batch), of)
+        return self._of_part
+
     def take(self, batch: RowBatch) -> Iterator[TakenRows]:
         """Yield what `StagedRows.take` returns, of all coming batches that have rows of `batch`."""
-        for staged in self._staged:
+        for staged in self._all():
             taken = staged.take(batch)
             if taken is not None:
                 yield taken
         self._staged = [staged for staged in self._staged if not staged.is_used_up]
+        if self._of_part is not None and self._of_part.is_used_up:
+            self._of_part = None
 
     def drop(self, rows: Tensor) -> None:
         """Forget ``rows int64[n]``, which have changed."""
-        for staged in self._staged:
+        for staged in self._all():
             staged.drop(rows.cpu())
 
     def clear(self) -> None:
         """Forget everything."""
-        self._staged = []
+        self._staged, self._of_part = [], None
+
+    def _all(self) -> list[StagedRows]:
+        return [*self._staged, *([] if self._of_part is None else [self._of_part])]
+
+    def _others(self, batch: RowBatch) -> RowBatch:
+        """Return the rows of `batch` that are not staged."""
+        for staged in self._all():
+            batch = batch.part((~staged.are_staged(batch.rows)).nonzero()[:, 0])
+        return batch

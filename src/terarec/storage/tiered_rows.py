@@ -282,6 +282,23 @@ class TieredRows:
             below = memory.below
         staged.fill(below)
 
+    def stage_part(self, batch: RowBatch) -> None:
+        """Read rows of the next part for which the fast tier has no room; another thread may `place` meanwhile.
+
+        They take memory beside the budget until they are needed, or others are staged.
+
+        Args:
+            batch: Rows, which may repeat.
+        """
+        with self.lock:
+            memory = self._open()
+            if memory.below is None:
+                return
+            absent = (memory.slots.find(batch.rows.to(self.device)) < 0).nonzero()[:, 0].to(_CPU)
+            staged = self._ahead.reserve_part(batch.to(_CPU).part(absent), self._format)
+            below = memory.below
+        staged.fill(below)
+
     def preload(self, batch: RowBatch, *, evicts: bool = True) -> tuple[Pin, bool]:
         """Bring rows into the fast tier that will be needed for a while, as many as there is room for.
 
