@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terarec.config import load_run, save_run
+from terarec.config import load_run, load_served_tables, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
+    CacheSpec,
     DLRMSpec,
+    HostMemorySpec,
+    OverflowSpec,
+    RowFileSpec,
     RowWiseAdaGradSpec,
     RunSpec,
+    ServedTablesSpec,
     SGDSpec,
     TrainingSpec,
     WideDeepSpec,
@@ -131,3 +136,42 @@ def test_a_saved_file_is_plain_json(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "run.json").read_text())
     assert data["model"]["kind"] == "dlrm"
     assert "max_steps" not in data["training"]
+
+
+def test_tiers_of_served_tables_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "tables.json"
+    path.write_text(
+        """{
+        // paths count from this folder
+        "tiers": [{"kind": "host", "overflow": {"max_rows": 5, "evict": "lru"}}, {"kind": "row_file", "path": "rows"}],
+        "cache": {"form": "int8", "share": 0.1},
+        "follow_seconds": 2
+        }"""
+    )
+    assert load_served_tables(path) == ServedTablesSpec(
+        tiers=(
+            HostMemorySpec(overflow=OverflowSpec(max_rows=5, evict="lru")),
+            RowFileSpec(path=str(tmp_path / "rows")),
+        ),
+        cache=CacheSpec(form="int8", share=0.1),
+        follow_seconds=2.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"tiers": [{"kind": "disk"}]}', "$.tiers[0].kind"),
+        ('{"tiers": [{"kind": "redis", "adress": "a:1"}]}', "$.tiers[0].adress"),
+        ('{"tiers": [{"kind": "redis", "address": "a"}]}', "$.tiers[0].address"),
+        ('{"tiers": [{"kind": "row_file"}]}', "$.tiers[0]"),
+        ('{"cache": {"share": 2}}', "$.cache.share"),
+        ('{"tiers": []}', "$.tiers"),
+        ('{"follow_seconds": 0}', "$.follow_seconds"),
+    ],
+)
+def test_wrong_tiers_are_named_by_their_path(tmp_path: Path, text: str, where: str) -> None:
+    path = tmp_path / "tables.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, check=at(f"{path}: {where}")):
+        load_served_tables(path)

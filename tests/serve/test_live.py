@@ -1,6 +1,7 @@
 """Sessions that follow a run: after any checkpoint they score as the trainer's model does."""
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.errors import ConfigError, FormatError
-from terarec.serve import InferenceSession, LiveUpdates, ServedTables
+from terarec.serve import InferenceClient, InferenceSession, LiveUpdates, RunningServer, ServedTables, serve
 from terarec.spec import (
     CacheSpec,
     DLRMSpec,
@@ -19,6 +20,8 @@ from terarec.spec import (
     ParameterServerSpec,
     RowFileSpec,
     RunSpec,
+    ServedTablesSpec,
+    ServingSpec,
     TrainingSpec,
     lru,
 )
@@ -170,3 +173,34 @@ def test_the_number_of_deltas_after_a_state(finished: Path) -> None:
 def test_a_session_with_its_own_tables_is_rejected(live: Live) -> None:
     with pytest.raises(ConfigError, check=at("session")):
         LiveUpdates(InferenceSession.open(live.path), live.path)
+
+
+def test_a_server_follows_a_run(live: Live, trained: TrainedRun) -> None:
+    found: list[RunningServer] = []
+    is_ready = threading.Event()
+
+    def ready(server: RunningServer) -> None:
+        found.append(server)
+        is_ready.set()
+
+    tables = ServedTablesSpec(cache=CacheSpec(share=0.5), follow_seconds=0.02)
+    thread = threading.Thread(target=serve, args=(live.path, ServingSpec(port=0, tables=tables), ready))
+    thread.start()
+    try:
+        assert is_ready.wait(timeout=60)
+        client = InferenceClient(found[0].url)
+        records = trained.records(0, 50)
+        for step in (2, 4):
+            if step > 2:
+                live.add(step)
+            expected = InferenceSession.open(live.path, step).predict(records)
+            for _ in range(1000):
+                if np.array_equal(client.infer(records)["score"], expected):
+                    break
+                time.sleep(0.01)
+            else:
+                raise AssertionError(f"the server never came to step {step}")
+    finally:
+        for server in found:
+            server.stop()
+        thread.join(timeout=30)

@@ -319,6 +319,10 @@ class ServeOptions:
         ServingSpec,
         SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds"),
     ]
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
+    ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     allow_import: AllowImport = None
@@ -326,10 +330,14 @@ class ServeOptions:
 
 def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
+    from terarec.config import load_served_tables
     from terarec.serve import run
     from terarec.train.devices import describe_device, resolve_device
 
     device = resolve_device(options.device or "auto")
+    spec = options.server
+    if options.tables is not None:
+        spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))
 
     def ready(server: run.RunningServer) -> None:
         url = f"{server.url}/v2/models/{options.server.name}"
@@ -346,7 +354,7 @@ def serve(options: ServeOptions, show: Show) -> None:
 
     run.serve(
         options.run,
-        options.server,
+        spec,
         ready,
         checkpoint=options.checkpoint,
         device=device,

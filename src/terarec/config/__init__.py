@@ -1,6 +1,6 @@
 """Specs from files and command line words and back, with the exact path in every error."""
 
-from terarec.config.files import commented_json, load_run, read_graph, save_run, with_graph
+from terarec.config.files import commented_json, load_run, load_served_tables, read_graph, save_run, with_graph
 from terarec.config.overrides import override, parse_assignments
 from terarec.config.starting_run import StartingRun, starting_run
 
@@ -8,6 +8,7 @@ __all__ = [
     "StartingRun",
     "commented_json",
     "load_run",
+    "load_served_tables",
     "override",
     "parse_assignments",
     "read_graph",

@@ -14,7 +14,16 @@ from typing import Any
 
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.io import write_json
-from terarec.spec import GraphModelSpec, GraphSpec, RunSpec, from_data, to_data
+from terarec.spec import (
+    GraphModelSpec,
+    GraphSpec,
+    RocksDBSpec,
+    RowFileSpec,
+    RunSpec,
+    ServedTablesSpec,
+    from_data,
+    to_data,
+)
 from terarec.spec.codec import parse_json
 from terarec.spec.fields import documentation_of, hints_of, kinds_of, members, summary_of, words_of
 
@@ -109,6 +118,27 @@ def load_run(path: Path | str) -> RunSpec:
     init_from = None if run.init_from is None else os.path.normpath(folder / run.init_from)
     run = dataclasses.replace(run, data=os.path.normpath(folder / run.data), init_from=init_from)
     return with_graph(run, folder)
+
+
+def load_served_tables(path: Path | str) -> ServedTablesSpec:
+    """Read where the rows of served tables are from a JSON file, in which lines that begin with ``//`` are comments.
+
+    The relative path of a tier counts from the folder that holds the file.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+    """
+    path = Path(path)
+    found = from_data(ServedTablesSpec, _parse(path, "a description of tiers"), where=f"{path}: $")
+    folder = path.parent.absolute()
+    tiers = [
+        dataclasses.replace(tier, path=os.path.normpath(folder / tier.path))
+        if isinstance(tier, RowFileSpec | RocksDBSpec)
+        else tier
+        for tier in found.tiers
+    ]
+    return dataclasses.replace(found, tiers=tuple(tiers))
 
 
 def with_graph(run: RunSpec, folder: Path) -> RunSpec:

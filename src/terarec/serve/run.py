@@ -12,8 +12,10 @@ from types import FrameType
 
 import torch
 
+from terarec.serve.live import LiveUpdates
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
+from terarec.serve.tables import ServedTables
 from terarec.spec import FieldError, ServingSpec
 
 
@@ -69,11 +71,21 @@ def serve(
             ready(RunningServer(host, port, server.stop))
 
     with _bind(spec) as bound:
-        session = InferenceSession.open(run_dir, checkpoint, device=device, allow_import=allow_import)
-        app = create_app(InferenceService(session, spec))
-        server = HttpServer(app, started, spec.receive_timeout_seconds)
-        with _stopped_by_signals(server.stop):
-            server.run(sockets=[bound])
+        tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
+        session = InferenceSession.open(run_dir, checkpoint, device=device, allow_import=allow_import, tables=tables)
+        with session, _following(session, run_dir, spec):
+            app = create_app(InferenceService(session, spec))
+            server = HttpServer(app, started, spec.receive_timeout_seconds)
+            with _stopped_by_signals(server.stop):
+                server.run(sockets=[bound])
+
+
+def _following(
+    session: InferenceSession, run_dir: Path, spec: ServingSpec
+) -> contextlib.AbstractContextManager[object]:
+    """Return what lets a session follow its run, where the spec says so."""
+    every = None if spec.tables is None else spec.tables.follow_seconds
+    return contextlib.nullcontext() if every is None else LiveUpdates(session, run_dir, every_seconds=every)
 
 
 def _bind(spec: ServingSpec) -> socket.socket:

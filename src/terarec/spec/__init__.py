@@ -70,6 +70,7 @@ from terarec.spec.parameter_server import (
     RowFileSpec,
     ServedModelSpec,
     ServedTableSpec,
+    ServedTablesSpec,
     TierSpec,
     TLSSpec,
 )
@@ -241,6 +242,7 @@ __all__ = [
     "ScoreFunction",
     "ServedModelSpec",
     "ServedTableSpec",
+    "ServedTablesSpec",
     "ServingSpec",
     "ShardSpec",
     "SourceColumn",

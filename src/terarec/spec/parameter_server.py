@@ -305,6 +305,33 @@ class ParameterServerSpec:
         checks.distinct(self, "models", [f"{model.name} {model.version}" for model in self.models])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedTablesSpec:
+    """Where a server of a run finds the rows of its tables.
+
+    Attributes:
+        tiers: Memories of the rows, the fastest first.
+        cache: Cache of each table in front of the tiers; None for none.
+        follow_seconds: Seconds between two looks for a newer checkpoint of the run, to which the server moves on; None
+            to stay at the first.
+    """
+
+    tiers: tuple[TierSpec, ...] = (HostMemorySpec(),)
+    cache: CacheSpec | None = None
+    follow_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.server
+        checks.instance(self, "cache", CacheSpec | None, "a cache, or none")
+        if self.follow_seconds is not None:
+            checks.finite_float(self, "follow_seconds", low=0.0, open_low=True)
+
+    @property
+    def server(self) -> ParameterServerSpec:
+        """The parameter server."""
+        return ParameterServerSpec(tiers=self.tiers)
+
+
 def _check_path(spec: Any) -> None:
     if not isinstance(spec.path, str) or not spec.path:
         checks.fail(spec, "path", "the path of a directory")

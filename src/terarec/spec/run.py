@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
+from terarec.spec.parameter_server import ServedTablesSpec
 from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 from terarec.spec.workflow import SplitByFiles, WorkflowSpec
@@ -370,6 +371,7 @@ class ServingSpec:
         max_request_bytes: Longest body of a request.
         max_in_flight: Most requests that are received, wait or are scored at once.
         receive_timeout_seconds: Most seconds for a client to send a request.
+        tables: Where the rows of the tables are; None for the memory of the device.
     """
 
     name: str = "model"
@@ -379,6 +381,7 @@ class ServingSpec:
     max_request_bytes: int = 32 * 2**20
     max_in_flight: int = 64
     receive_timeout_seconds: float = 30.0
+    tables: ServedTablesSpec | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -387,5 +390,6 @@ class ServingSpec:
         checks.positive_int(self, "max_request_bytes")
         checks.positive_int(self, "max_in_flight")
         checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
+        checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
         if self.port > 65535:
             checks.fail(self, "port", "a TCP port from 0 to 65535")
