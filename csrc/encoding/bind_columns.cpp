@@ -89,9 +89,26 @@ void concatenate_keys(nb::list arrays, std::vector<int64_t> offsets, Vector<int6
   }
 }
 
+template <typename Number>
+bool all_nulls_hold(Vector<const Number> numbers, Vector<const uint8_t> valid, Number fill) {
+  const int64_t rows = length(numbers);
+  const MissingMask missing = mask_of(valid, rows);
+  nb::gil_scoped_release release;
+  return nulls_hold(
+      numbers.data(), [missing](int64_t first, int64_t count) { return missing.word(first, count); }, rows, fill);
+}
+
+template <typename Number>
+void bind_nulls_hold(nb::module_& module) {
+  module.def("nulls_hold", &all_nulls_hold<Number>, nb::arg("numbers").noconvert(), nb::arg("valid"), nb::arg("fill"));
+}
+
 }  // namespace
 
 void bind_columns(nb::module_& module) {
+  bind_nulls_hold<int64_t>(module);
+  bind_nulls_hold<double>(module);
+  bind_nulls_hold<uint32_t>(module);
   module.def("stack_columns", &stack_numbers, nb::arg("columns"), nb::arg("rows").noconvert());
   module.def("concatenate_keys", &concatenate_keys, nb::arg("arrays"), nb::arg("offsets"), nb::arg("out").noconvert());
 }

@@ -3,7 +3,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -56,14 +55,17 @@ nb::object hand_over_values(FieldColumn& column, int64_t items, char* memory) {
 int64_t pack_validity(uint8_t* missing, int64_t items) {
   if (items == 0 || memchr(missing, 1, static_cast<size_t>(items)) == nullptr) return 0;
   int64_t nulls = 0;
-  for (int64_t first = 0; first < items; first += 8) {
+  const auto pack = [missing, &nulls](int64_t first, size_t count) {
     uint64_t word = 0;
-    memcpy(&word, missing + first, static_cast<size_t>(std::min<int64_t>(items - first, 8)));
+    memcpy(&word, missing + first, count);
     // The product moves each byte's lowest bit to its position in the highest byte; no two bits collide.
     const uint64_t bits = word * 0x0102040810204080ULL >> 56;
-    nulls += __builtin_popcountll(bits);
+    nulls += static_cast<int64_t>(word * 0x0101010101010101ULL >> 56);  // the sum of the bytes; a popcount is a call here
     missing[first / 8] = static_cast<uint8_t>(~bits);
-  }
+  };
+  int64_t first = 0;
+  for (; first + 8 <= items; first += 8) pack(first, 8);
+  if (first < items) pack(first, static_cast<size_t>(items - first));
   return nulls;
 }
 

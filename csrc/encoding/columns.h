@@ -22,4 +22,27 @@ void stack_columns(const std::vector<NumberColumn>& columns, int64_t num_rows, f
 void copy_keys(const int32_t* keys, int64_t size, int64_t offset, int64_t* to);
 void copy_keys(const int64_t* keys, int64_t size, int64_t offset, int64_t* to);
 
+// Whether each null among `rows` numbers holds `fill`, or NaN where that is NaN. `absent(first, rows)` is a word of the
+// nulls, see MissingMask. A word of few nulls is walked bit by bit, another row by row.
+template <typename Number, typename Absent>
+bool nulls_hold(const Number* numbers, Absent absent, int64_t num_rows, Number fill) {
+  constexpr int few = 24;
+  const bool is_nan = fill != fill;
+  const auto differs = [is_nan, fill](Number number) { return is_nan ? number == number : number != fill; };
+  for (int64_t first = 0; first < num_rows; first += 64) {
+    const int64_t rows = num_rows - first < 64 ? num_rows - first : 64;
+    uint64_t bits = absent(first, rows);
+    bool differing = false;
+    if (__builtin_popcountll(bits) <= few) {
+      for (; bits != 0; bits &= bits - 1) differing |= differs(numbers[first + __builtin_ctzll(bits)]);
+    } else {
+      for (int64_t row = first; row < first + rows; ++row, bits >>= 1) {
+        differing |= ((bits & 1) != 0) & differs(numbers[row]);
+      }
+    }
+    if (differing) return false;
+  }
+  return true;
+}
+
 }  // namespace terarec::encoding

@@ -32,18 +32,22 @@ void IntegerCounts<Slot>::add(const Value* values, MissingMask missing, const in
   for (int64_t begin = 0; begin < num_values; begin += chunk) {
     const int64_t end = std::min(begin + chunk, num_values);
     reserve(static_cast<uint64_t>(end - begin));
-    for (int64_t row = begin; row < end; ++row) {
-      if (row + kPrefetchDistance < num_values) slots_.prefetch(slot_hash(values[row + kPrefetchDistance]));
-      if (missing[row]) continue;
-      const Value value = values[row];
-      uint64_t index = slots_.home(slot_hash(value));
-      while (!slots_[index].is_free() && slots_[index].value() != value) index = slots_.next(index);
-      Slot& slot = slots_[index];
-      if (slot.is_free()) {
-        slot.start(value);
-        ++used_;
+    for (int64_t first = begin; first < end; first += MissingMask::kWordRows) {
+      const int64_t stop = std::min(first + MissingMask::kWordRows, end);
+      uint64_t absent = missing.word(first, stop - first);
+      for (int64_t row = first; row < stop; ++row, absent >>= 1) {
+        if (row + kPrefetchDistance < num_values) slots_.prefetch(slot_hash(values[row + kPrefetchDistance]));
+        if ((absent & 1) != 0) continue;
+        const Value value = values[row];
+        uint64_t index = slots_.home(slot_hash(value));
+        while (!slots_[index].is_free() && slots_[index].value() != value) index = slots_.next(index);
+        Slot& slot = slots_[index];
+        if (slot.is_free()) {
+          slot.start(value);
+          ++used_;
+        }
+        slot.add(times != nullptr ? times[row] : 1);
       }
-      slot.add(times != nullptr ? times[row] : 1);
     }
   }
 }

@@ -25,12 +25,14 @@ from terarec.etl.columns import (
     lists_of,
     lookup_values,
     null_mask,
+    number_arrays,
     numbers_of,
     numpy_values,
     text_buffers,
     texts_of,
     without_empty,
 )
+from terarec.etl.ops import FillMissing
 from tests.etl.column_values import block_of, column_of, values_of
 
 rows = st.lists(st.none() | st.integers(0, 2**31), max_size=12)
@@ -147,3 +149,31 @@ def test_values_in_the_lists_of_others() -> None:
     lists = column_of("integer", [[1, 2], [], [3]]).slice(1)
     assert like(lists, array_of(np.array([0.5]))).to_pylist() == [[], [0.5]]
     assert without_empty(pa.array(["", "a", None], pa.large_string())).null_count == 2
+
+
+def test_zero_nulls_are_known_until_a_column_is_replaced() -> None:
+    missing = np.array([True, False, True])
+    columns = {name: array_of(np.array([0, 5, 0]), missing) for name in "ab"}
+    rows = Rows(columns, np.arange(3), zero_nulls=frozenset("ab"))
+    filled = FillMissing(columns=("a",), value=0.0).transform(rows, None)
+    assert filled.columns["a"].to_pylist() == [0, 5, 0]
+    assert filled.zero_nulls == {"b"}
+    assert FillMissing(columns=("b",), value=2.0).transform(rows, None).columns["b"].to_pylist() == [2, 5, 2]
+    assert filled.select(["b"]).with_split(np.zeros(3, np.uint8)).zero_nulls == {"b"}
+    # Arrow does not promise what it leaves under the nulls of rows that it takes.
+    assert rows.take(np.array([2, 1])).zero_nulls == frozenset()
+    assert concatenate_rows([rows, rows]).zero_nulls == frozenset()
+    other = Rows({"a": array_of(np.array([7, 5, 7]), missing)}, np.arange(3))
+    assert FillMissing(columns=("a",), value=0.0).transform(other, None).columns["a"].to_pylist() == [0, 5, 0]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 5), (3, 8)])
+@pytest.mark.parametrize("missing", [False, True])
+def test_rows_of_a_matrix_are_arrays(shape: tuple[int, int], missing: bool) -> None:
+    matrix = np.arange(shape[0] * shape[1], dtype=np.float64).reshape(shape)
+    if missing and matrix.size:
+        matrix[-1, 2] = np.nan
+    made = number_arrays(matrix)
+    assert [array.to_pylist() for array in made] == [array_of(row).to_pylist() for row in matrix]
+    for array, row in zip(made, matrix, strict=True):
+        np.testing.assert_array_equal(numbers_of(array), row)

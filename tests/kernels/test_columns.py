@@ -81,3 +81,33 @@ def test_wrong_arrays_are_rejected():
             cpu.concatenate_keys(arrays, offsets, np.empty(4, dtype=np.int64))
     with pytest.raises((ValueError, BufferError)):
         cpu.concatenate_keys([np.arange(8)[::2]], [0], np.empty(4, dtype=np.int64))
+
+
+@given(
+    st.sampled_from([np.int64, np.uint32, np.float64]),
+    st.sampled_from([0, 1, 63, 64, 65, 300]),
+    st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    st.sampled_from([0, 7, float("nan")]),
+    st.integers(0, 3),
+    st.integers(0, 99),
+)
+def test_numbers_under_nulls(dtype, count, share, fill, others, seed):
+    random = np.random.default_rng(seed)
+    fill = fill if dtype == np.float64 or fill == fill else 0
+    missing = random.random(count) < share
+    values = random.integers(0, 3, count).astype(dtype)
+    values[missing] = fill
+    if count:
+        values[random.integers(0, count, others)] = 5  # under a null or beside it
+    valid = np.packbits(~missing, bitorder="little")
+    expected = ref.nulls_hold(values, valid, fill)
+    assert cpu.nulls_hold(values, valid, fill) is expected
+    nulls = values[missing].tolist()
+    assert expected is all(value == fill or (value != value and fill != fill) for value in nulls)
+
+
+def test_numbers_under_nulls_of_wrong_arrays():
+    with pytest.raises(ValueError, match="bitmap is shorter"):
+        cpu.nulls_hold(np.zeros(9, np.int64), np.zeros(1, np.uint8), 0)
+    with pytest.raises(TypeError):
+        cpu.nulls_hold(np.zeros(8, np.int32), np.zeros(1, np.uint8), 0)

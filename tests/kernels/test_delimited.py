@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from terarec.etl.columns import flat, kind_of, null_mask, numpy_values
 from terarec.kernels.cpu import delimited as cpu
 from terarec.kernels.delimited_types import DelimitedField, DelimitedLayout
 from terarec.kernels.ref import delimited as ref
@@ -33,6 +34,9 @@ def same(text, layout):
             mine.validate(full=True)
             assert mine.null_count == other.null_count
             assert mine.equals(other)
+            values = flat(mine)
+            if kind_of(values) in ("integer", "hex32") and values.null_count:
+                assert not numpy_values(values)[null_mask(values)].any()  # `Rows.zero_nulls`
     np.testing.assert_array_equal(found.kept, expected.kept)
     for name in ("num_lines", "num_rows", "fault_counts", "faults"):
         assert getattr(found, name) == getattr(expected, name), name

@@ -152,7 +152,7 @@ class ParsedLines:
 
     Attributes:
         columns: An array a field, of its type in `ARROW_TYPES` or a large_list of it, null where missing; None for a
-            field that is skipped. A missing list is empty.
+            field that is skipped. A missing list is empty. Integers and hex32 are 0 under their nulls.
         num_lines: Lines, empty ones included.
         num_rows: Records that are not empty.
         kept: int64[n], the positions among `num_rows` of the rows that the columns hold; None if they hold all.

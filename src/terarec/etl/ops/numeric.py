@@ -28,6 +28,7 @@ from terarec.etl.columns import (
     kind_of,
     like,
     null_mask,
+    number_arrays,
     numbers_of,
     numpy_values,
     write_numbers,
@@ -117,9 +118,9 @@ class NumberOperator(MappedColumns):
             numbers = np.empty((len(names), length))
             for row, name in zip(numbers, names, strict=True):
                 write_numbers(values[name], row)
-            results = np.asarray(self.formula(numbers, *self._param_columns(names, state)), dtype=np.float64)
-            for name, result in zip(names, results, strict=True):
-                made[outputs[name]] = like(arrays[name], array_of(result))
+            results = np.ascontiguousarray(self.formula(numbers, *self._param_columns(names, state)), dtype=np.float64)
+            for name, array in zip(names, number_arrays(results), strict=True):
+                made[outputs[name]] = like(arrays[name], array)
         return rows.with_columns(made)
 
     def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
@@ -252,7 +253,9 @@ class FillMissing(NumberOperator):
         made: dict[str, pa.Array] = {}
         for position, (name, output) in enumerate(self.pairs):
             array = rows.columns[name]
-            made[output] = like(array, _filled(flat(array), self.fill_of(name, kind_of(array), state)))
+            value = self.fill_of(name, kind_of(array), state)
+            is_filled = name in rows.zero_nulls and value == 0
+            made[output] = like(array, array_of(numpy_values(array)) if is_filled else _filled(flat(array), value))
             if self.indicator:
                 made[self.indicators[position]] = like(array, array_of(is_missing(array).astype(np.float64)))
         return rows.with_columns(made)

@@ -84,6 +84,9 @@ class DelimitedReader:
         self._spec = spec
         self._block_bytes = block_bytes
         self._columns = {column.name: column for column in spec.columns}
+        self._zero_nulls = frozenset(
+            column.name for column in spec.columns if column.type == "integer" and column.separator is None
+        )
         self._quoting = Quoting(spec.delimiter.encode(), spec.quote, spec.trim)
         self._layouts: dict[Any, DelimitedLayout] = {}  # made once for each header, not for each block
 
@@ -133,7 +136,7 @@ class DelimitedReader:
         faults = [_report(part, names, fault) for fault in parsed.faults]
         ordered = {name: columns[name] for name in self._columns}
         counts = {str(kind): count for kind, count in parsed.fault_counts.items()}
-        read = ParsedPart(ordered, parsed.kept, counts, faults)
+        read = ParsedPart(ordered, parsed.kept, counts, faults, self._zero_nulls)
 
         def fault_of(fields: FieldFaults, at: int) -> InputFault:
             row = int(fields.rows[at])

@@ -96,17 +96,19 @@ class ParsedPart:
         kept: int64[n], their positions in the part; None for all.
         counts: Faults of each kind that occurred.
         faults: First ones, in order. With the policy "raise" any is to be raised.
+        zero_nulls: See `Rows`.
     """
 
     columns: Mapping[str, pa.Array]
     kept: NDArray[np.int64] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     faults: Sequence[InputFault] = ()
+    zero_nulls: frozenset[str] = frozenset()
 
     def rows(self, raw: RawBlock) -> Rows:
         """Return the rows with their ids."""
         positions = np.arange(raw.num_rows) if self.kept is None else self.kept
-        return Rows(self.columns, raw.first_row + positions)
+        return Rows(self.columns, raw.first_row + positions, zero_nulls=self.zero_nulls)
 
 
 class FormatReader(Protocol):

@@ -1,4 +1,4 @@
-"""Columns of numbers side by side as rows, and columns of keys one after another; without the GIL.
+"""Columns of numbers side by side as rows, keys one after another, numbers under nulls; without the GIL.
 
 One call takes all columns: of several threads that convert column by column, each waits for the GIL after each column.
 """
@@ -39,3 +39,18 @@ def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out
         ValueError: An array of another type, another number of offsets, or an `out` of another length.
     """
     _encoding.concatenate_keys(list(arrays), list(offsets), out)
+
+
+def nulls_hold(numbers: NDArray[Any], valid: NDArray[np.uint8], fill: float) -> bool:
+    """Return whether each number under a null is `fill`; NaN is NaN.
+
+    Args:
+        numbers: Contiguous int64[n], float64[n] or uint32[n].
+        valid: Arrow's validity bitmap, a bit for each number, 0 for a null.
+        fill: A number of the type of `numbers`.
+
+    Raises:
+        TypeError: Arrays of other types, or a number that the type does not hold.
+        ValueError: A bitmap that is shorter than the array.
+    """
+    return _encoding.nulls_hold(numbers, valid, fill)

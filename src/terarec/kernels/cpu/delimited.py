@@ -76,11 +76,15 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
 def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, rows: int) -> pa.Array:
     """Return a column whose buffers are slices of the `memory` of all rows where their parts are positions in it."""
     items, nulls, values, valid, text_offsets, list_offsets = parts
+    found = ARROW_TYPES[field_type]
+    if list_offsets is None and text_offsets is None and type(values) is int:  # most columns, in the shortest way
+        bits = None if valid is None else memory.slice(valid, (items + 7) // 8)
+        return pa.Array.from_buffers(found, items, [bits, memory.slice(values, items * found.bit_width // 8)], nulls)
 
     def buffer(part: int | NDArray[Any] | None, size: int) -> pa.Buffer | None:
         return memory.slice(part, size) if isinstance(part, int) else None if part is None else pa.py_buffer(part)
 
-    found, bits = ARROW_TYPES[field_type], buffer(valid, (items + 7) // 8)
+    bits = buffer(valid, (items + 7) // 8)
     if field_type == "text":
         buffers = [bits, buffer(text_offsets, 8 * (items + 1)), buffer(values, 0)]
     else:

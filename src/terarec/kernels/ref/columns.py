@@ -19,3 +19,9 @@ def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out
     """Write int32[n] or int64[n] arrays one after another into ``out int64[sum of n]``, each plus its offset."""
     moved = [array.astype(np.int64) + np.int64(offset) for array, offset in zip(arrays, offsets, strict=True)]
     np.concatenate([np.empty(0, dtype=np.int64), *moved], out=out)
+
+
+def nulls_hold(numbers: NDArray[Any], valid: NDArray[np.uint8], fill: float) -> bool:
+    """Return whether the numbers[n] whose bits in the bitmap `valid` are 0 are all `fill`; NaN is NaN."""
+    nulls = numbers[np.unpackbits(valid, count=len(numbers), bitorder="little") == 0]
+    return bool((np.isnan(nulls) if np.isnan(fill) else nulls == fill).all())
