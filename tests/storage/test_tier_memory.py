@@ -53,7 +53,7 @@ def test_rows_make_room_for_the_indexes(tmp_path: Path, monkeypatch, kind: str, 
     indexes = data.index_bytes
     assert indexes > budget / 8
     assert held.capacity < rows
-    assert held.capacity * ROW_BYTES + rows * SLOT_BYTES + indexes <= budget * 1.1 + len(data.key_bytes) * 40_000
+    assert held.capacity * ROW_BYTES + rows * SLOT_BYTES + indexes <= budget * 1.1 + len(data.sizes.key_bytes) * 40_000
 
 
 def test_indexes_that_fill_the_budget_are_named(tmp_path: Path, monkeypatch) -> None:

@@ -106,8 +106,8 @@ def share_tiers(arenas: Sequence[AnyArena]) -> None:
     for arena in arenas:
         data = tiers_of(arena)
         if data is not None:
-            data.budget = budgets.setdefault(data.tiers, TierBudget())
-            data.budget.add(data)
+            data.sizes.budget = budgets.setdefault(data.sizes.tiers, TierBudget())
+            data.sizes.budget.add(data.sizes)
 
 
 def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:

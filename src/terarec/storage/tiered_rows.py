@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,18 +19,15 @@ from terarec.storage.fast_tier import ROWS_AT_ONCE, FastTier
 from terarec.storage.first_values import FirstValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, WrittenBehind
+from terarec.storage.row_levels import CachedRows, RowLevel, WrittenBehind
 from terarec.storage.slots import SLOT_BYTES, Pin
 from terarec.storage.store import check_has_memory
-from terarec.storage.tier_budget import TierBudget
 from terarec.storage.tier_files import TierFiles
+from terarec.storage.tier_sizes import TierSizes, described, rows_of_table
 from terarec.storage.tier_use import TierUse
 
 _EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 _LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
-_MIB = 1 << 20
-_STEPS_OF_BUDGET = 64
-_MOST_SLOTS = 1 << 36
 _CPU = torch.device("cpu")
 
 
@@ -54,17 +50,14 @@ class TieredRows:
     be called by several threads.
 
     Attributes:
-        tiers: The budgets.
-        budget: What divides the budgets of the tiers between several arenas; read when memory is first needed.
+        sizes: How many rows the tiers hold; its budget is read when memory is first needed.
         device: Where the fast tier is.
         find_rows: For each table, what gives the arena rows int64[n] of ``keys int64[n]`` that it holds; set by
             whoever knows.
-        key_bytes: For each table, what gives the bytes that its keys and their uses take in host memory, by whoever has
-            them there.
 
     Args:
         specs: The tables of the arena.
-        tiers: As above.
+        tiers: The budgets.
         seed: Of the first weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
@@ -72,27 +65,24 @@ class TieredRows:
     def __init__(
         self, specs: Sequence[TableSpec | DynamicTableSpec], tiers: Tiers, *, seed: int, num_defaults: int = 0
     ) -> None:
-        self.tiers = tiers
-        self.budget = TierBudget()
-        self.budget.add(self)
+        self.sizes = TierSizes(specs, tiers, num_defaults=num_defaults)
         self.device = torch.device("cpu")
         self.lock = threading.RLock()
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
-        self.key_bytes: dict[int, Callable[[], int]] = {}
         self._ahead = Lookahead()
         self._specs = tuple(specs)
         self._num_defaults = num_defaults
         self._first = FirstValues(specs, seed)
         self._defaults: Tensor | None = None
         self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
-        self._files = TierFiles(tiers.file, [spec.name for spec in specs], [_rows_of_table(spec) for spec in specs])
+        self.sizes.row_bytes = self._format.num_bytes
+        self._files = TierFiles(tiers.file, [spec.name for spec in specs], [rows_of_table(spec) for spec in specs])
         self._closing = weakref.finalize(self, self._files.close)
         self._memory: FastTier | None = None
         self._held: list[Pin] = []
         self._taken: list[Pin] = []
         self._batch = 0
         self._use = TierUse()
-        self._given_up = 0  # bytes of the budget, to indexes
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: files belong to one object.
@@ -101,7 +91,7 @@ class TieredRows:
             ConfigError: Always.
         """
         raise ConfigError(
-            self._described(),
+            described(self._specs),
             "in tiers, which are not copied or pickled; expected a model made anew, with "
             "load_state_dict() or a checkpoint",
         )
@@ -143,9 +133,7 @@ class TieredRows:
     @property
     def index_bytes(self) -> int:
         """Bytes of host memory that the indexes of keys, and of rows in files, take."""
-        below = None if self._memory is None else self._memory.below
-        of_keys = sum(bytes_of() for bytes_of in self.key_bytes.values())
-        return of_keys + (0 if below is None else below.index_bytes)
+        return self.sizes.index_bytes
 
     def first_seed(self, table: int) -> int:
         """Return the seed of the first weights of a table."""
@@ -173,6 +161,7 @@ class TieredRows:
             made = RowFormat(self._format.width, self._format.dtype, states)
             old = self._memory
             self._format = made
+            self.sizes.row_bytes = made.num_bytes
             self._first.fills = {name: (fills or {}).get(name, 0.0) for name in states}
             if old is not None:
                 self._take_over(old)
@@ -187,7 +176,7 @@ class TieredRows:
         if device == self.device:
             return
         check_has_memory(device)
-        if self.tiers.device is None:
+        if self.sizes.tiers.device is None:
             raise ConfigError(
                 "tiers", f"got no device budget for tables on {device}, expected device='8GiB' or the like"
             )
@@ -508,7 +497,7 @@ class TieredRows:
             self._ahead.clear()
             if self._memory is not None and self._memory.below is not None:
                 self._memory.below.close()
-            self._memory = None
+            self._memory = self.sizes.below = None
             self._closing()
 
     def reset_defaults(self, weights: Tensor) -> None:
@@ -531,68 +520,23 @@ class TieredRows:
 
     def _new_memory(self) -> FastTier:
         """Return empty memory of the present format, above tiers of its own."""
-        row_bytes = self._format.num_bytes
-        share = self._share()
-        budget = int(self.tiers.fast_bytes * share)
-        capacity = min(max(1, budget // (row_bytes + SLOT_BYTES)) + self._num_defaults, self._most_rows())
-        options = self.budget.file_options(direct=self.tiers.direct)
+        sizes = self.sizes
+        options = sizes.budget.file_options(direct=sizes.tiers.direct)
         below: RowLevel | None = self._files.level(self._format, options)
-        host = self.tiers.host_bytes_below
+        host = sizes.host_bytes_below
         if host is not None:
-            name = f"tiers host={self.tiers.host!r}"
-            below = CachedRows(int(host * share), row_bytes, below, slot_bytes=SLOT_BYTES, name=name)
+            name = f"tiers host={sizes.tiers.host!r}"
+            below = CachedRows(host, sizes.row_bytes, below, slot_bytes=SLOT_BYTES, name=name)
         behind = None if below is None else WrittenBehind(below)
         if behind is not None:
             self._files.writers.append(behind)
-        memory = FastTier(self._format, capacity, self.device, behind, self._num_defaults)
+        sizes.below = behind
+        memory = FastTier(self._format, sizes.fast_slots, self.device, behind, self._num_defaults)
         if self._num_defaults:
             first = torch.arange(self._num_defaults, device=self.device)
             memory.slots.assign(RowBatch(first, first, first))  # pinned for good
             self._write_defaults(memory)
         return memory
-
-    def _fit_budget(self, memory: FastTier) -> None:
-        """Give up slots in host memory for what the indexes take beyond their allowance."""
-        host = self.tiers.host_bytes_below
-        if memory.below is None or (host is None and self.device.type != "cpu"):
-            return
-        excess = self.budget.given_up(self, self.tiers.fast_bytes)
-        if excess <= 0:
-            return
-        self._given_up = excess
-        row_bytes = self._format.num_bytes
-        capacity = int((self.tiers.fast_bytes if host is None else host) * self._share()) // (row_bytes + SLOT_BYTES)
-        step = capacity // _STEPS_OF_BUDGET + 1  # so that slots are not given up a few at a time
-        left = max(self._num_defaults + 1, capacity - -(-excess // (row_bytes * step)) * step)
-        level = memory.below.level
-        if left < (level.capacity if isinstance(level, CachedRows) else memory.capacity):
-            memory.below.settle()
-            level.lower(left) if isinstance(level, CachedRows) else memory.lower(left)
-
-    @property
-    def num_tables(self) -> int:
-        """Number of tables."""
-        return len(self._specs)
-
-    @property
-    def full_bytes(self) -> float:
-        """Bytes that all rows would take in the fast tier; infinite where their number is not known."""
-        rows = self._most_rows()
-        return math.inf if rows == _MOST_SLOTS else rows * (self._format.num_bytes + SLOT_BYTES)
-
-    @property
-    def bytes_of_a_row_each(self) -> int:
-        """Bytes that one row of each table would take there."""
-        return len(self._specs) * (self._format.num_bytes + SLOT_BYTES)
-
-    def _share(self) -> float:
-        return self.budget.share(self, self.tiers.fast_bytes)
-
-    def _most_rows(self) -> int:
-        """Return the most rows that can ever be in the fast tier."""
-        rows = [_rows_of_table(spec) for spec in self._specs]
-        known = [count for count in rows if count is not None]
-        return sum(known) + self._num_defaults if len(known) == len(rows) else _MOST_SLOTS
 
     def _take_over(self, old: FastTier) -> None:
         """Take the weights of a former memory into a new one, with fresh states."""
@@ -614,7 +558,7 @@ class TieredRows:
 
     def _bring(self, memory: FastTier, batch: RowBatch, purpose: str) -> tuple[Tensor, Tensor]:
         """Give slots to rows without one, which may repeat; return the slots of all and, held, each new one once."""
-        self._fit_budget(memory)
+        self.sizes.fit(memory, self.device)
         if memory.below is not None:
             memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
         arrivals = row_set(batch.rows)
@@ -635,7 +579,7 @@ class TieredRows:
         wanted = max(missing, memory.capacity // _EVICTED_SHARE)
         victims = memory.victims(wanted, self._batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
-            raise self._too_small(memory, needed, purpose)
+            raise self.sizes.too_small(memory, needed, purpose)
         self._release(memory, victims)
 
     def _release(self, memory: FastTier, victims: Tensor) -> None:
@@ -643,27 +587,6 @@ class TieredRows:
         slots = memory.slots
         memory.write_back(victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
         slots.release(victims)
-
-    def _too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
-        slots, slot_bytes = memory.slots, self._format.num_bytes + SLOT_BYTES
-        others = memory.num_pinned if memory.below is not None else len(slots)
-        wanted = needed + others
-        would_do = -(-int((wanted * slot_bytes + self._given_up) / self._share()) // _MIB) * _MIB
-        indexes = f" ({self._given_up // _MIB:,} MiB are the indexes')" if self._given_up >= _MIB else ""
-        what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
-        return BudgetError(
-            f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {self._described()}",
-            f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {memory.capacity:,} fit{indexes}; "
-            f"expected {self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
-            needed=wanted,
-            held=memory.capacity,
-            needed_bytes=would_do,
-        )
-
-    def _described(self) -> str:
-        names = [spec.name for spec in self._specs]
-        shown = ", ".join(map(repr, names[:3]))
-        return f"table{'s' * (len(names) > 1)} {shown}" + (f", ... ({len(names)})" if len(names) > 3 else "")
 
     def _load(self, memory: FastTier, slots: Tensor, batch: RowBatch) -> None:
         """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
@@ -717,10 +640,6 @@ class TieredRows:
 
     def _count(self, **numbers: int) -> None:
         self._use = self._use.plus(TierUse(**numbers))
-
-
-def _rows_of_table(spec: TableSpec | DynamicTableSpec) -> int | None:
-    return spec.rows if isinstance(spec, TableSpec) else spec.max_rows
 
 
 def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
