@@ -20,12 +20,16 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from record import Row, append_rows
 
+from terarec.kernels.slots import RowBatch
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile, RowFileOptions
+from terarec.storage.row_levels import CachedRows, TableStores
 from terarec.storage.row_store import RowStore
+from terarec.storage.slots import SLOT_BYTES
 
 HERE = Path(__file__).resolve().parent
 ROW_BYTES = 512
@@ -211,6 +215,40 @@ def warm_reads(table: Table, turns: int) -> list[Row]:
     ]  # fmt: skip
 
 
+def cached_reads(table: Table, turns: int) -> list[Row]:
+    """Of rows that a cache in host memory holds; the limit is torch's gather from a plain tensor of as many rows."""
+    store = RowFile.open(table.root / "rows", read_only=True)
+    budget = table.num_rows * (ROW_BYTES + SLOT_BYTES) + ROW_BYTES
+    cache = CachedRows(
+        budget, ROW_BYTES, TableStores([store]), slot_bytes=SLOT_BYTES, name="benchmark", keeps_read=True
+    )
+    plain = torch.empty(table.num_rows, ROW_BYTES // 8, dtype=torch.int64)
+    out = torch.empty(BATCH, ROW_BYTES, dtype=torch.uint8)
+    for first in range(0, table.num_rows, BATCH):
+        keys = torch.arange(first, min(first + BATCH, table.num_rows))
+        rows = out[: len(keys)]
+        assert cache.read(RowBatch(keys, keys, torch.zeros_like(keys)), rows).all()
+        plain[keys] = rows.view(torch.int64)
+    generator = np.random.default_rng(5)
+    gathered = torch.empty(BATCH, ROW_BYTES // 8, dtype=torch.int64)
+    rates: dict[str, list[float]] = {"cache": [], "gather": []}
+    for _ in range(5 * turns):
+        keys = torch.from_numpy(generator.integers(0, table.num_rows, BATCH))
+        batch = RowBatch(keys, keys, torch.zeros_like(keys))
+        rates["cache"].append(BATCH / seconds_of(lambda batch=batch: cache.read(batch, out)))
+        rates["gather"].append(
+            BATCH / seconds_of(lambda keys=keys: torch.index_select(plain, 0, keys, out=gathered))
+        )  # fmt: skip
+        assert torch.equal(out.view(torch.int64), gathered)
+    cache.close()
+    median = {name: statistics.median(each) for name, each in rates.items()}
+    case = f"{case_of(table)}, {torch.get_num_threads()} threads"
+    return [
+        Row(case=case, metric="warm reads of a cache in host memory", value=median["cache"], unit="rows/s",
+            limit=median["gather"])
+    ]  # fmt: skip
+
+
 def opening(table: Table, turns: int) -> list[Row]:
     directory = table.root / "rows"
     opened, scanned, plain = [], [], []
@@ -291,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--part", choices=["reads", "overwrites"], default="reads")
+    parser.add_argument("--part", choices=["reads", "cache", "overwrites"], default="reads")
     parser.add_argument("--skew", type=float, default=1.05, help="exponent of the power law of overwrites")
     parser.add_argument("--dir", type=Path, default=None, help="directory on the disk to measure")
     parser.add_argument("--dry", action="store_true")
@@ -303,6 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             append_rows("row_file", cold_reads(table, options.turns), dry=options.dry)
             append_rows("row_file", warm_reads(table, options.turns), dry=options.dry)
             append_rows("row_file", opening(table, options.turns), dry=options.dry)
+        elif options.part == "cache":
+            append_rows("row_file", cached_reads(table, options.turns), dry=options.dry)
         else:
             append_rows("row_file", overwriting(table, options.skew), dry=options.dry)
 

@@ -307,7 +307,7 @@ class Plan:
 class Comparison:
     """All sides; batches of a skew are the same for all."""
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: Plan, directory: Path, *, with_peers: bool) -> None:
         self.plan = plan
         self.directory = directory
         self.keys = Keys(plan.rows)
@@ -318,7 +318,8 @@ class Comparison:
             "np.memmap": Plain(plan.rows, MapRows(directory / "map", self.memory, FEATURES * plan.rows))
         }
         try:
-            self.peers["RocksDB"] = Plain(plan.rows, RocksRows(directory, self.memory))
+            if with_peers:
+                self.peers["RocksDB"] = Plain(plan.rows, RocksRows(directory, self.memory))
         except MissingDependencyError:
             print("RocksDB is left out: rocksdict is not installed")
         self.disk_reads = statistics.median(disk_reads(directory / "map" / "map") for _ in range(3))
@@ -446,7 +447,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(row)
 
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        comparison = Comparison(plan, Path(folder))
+        comparison = Comparison(plan, Path(folder), with_peers=not options.no_peers)
         print(f"the disk: {comparison.disk_reads:,.0f} random reads of {PAGE} bytes a second")
         if not options.no_peers:
             for skew in plan.skews:
