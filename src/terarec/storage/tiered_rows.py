@@ -20,6 +20,7 @@ from terarec.storage.first_values import FirstValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import CachedRows, RowLevel, WrittenBehind
+from terarec.storage.row_loader import RowLoader
 from terarec.storage.slots import SLOT_BYTES, Pin
 from terarec.storage.store import check_has_memory
 from terarec.storage.tier_files import TierFiles
@@ -73,6 +74,7 @@ class TieredRows:
         self._specs = tuple(specs)
         self._num_defaults = num_defaults
         self._first = FirstValues(specs, seed)
+        self._loader = RowLoader(self._first, self._ahead, keeps_first=num_defaults > 0)
         self._defaults: Tensor | None = None
         self._format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
         self.sizes.row_bytes = self._format.num_bytes
@@ -362,7 +364,7 @@ class TieredRows:
             absent = (slots < 0).nonzero()[:, 0]
             if absent.numel():
                 part = batch.part(absent)
-                got_weights, got_state = self._below(memory, part)
+                got_weights, got_state = self._loader.read(memory, part)
                 weights[absent] = got_weights
                 for name, values in got_state.items():
                     state[name][absent] = values
@@ -567,7 +569,7 @@ class TieredRows:
             self._make_room(memory, batch.rows.numel(), purpose)
         new = memory.slots.assign(batch)
         try:
-            self._load(memory, new, batch)
+            self._use = self._use.plus(self._loader.load(memory, new, batch))
         except BaseException:
             memory.slots.let_go(new)
             memory.slots.release(new)
@@ -588,48 +590,6 @@ class TieredRows:
         memory.write_back(victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
         slots.release(victims)
 
-    def _load(self, memory: FastTier, slots: Tensor, batch: RowBatch) -> None:
-        """Write the rows of `batch` to ``slots int64[n]``: from the tier below, or their first values."""
-        found = torch.zeros(slots.numel(), dtype=torch.bool)
-        if memory.below is not None:
-            held = batch.to(_CPU)
-            is_left = torch.ones(slots.numel(), dtype=torch.bool)
-            for taken in self._ahead.take(held):
-                memory.unpack(slots, taken.values, taken.places)
-                found |= taken.places >= 0
-                is_left &= ~taken.is_staged
-            staged = int(found.sum())
-            left = is_left.nonzero()[:, 0]
-            if left.numel():
-                values = self._format.new_rows(left.numel())
-                there = memory.below.read_others(held.part(left), values)  # none just left the fast tier
-                memory.unpack(slots[left.to(self.device)], values, _places(there))
-                found[left] = there
-            num_read = int(found.sum())
-            self._count(rows_read=num_read, staged=staged, bytes_read=num_read * self._format.num_bytes)
-        fresh = (~found).nonzero()[:, 0].to(self.device)
-        if fresh.numel():
-            self._first.write(
-                memory.weights.tensor, {n: h.tensor for n, h in memory.state.items()}, slots[fresh], batch.part(fresh)
-            )
-            if self._num_defaults and memory.below is not None:  # files hold every row that has a key
-                memory.slots.is_dirty[slots[fresh]] = True
-
-    def _below(self, memory: FastTier, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return weights and states of rows that are not in the fast tier."""
-        weights, state = self._format.empty(batch.rows.numel(), self.device)
-        found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
-        if memory.below is not None:
-            values = self._format.new_rows(batch.rows.numel())
-            found = memory.below.read(batch.to(_CPU), values)
-            got_weights, got_state = self._format.unpack(values)
-            weights.copy_(got_weights)
-            for name, part in got_state.items():
-                state[name].copy_(part)
-        fresh = (~found).nonzero()[:, 0].to(self.device)
-        self._first.write(weights, state, fresh, batch.part(fresh))
-        return weights, state
-
     def _packed(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         return self._format.pack(weights.cpu(), {name: values.cpu() for name, values in state.items()})
 
@@ -644,11 +604,6 @@ class TieredRows:
 
 def _batch(table: int, rows: Tensor, keys: Tensor) -> RowBatch:
     return RowBatch(rows, keys, torch.full_like(rows, table))
-
-
-def _places(found: Tensor) -> Tensor:
-    """Return 0 to n - 1, and -1 where ``found bool[n]`` is false."""
-    return torch.arange(found.numel()).masked_fill_(~found, -1)
 
 
 def _rows_of(state: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
