@@ -4,10 +4,15 @@ import io
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from terarec.kernels.cpu.dense import has_pair_dots
+from terarec.nn import MLP, DotInteraction
 from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
+from terarec.ops.linear import has_bfloat16
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = row_rule("sgd", lr=0.1)
@@ -83,3 +88,28 @@ def test_the_op_stays_itself_in_an_exported_program():
     for batch in (6, 11):
         other = make_lookup(make_layout(8), batch, 3, seed=batch)
         assert torch.equal(loaded(other.keys, other.offsets), module(other.keys, other.offsets))
+
+
+@pytest.mark.skipif(not (has_bfloat16() and has_pair_dots()), reason="the processor has no bfloat16 units")
+def test_bfloat16_layers_are_their_own_ops_forward_and_backward():
+    torch.compiler.reset()
+    bottom = MLP(32, (32,), generator=torch.Generator().manual_seed(1), relus=(True,))
+    dots = DotInteraction(3, 32)
+    x, others = torch.randn(4096, 32), torch.randn(4096, 64, requires_grad=True)
+    called = set()
+
+    def record(graph, inputs):
+        called.update(str(node.target) for node in graph.graph.nodes if str(node.target).startswith("terarec."))
+        return make_boxed_func(graph.forward)
+
+    def loss(x, others):
+        with torch.autocast("cpu", torch.bfloat16):
+            return dots(bottom(x), others).float().square().mean()
+
+    results = []
+    for function in (loss, torch.compile(loss, backend=aot_autograd(fw_compiler=record), fullgraph=True)):
+        value = function(x, others)
+        results.append((value, *torch.autograd.grad(value, [others, *bottom.parameters()])))
+    assert called == {f"terarec.{op}.default" for op in ("linear_relu", "mask_gradient", "pair_dots", "pair_gradients")}
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=2**-7, atol=1e-6)

@@ -8,6 +8,8 @@ from terarec.kernels.contract import KernelGradient
 from terarec.kernels.row_rules import number_names
 from terarec.ops import quantize_rows
 from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
+from terarec.ops.linear import _linear_relu_op, _mask_gradient_op, has_bfloat16
+from terarec.ops.pair_dots import _pair_dots_op, _pair_gradients_op
 from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.rules import make_gradients, make_rule, make_state
@@ -23,7 +25,8 @@ def lookup_arguments(rows, held, is_weighted, implementation="auto"):
 
 def test_these_are_all_ops():
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("terarec::")}
-    checked = (_bag_lookup_op, key_weight_gradient_op, _quantized_bag_lookup_op, _row_update_op)
+    checked = {_bag_lookup_op, key_weight_gradient_op, _quantized_bag_lookup_op, _row_update_op}
+    checked |= {_linear_relu_op, _mask_gradient_op, _pair_dots_op, _pair_gradients_op}
     assert registered == {op._qualname for op in checked}
 
 
@@ -102,3 +105,18 @@ def test_row_update(kind, mode, pooling, dtype, is_weighted):
             *(kind, mode, numbers, 1, 7, table_lr, "auto"),
         ),
     )
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear_relu(has_bias):
+    if not has_bfloat16():
+        pytest.skip("oneDNN does not multiply bfloat16 here")
+    x, weight, bias = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((9, 6), (5, 6), (5,)))
+    opcheck(_linear_relu_op, (x, weight, bias if has_bias else None))
+    opcheck(_mask_gradient_op, (torch.randn(9, 5).bfloat16(), torch.randn(9, 5).bfloat16().relu_()))
+
+
+def test_pair_dots():
+    first, others = torch.randn(7, 8).bfloat16().requires_grad_(), torch.randn(7, 32).requires_grad_()
+    opcheck(_pair_dots_op, (first, others, 32, "auto"))
+    opcheck(_pair_gradients_op, (torch.randn(7, 32).bfloat16(), first.detach(), others.detach(), "auto"))

@@ -87,7 +87,7 @@ def test_the_layer_takes_the_kernel_for_bfloat16_alone() -> None:
     first, others, _ = draw(7, 5, 8)
     layer = DotInteraction(5, 8)
     first.requires_grad_()
-    assert layer(first, others).grad_fn.name() == "_PairDotsBackward"
+    assert "pair_dots" in layer(first, others).grad_fn.name()
     assert layer(first.half(), others).grad_fn.name() == "_InteractBackward"
     assert layer(first.float(), others).grad_fn.name() == "_InteractBackward"
     assert layer(first, others.bfloat16()).grad_fn.name() == "_InteractBackward"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling, is_exporting
 
 from terarec.kernels.registry import choose
 from terarec.ops.checks import is_traced
@@ -15,10 +15,18 @@ from terarec.ops.checks import is_traced
 def takes_pair_dots(first: Tensor, others: Tensor) -> bool:
     """Return whether `pair_dots` has a kernel for these vectors.
 
-    It has one for a bfloat16 and float32 vectors in host memory, on a processor with AVX512-BF16, in eager mode.
+    It has one for a bfloat16 and float32 vectors in host memory, on a processor with AVX512-BF16, eagerly and in
+    compiled graphs. Exporters and tracers see torch's operations.
     """
     if first.dtype is not torch.bfloat16 or others.dtype is not torch.float32 or first.device.type != "cpu":
         return False
+    if is_compiling():
+        if is_exporting():
+            return False
+        from terarec.ops.traced import has_pair_dots
+
+        is_there: bool = has_pair_dots()
+        return is_there
     return not is_traced(first) and torch._C._get_tracing_state() is None and _has_kernel()
 
 
@@ -41,23 +49,47 @@ def pair_dots(first: Tensor, others: Tensor, out_width: int, *, implementation: 
     Raises:
         KernelError: An implementation requested by name that cannot run here.
     """
-    out: Tensor = _PairDots.apply(first, others, out_width, implementation)  # type: ignore[no-untyped-call]
+    out: Tensor = _pair_dots_op(first, others, out_width, implementation)
     return out
 
 
-class _PairDots(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, first: Tensor, others: Tensor, out_width: int, implementation: str) -> Tensor:
-        ctx.save_for_backward(first, others)
-        ctx.implementation = implementation
-        out: Tensor = _kernel("pair_dots", implementation)(first, others, out_width)
-        return out
+def _pair_dots(first: Tensor, others: Tensor, out_width: int, implementation: str) -> Tensor:
+    out: Tensor = _kernel("pair_dots", implementation)(first, others, out_width)
+    return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_first, grad_others = _kernel("pair_gradients", ctx.implementation)(grad, *ctx.saved_tensors)
-        return grad_first, grad_others, None, None
+
+_pair_dots_op = torch.library.custom_op("terarec::pair_dots", mutates_args=())(_pair_dots)
+
+
+@_pair_dots_op.register_fake
+def _pair_dots_fake(first: Tensor, others: Tensor, out_width: int, implementation: str) -> Tensor:
+    return first.new_empty(first.shape[0], out_width)
+
+
+def _pair_gradients(grad: Tensor, first: Tensor, others: Tensor, implementation: str) -> tuple[Tensor, Tensor]:
+    of_first, of_others = _kernel("pair_gradients", implementation)(grad, first, others)
+    return of_first, of_others
+
+
+_pair_gradients_op = torch.library.custom_op("terarec::pair_gradients", mutates_args=())(_pair_gradients)
+
+
+@_pair_gradients_op.register_fake
+def _pair_gradients_fake(grad: Tensor, first: Tensor, others: Tensor, implementation: str) -> tuple[Tensor, Tensor]:
+    return first.new_empty(first.shape), others.new_empty(others.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    first, others, _, ctx.implementation = inputs
+    ctx.save_for_backward(first, others)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    of_first, of_others = _pair_gradients_op(grad, *ctx.saved_tensors, ctx.implementation)
+    return of_first, of_others, None, None
+
+
+_pair_dots_op.register_autograd(_backward, setup_context=_save)
 
 
 def _has_kernel() -> bool:
