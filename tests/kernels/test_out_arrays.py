@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding, _rowfile
+from terarec.storage.row_file import RowFile
 from tests.kernels.columns import text_of
 
 KEYS = np.array([3, 5, 3])
@@ -59,10 +60,8 @@ def test_a_result_of_another_type_or_layout_is_rejected(name: str) -> None:
 
 
 def test_rows_of_a_row_file_of_another_type_are_rejected(tmp_path: Path) -> None:
-    layout = _rowfile.Layout(16, 4096, 4)
-    _rowfile.create(str(tmp_path))
-    options = {"read_only": False, "direct": False, "io": "auto", "io_threads": 1, "queue_bytes": 1 << 20}
-    store = _rowfile.RowFile(str(tmp_path), layout, **options, open_files=4, space_ratio=1.5)
+    file = RowFile.create(tmp_path / "rows", 16)
+    store = file._native  # whose arguments `RowFile` checks
     keys, rows, found = np.arange(3), np.full((3, 16), 7, dtype=np.uint8), np.zeros(3, dtype=bool)
     store.write(keys, rows)
     out = np.zeros_like(rows)
@@ -79,4 +78,4 @@ def test_rows_of_a_row_file_of_another_type_are_rejected(tmp_path: Path) -> None
     with pytest.raises(TypeError):
         scan.next(keys, out.astype(np.int64))
     assert scan.next(keys, out) == 3
-    store.close()
+    file.close()
