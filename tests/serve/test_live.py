@@ -204,3 +204,21 @@ def test_a_server_follows_a_run(live: Live, trained: TrainedRun) -> None:
         for server in found:
             server.stop()
         thread.join(timeout=30)
+
+
+@pytest.mark.slow
+def test_two_replicas_follow_one_run_from_one_directory_of_files(
+    live: Live, trained: TrainedRun, tmp_path: Path
+) -> None:
+    """One process writes the row files, another reads them; both follow the trainer, each with its dense weights."""
+    writes = ParameterServerSpec(tiers=(RowFileSpec(path=str(tmp_path / "rows")),))
+    reads = ParameterServerSpec(tiers=(RowFileSpec(path=str(tmp_path / "rows"), read_only=True),))
+    with (
+        InferenceSession.open(live.path, tables=ServedTables(server=writes)) as writer,
+        InferenceSession.open(live.path, tables=ServedTables(server=reads)) as reader,
+    ):
+        live.add(4)
+        assert LiveUpdates(writer, live.path, every_seconds=None).poll()
+        assert LiveUpdates(reader, live.path, every_seconds=None).poll()
+        assert_as_the_trainer(writer, live, trained, 4)
+        assert_as_the_trainer(reader, live, trained, 4)

@@ -50,6 +50,8 @@ class LiveUpdates:
     repeated), all rows of the newest checkpoint are loaded as a new version, which takes the place of the old one when
     it is complete. A damaged checkpoint is refused: the session stays as it is, and the next poll tries again.
 
+    Tiers that are open for reading only get their rows from the process that writes them: each poll refreshes them.
+
     Args:
         session: A session whose tables are in a parameter server.
         run_dir: The run.
@@ -84,6 +86,7 @@ class LiveUpdates:
             StorageError: A tier cannot be written; rows of some tables may have changed, and the next call goes on.
         """
         with self._lock:
+            self._served.server.refresh()  # rows that another process has written to files that are read here
             newest = next(reversed(complete_checkpoints(self._directory)), None)
             if newest is None or int(newest.name.removeprefix("step-")) == self._session.step:
                 return False
@@ -153,3 +156,4 @@ class LiveUpdates:
                 self._count["rows"] += keys.numel()
                 self._count["removed"] += removed.numel()
         served.server.flush(served.name, served.version)
+        served.server.refresh()
