@@ -41,8 +41,8 @@ from terarec.train.devices import keep_freed_memory
 NAME = "tiered_memory"
 WIDTH = 64
 ROW_BYTES = 2 * 4 * WIDTH
-BATCH = 65_536
-FILL_ROWS = 65_536
+BATCH = 16_384
+FILL_ROWS = 16_384
 PIECE = 16 << 20
 PAGE = mmap.PAGESIZE
 
