@@ -49,6 +49,9 @@ struct RowFile::Loading {
 // only the segments that were filled side by side overlap.
 std::unique_ptr<Contents> RowFile::load(const Manifest& manifest) {
   auto contents = std::make_unique<Contents>(random_seed());
+  int64_t most_rows = 0;
+  for (const SegmentRecord& record : manifest.segments) most_rows += int64_t{record.pages} * layout_.page_rows;
+  contents->table.reserve(std::min(most_rows, static_cast<int64_t>(manifest.rows)));
   std::vector<SegmentRecord> records = manifest.segments;
   std::sort(records.begin(), records.end(), [](const SegmentRecord& a, const SegmentRecord& b) {
     return a.first_sequence < b.first_sequence;

@@ -72,8 +72,8 @@ uint64_t PageTable::Partition::erase(uint64_t hash) {
 
 // Slots behind the homes take the hashes that the last homes displace: few, whatever the size; if they do not suffice,
 // the partition grows again.
-void PageTable::Partition::grow() {
-  uint64_t homes = std::max(kLeastHomes, homes_ + homes_ / 8 + 1);
+void PageTable::Partition::resize(uint64_t homes) {
+  homes = std::max(kLeastHomes, homes);
   for (;;) {
     Partition grown;
     grown.homes_ = homes;
@@ -101,6 +101,11 @@ bool PageTable::Partition::fill(const Partition& from) {
   }
   size_ = from.size_;
   return true;
+}
+
+void PageTable::reserve(int64_t keys) {
+  if (size_ > 0) return;
+  for (Partition& each : partitions_) each.reserve(keys / kPartitions);
 }
 
 int64_t PageTable::memory_bytes() const {

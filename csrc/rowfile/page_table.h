@@ -25,6 +25,9 @@ class PageTable {
   int64_t size() const { return size_; }
   int64_t memory_bytes() const;
 
+  // Allocates room for so many keys in an empty table, so that it grows little or not at all while they come.
+  void reserve(int64_t keys);
+
   // Writes each key's place, or kNone.
   void find(const int64_t* keys, int64_t count, uint64_t* places) const;
   uint64_t find(int64_t key) const;
@@ -48,6 +51,7 @@ class PageTable {
  private:
   static constexpr int kPartitionBits = 8;
   static constexpr int kPartitions = 1 << kPartitionBits;
+  static constexpr int64_t kReservedPercent = 88;  // less than what makes a partition grow; 14.8 bytes a key
   // An empty slot holds the largest hash. The key of that hash, if it is held, has its place in `largest_`.
   static constexpr uint64_t kEmpty = ~uint64_t{0};
 
@@ -58,6 +62,7 @@ class PageTable {
     uint64_t find(uint64_t hash) const;
     uint64_t set(uint64_t hash, uint64_t place);
     uint64_t erase(uint64_t hash);
+    void reserve(int64_t keys) { resize(static_cast<uint64_t>(keys * 100 / kReservedPercent)); }
     template <typename IsGone>
     int64_t erase_if(const IsGone& is_gone) {
       const int64_t before = size_;
@@ -80,7 +85,8 @@ class PageTable {
     }
     // The first slot from the hash's home on that holds no smaller one.
     int64_t lower_bound(uint64_t hash) const;
-    void grow();
+    void grow() { resize(homes_ + homes_ / 8 + 1); }
+    void resize(uint64_t homes);
     bool fill(const Partition& from);
     static uint64_t value(Place place) { return place.low | static_cast<uint64_t>(place.high) << 32; }
 
