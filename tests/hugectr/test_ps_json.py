@@ -14,6 +14,7 @@ from terarec.hugectr.inference import HPS
 from terarec.hugectr.parameter_server import cache_of, served_model, tiers_of
 from terarec.hugectr.ps_json import read_parameter_server
 from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RedisSpec, RocksDBSpec, TLSSpec
+from tests.ps.redis_processes import needs_redis, running
 
 MODEL: dict[str, Any] = {
     "model": "dcn",
@@ -227,3 +228,22 @@ def test_a_server_of_a_file_in_memory(tmp_path: Path, spelling: str) -> None:
     hps = HPS(write(tmp_path / "ps.json", data))
     assert np.array_equal(hps.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
     hps.server.close()
+
+
+@needs_redis
+def test_a_server_of_a_file_in_redis_serves_after_a_restart_without_its_files(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    keys = np.arange(50)
+    vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
+    write_sparse_folder(tmp_path / "s.model", [SparseRows(keys, vectors)])
+    data = changed(LEAST, "models.0.sparse_files", [str(tmp_path / "s.model")])
+    with running(tmp_path / "redis") as server:
+        data["volatile_db"] = {"type": "redis", "address": server.address, "num_partitions": 3}
+        hps = HPS(write(tmp_path / "ps.json", data))
+        assert np.array_equal(hps.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+        hps.server.close()
+        data["volatile_db"]["initialize_after_startup"] = False
+        del data["models"][0]["sparse_files"]
+        again = HPS(hps_json_config_file=write(tmp_path / "ps.json", data))
+        assert np.array_equal(again.lookup(keys, "dcn", 0).reshape(50, 4), vectors)
+        again.server.close()
