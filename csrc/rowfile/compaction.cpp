@@ -181,10 +181,13 @@ void RowFile::set_moving(bool is_moving) {
   wake_.notify_all();
 }
 
-void RowFile::wait_for_space() {
+// Until `bytes` more do not exceed what files may take.
+void RowFile::wait_for_space(int64_t bytes) {
   if (options_.space_ratio <= 0) return;
   for (;;) {
-    const bool has_room = !has_excess(space(), options_.space_ratio);
+    Space wanted = space();
+    wanted.used += bytes;
+    const bool has_room = !has_excess(wanted, options_.space_ratio);
     std::unique_lock<std::mutex> lock(wake_mutex_);
     if (has_room || !is_moving_ || is_closing_ || scans_ > 0) return;
     wake_.wait_for(lock, kPause);

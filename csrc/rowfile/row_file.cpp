@@ -215,7 +215,7 @@ void RowFile::fetch(const int64_t* keys, RowsOut out, std::vector<Wanted>& wante
 }
 
 void RowFile::write(const int64_t* keys, int64_t count, RowsIn rows) {
-  wait_for_space();
+  wait_for_space(count * (layout_.row_bytes + 8));
   std::lock_guard<std::mutex> writer(writer_mutex_);
   check_writable();
   if (count == 0) return;

@@ -193,7 +193,7 @@ class RowFile {
   bool is_stopping();
   void wake_compaction();
   void set_moving(bool is_moving);
-  void wait_for_space();
+  void wait_for_space(int64_t bytes);
 
   const std::string directory_;
   const Layout layout_;
