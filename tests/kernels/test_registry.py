@@ -1,5 +1,6 @@
 """Which kernel runs, and how it is said."""
 
+import os
 import subprocess
 import sys
 
@@ -48,7 +49,9 @@ def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
         "print(active('bag_lookup', 'cpu').implementation, available()['triton'], 'triton' in sys.modules, sep=', ')\n"
         "choose('bag_lookup', 'cpu', 'triton')"
     )
-    told = run_python(program, environment={"TRITON_INTERPRET": "0"})
+    # A process of its own from the start: `run_python` forks one that has loaded torch's compiler, and so Triton.
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert told.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
     assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in told.stderr
 

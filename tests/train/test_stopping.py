@@ -270,10 +270,10 @@ def test_a_second_signal_acts_at_once_and_leaves_the_earlier_checkpoint_complete
     run = build(changed(spec, checkpoint_every=3), tmp_path, callbacks=[SignalAt(5)])
     real = save_load.write_manifest
 
-    def interrupted_write(checkpoint, step, files):
-        if step == 5:
+    def interrupted_write(checkpoint, manifest):
+        if manifest.step == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        real(checkpoint, step, files)
+        real(checkpoint, manifest)
 
     monkeypatch.setattr(save_load, "write_manifest", interrupted_write)
     with pytest.raises(KeyboardInterrupt):
