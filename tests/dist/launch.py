@@ -84,7 +84,8 @@ def _main(
     torch.set_num_threads(1)
     ranks: Ranks | None = None
     try:
-        ranks = join() if joins else None
+        # Processes of a busy machine may start far apart.
+        ranks = join(link_timeout=200.0) if joins else None
         result = function(rank if ranks is None else ranks, *arguments)
     except Exception as error:
         result = raised(error)

@@ -20,7 +20,16 @@ from terarec.dist import (
     TableWise,
 )
 from terarec.models.artifact import load_model
-from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, DynamicTablesSpec, RunSpec, StaticTablesSpec, TrainingSpec
+from terarec.spec import (
+    AdaGradSpec,
+    AdamSpec,
+    DLRMSpec,
+    DynamicTablesSpec,
+    RowOptions,
+    RunSpec,
+    StaticTablesSpec,
+    TrainingSpec,
+)
 from terarec.train.run import build
 from tests.dist.launch import Raised, run_ranks
 from tests.train.planted import make_planted
@@ -113,6 +122,14 @@ def test_a_run_on_ranks_equals_one_process_and_goes_on_on_any_number_of_them(
     check_same_weights(tmp_path / "many", tmp_path / "one")
 
 
+def test_gradients_of_ranks_are_clipped_by_their_joint_norm(data: Path, tmp_path: Path) -> None:
+    options = RowOptions(clip_global_norm=0.01, non_finite="raise")
+    rule = AdaGradSpec(lr=0.05, initial_accumulator=0.1, rows=options)
+    spec = dataclasses.replace(run_spec(data, epochs=1, clip_norm=0.05), sparse_optimizer=rule)
+    check_close(on_ranks(2, spec, tmp_path / "many", "mixed", False), fit(Ranks(), spec, tmp_path / "one", None, False))
+    check_same_weights(tmp_path / "many", tmp_path / "one")
+
+
 @pytest.mark.slow
 def test_one_process_saves_what_three_and_eight_ranks_load(data: Path, tmp_path: Path) -> None:
     half, spec = run_spec(data, epochs=1), run_spec(data)
@@ -127,7 +144,7 @@ def test_one_process_saves_what_three_and_eight_ranks_load(data: Path, tmp_path:
 def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path: Path) -> None:
     spec = run_spec(data)
     normalised = dataclasses.replace(spec, model=DLRMSpec(width=4, bottom=(8, 4), top=(8,), batch_norm=True))
-    for wrong in (normalised, run_spec(data, clip_norm=1.0)):
-        results = run_ranks(2, fit, wrong, tmp_path / "refused", None, False)
+    for wrong, placements in ((normalised, None), (run_spec(data, clip_norm=1.0), "other")):
+        results = run_ranks(2, fit, wrong, tmp_path / "refused", placements, False)
         assert {result.kind for result in results} == {"ConfigError"}, results
     assert not (tmp_path / "refused").exists()

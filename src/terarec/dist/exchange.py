@@ -29,11 +29,11 @@ class Wanted(NamedTuple):
 
     Attributes:
         keys: int64[U].
-        counts: int64[U], the occurrences of each.
+        counts: int64[U], the occurrences of each; None where nobody asks for them.
     """
 
     keys: Tensor
-    counts: Tensor
+    counts: Tensor | None
 
 
 class Routed(NamedTuple):
@@ -42,14 +42,14 @@ class Routed(NamedTuple):
     Attributes:
         keys: int64[U]: those of rank 0's rows, ..., of rank R - 1's, and of rows with copies on all ranks. By column,
             all keys go to all ranks of the table.
-        counts: int64[U], the occurrences of each.
+        counts: int64[U], the occurrences of each, or None.
         num_rows: Keys for each rank without those of copies; by column all keys for each rank of the table.
         num_copies: Keys of rows with copies.
         place: int64[U], the place of each given key in `keys`.
     """
 
     keys: Tensor
-    counts: Tensor
+    counts: Tensor | None
     num_rows: list[int]
     num_copies: int
     place: Tensor
@@ -82,16 +82,24 @@ def route(table: PlacedTable, wanted: Wanted, num_ranks: int) -> Routed:
         on_ranks = [total if rank == table.ranks[0] else 0 for rank in range(num_ranks)]
         return Routed(keys, counts, on_ranks, 0, torch.arange(total))
     owners = table.owners(keys)
-    parts = [(owners == rank).nonzero()[:, 0] for rank in (*range(num_ranks), COPIES)]
-    order = torch.cat(parts)
+    found = dict.fromkeys(range(num_ranks), keys[:0])
+    for owner in (*table.ranks, COPIES) if table.has_hot_rows else table.ranks:
+        found[owner] = (owners == owner).nonzero()[:, 0]
+    order = torch.cat(list(found.values()))  # those with copies last
     place = torch.empty_like(order)
     place[order] = torch.arange(total)
-    sizes = [part.numel() for part in parts]
-    return Routed(keys[order], counts[order], sizes[:-1], sizes[-1], place)
+    sizes = [found[rank].numel() for rank in range(num_ranks)]
+    return Routed(keys[order], None if counts is None else counts[order], sizes, total - sum(sizes), place)
 
 
 class Exchange:
     """Exchanges the keys, vectors and gradients of the tables of a collection.
+
+    Attributes:
+        tables: The tables.
+        local: Collection of their parts on this rank.
+        ranks: The ranks.
+        takes_counts: Whether each table asks for the occurrences of keys, since a policy counts them.
 
     Args:
         tables: The tables.
@@ -111,8 +119,7 @@ class Exchange:
         self._name = name
         names = [table.spec.name for table in tables]
         self._arenas = [[names.index(name) for name in arena.table_names] for arena in local.arenas]
-        # What is counted by occurrences needs these; all other tables need the distinct keys alone.
-        self._takes_counts = [
+        self.takes_counts = [
             getattr(table.spec, "admit", None) is not None
             or getattr(table.spec, "track_uses", False)
             or getattr(table.spec, "evict", None) is not None
@@ -208,10 +215,11 @@ class Exchange:
         for rank in range(self.ranks.size):
             mine: list[Tensor] = []
             for number, table in enumerate(wanted):
-                for held in (table.keys, table.counts) if self._takes_counts[number] else (table.keys,):
-                    mine += _segments(table, held, rank, int(sent.copies[rank, number]))
+                for held in (table.keys, table.counts):
+                    if held is not None:
+                        mine += _segments(table, held, rank, int(sent.copies[rank, number]))
             parts.append(mine)
-        times = torch.tensor([1 + takes for takes in self._takes_counts])
+        times = torch.tensor([1 + takes for takes in self.takes_counts])
         sizes = (received.all * times).sum(dim=1).tolist()
         whole = [torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64) for mine in parts]
         came = self.send_integers("exchange of keys", whole, sizes)
@@ -224,7 +232,7 @@ class Exchange:
                 size = every[source][number]
                 keys[number].append(of_source[first : first + size])
                 first += size
-                if self._takes_counts[number]:
+                if self.takes_counts[number]:
                     counts[number].append(of_source[first : first + size])
                     first += size
         return keys, counts
@@ -237,7 +245,7 @@ class Exchange:
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
         names = tuple(table.spec.name for table in self.tables)
         jagged = Jagged(names=names, keys=torch.cat(joined), offsets=ends)
-        repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self._takes_counts[number]}
+        repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self.takes_counts[number]}
         return self.local.find(jagged, learns=learns, repeats=repeats)
 
 

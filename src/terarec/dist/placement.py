@@ -80,7 +80,9 @@ class PlacedTable:
             owners = torch.full_like(keys, self.ranks[0])
         else:
             numbers = keys if isinstance(self.spec, TableSpec) else _mixed(keys)
-            owners = self._owners[numbers.remainder(len(self.ranks))]
+            owners = numbers.remainder(len(self.ranks))
+            if self.ranks != tuple(range(len(self.ranks))):
+                owners = self._owners[owners]
         return owners.masked_fill_(self._is_hot(keys), COPIES) if self.has_hot_rows else owners
 
     def local_keys(self, keys: Tensor) -> Tensor:

@@ -131,7 +131,11 @@ class ShardedCollection(nn.Module):
         )
         self.local.is_exchanged = True
         self.local.split_tables = frozenset(table.spec.name for table in self.placed if table.by_column)
-        self.local.pending.is_part = ranks.size > 1
+        self.local.has_hot_rows = any(table.has_hot_rows for table in self.placed) and ranks.size > 1
+        if ranks.size > 1:
+            self.local.pending.over_ranks = partial(_sum_over, ranks)
+            self.local.pending.counted = [self._counted(arena.table_names, rank) for arena in self.local.arenas]
+            self.local.pending.has_norm = not self.local.has_hot_rows
         self._is_exact = plan.deterministic
         self._exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name)
         self._groups, self._matrices = _grouped(collection)
@@ -176,6 +180,12 @@ class ShardedCollection(nn.Module):
             f"{', '.join(map(str, table.ranks))}"
             for table in self.placed
         )
+
+    def _counted(self, tables: Sequence[str], rank: int) -> Tensor | None:
+        """Return 0 for tables of copies, whose gradients rank 0 counts, and 1 for others."""
+        has_copies = {table.spec.name for table in self.placed if table.has_copies}
+        counts = [0.0 if rank and name in has_copies else 1.0 for name in tables]
+        return None if all(counts) else torch.tensor(counts)
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         learns = torch.is_grad_enabled() and self.local.is_trained
@@ -234,7 +244,9 @@ class ShardedCollection(nn.Module):
             keys = pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
             index = new_hash_index(keys.device)
             inverse, distinct = index.insert(keys, keys[:0], 0)
-            counts = torch.bincount(inverse, minlength=distinct.numel())
+            counts = None
+            if self._exchange.takes_counts[number]:
+                counts = torch.bincount(inverse, minlength=distinct.numel())
             routed = route(table, Wanted(distinct, counts), self._exchange.ranks.size)
             wanted.append(routed)
             found, first = routed.place[inverse] + filled[of_matrix[number]], 0
@@ -295,6 +307,10 @@ class ShardedCollection(nn.Module):
                 )
                 found.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
         return found
+
+
+def _sum_over(ranks: Ranks, value: float) -> float:
+    return float(ranks.all_reduce_("sum for the norm of gradients", torch.tensor([value], dtype=torch.float64)))
 
 
 class _Step:

@@ -143,6 +143,7 @@ class EmbeddingCollection(nn.Module):
         seed: Seed of the first weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
         split_tables: Tables of which it has some columns alone.
+        has_hot_rows: Whether some rows of its tables, but not all of a table, are on other ranks, too.
         stores: The tables as checkpoints hold them; of parts of tables, under the keys of the whole ones.
 
     Args:
@@ -160,7 +161,7 @@ class EmbeddingCollection(nn.Module):
         super().__init__()
         check_names(tables, features)
         self.specs, self.seed = tuple(tables), seed
-        self.is_exchanged, self.split_tables = False, frozenset[str]()
+        self.is_exchanged, self.split_tables, self.has_hot_rows = False, frozenset[str](), False
         tables = tables_to_make(tables, features)
         self.features = tuple(features)
         self.arenas = build_arenas(tables, seed=seed)

@@ -48,7 +48,9 @@ class PendingGradients:
         table_lr: float32[T] for each arena or None; tables with the factor 0 are not part of `norm`.
         is_unscaled: Whether a `torch.amp.GradScaler` has divided the gradients by its scale.
         was_dropped: Whether the last `take` found that a ``zero_grad()`` had dropped all gradients before it.
-        is_part: Whether other ranks have further rows of the tables.
+        over_ranks: Function that adds up a number over the ranks that have further rows of the tables; None for none.
+        counted: float32[T] for each arena or None; the rows of tables with the factor 0 are counted on another rank.
+        has_norm: Whether `norm` is known: not where some rows of a table have copies on all ranks.
 
     Args:
         parameter: See the attribute.
@@ -63,7 +65,10 @@ class PendingGradients:
         self._names = tuple(names)
         self._held: list[list[BagGradient]] = []
         self._factor = 1.0
-        self.is_unscaled = self.was_dropped = self.is_part = False
+        self.over_ranks: Callable[[float], float] | None = None
+        self.counted: list[Tensor | None] = [None for _ in self.arenas]
+        self.is_unscaled = self.was_dropped = False
+        self.has_norm = True
         self._marker: RowGradient | None = None
         self._has_warned = False
         self._lock = threading.RLock()
@@ -144,32 +149,35 @@ class PendingGradients:
     def norm(self) -> float:
         """Return the L2 norm over the summed gradients of all rows, without those of frozen tables.
 
+        Where tables are on several ranks, all of these call it and get the same.
+
         Raises:
-            ConfigError: The rows are on several ranks.
+            ConfigError: Some rows of a table have copies on all ranks.
         """
-        self._check_is_whole("norm")
+        if not self.has_norm:
+            raise ConfigError(
+                "norm of the gradients of embedding tables",
+                "got tables of which some rows have copies on all ranks, expected a placement other than 'hybrid'",
+            )
         norms = [
             row_gradient_norm(arena.weights, mine, _NORM_RULE, table_lr=factors, first_row=arena.num_defaults)
-            for arena, mine, factors in zip(self.arenas, self.held(), self.table_lr, strict=True)
+            for arena, mine, factors in zip(self.arenas, self.held(), self._counted_rates(), strict=True)
         ]
-        return abs(self._factor) * math.hypot(*norms)
+        norm = math.hypot(*norms)
+        if self.over_ranks is not None:
+            norm = math.sqrt(self.over_ranks(norm * norm))
+        return abs(self._factor) * norm
 
     def is_finite(self) -> bool:
-        """Return whether all gradients are finite numbers.
+        """Return whether all gradients are finite numbers; see `norm` for several ranks."""
+        is_finite = math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
+        return is_finite if self.over_ranks is None else self.over_ranks(float(not is_finite)) == 0.0
 
-        Raises:
-            ConfigError: The rows are on several ranks.
-        """
-        self._check_is_whole("check for NaN")
-        return math.isfinite(self._factor) and not any(find_non_finite(mine) for mine in self.held())
-
-    def _check_is_whole(self, what: str) -> None:
-        if self.is_part:
-            raise ConfigError(
-                f"{what} of the gradients of embedding tables",
-                "the tables are on several ranks, each of which has "
-                "those of its own rows; expected no clipping by the joint norm and no loss scaler",
-            )
+    def _counted_rates(self) -> list[Tensor | None]:
+        return [
+            rates if counted is None else counted if rates is None else rates * counted
+            for rates, counted in zip(self.table_lr, self.counted, strict=True)
+        ]
 
     def _mark(self) -> None:
         """Set ``parameter.grad``; remove the gradients from before a ``zero_grad()``."""

@@ -39,6 +39,7 @@ class _Part(NamedTuple):
     gradients: Sequence[BagGradient]
     rule: RowRule
     table_lr: Tensor | None
+    counted: Tensor | None
 
     @property
     def learns(self) -> bool:
@@ -230,8 +231,10 @@ class RowOptimizer(optim.Optimizer):
         numbers = [groups for groups, (lists, _) in zip(self._groups_of, taken, strict=True) for _ in lists]
         factors = [factor / scale for scale, (lists, factor) in zip(scales, taken, strict=True) for _ in lists]
         parts = [
-            _Part(arena, mine, self._row_rule(name, groups[name], factor), self._table_lr(name, arena))
-            for arena, mine, name, groups, factor in zip(arenas, gradients, names, numbers, factors, strict=True)
+            _Part(arena, mine, self._row_rule(name, groups[name], factor), self._table_lr(name, arena), counted)
+            for arena, mine, name, groups, factor, counted in zip(
+                arenas, gradients, names, numbers, factors, self._counted(), strict=True
+            )
         ]
         moved = False
         for name in dict.fromkeys(names):
@@ -407,13 +410,12 @@ class RowOptimizer(optim.Optimizer):
         if name not in self._rules or not getattr(owner, "is_exchanged", False):
             return
         _, options, rule = self._rules[name]
-        for option in ("clip_global_norm", "non_finite"):
-            if getattr(options, option) not in (None, "pass"):
-                raise ConfigError(
-                    f"row optimizer: rows.{option}",
-                    f"got {getattr(options, option)!r} for {_described(arena)}, which are on several ranks, "
-                    "expected none: it would take all of their gradients",
-                )
+        if options.clip_global_norm is not None and getattr(owner, "has_hot_rows", False):
+            raise ConfigError(
+                "row optimizer: rows.clip_global_norm",
+                f"got {options.clip_global_norm} for {_described(arena)}, of which some rows have copies on all ranks, "
+                "expected another placement",
+            )
         split = sorted(getattr(owner, "split_tables", frozenset()) & set(arena.table_names))
         if split and (rule.row_states or options.clip_norm is not None):
             what = "rows.clip_norm" if options.clip_norm is not None else repr(rule.kind)
@@ -444,7 +446,7 @@ class RowOptimizer(optim.Optimizer):
             return False
         self._rule_steps[name] += 1
         clipping = self._clipping(self._rules[name].options.clip_global_norm, parts)
-        for index, (arena, gradients, rule, table_lr) in enumerate(parts):
+        for index, (arena, gradients, rule, table_lr, _) in enumerate(parts):
             row_update_(
                 arena.weights,
                 tuple(arena.state.values()),
@@ -497,14 +499,19 @@ class RowOptimizer(optim.Optimizer):
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
         """Whether the step is to be done; asks no more of the gradients than the rules of these `names` ask for."""
-        accepted = True
-        for name, mine in zip(names, gradients, strict=True):
-            policy = self._rules[name].options.non_finite
-            found = None if policy == "pass" else find_non_finite(mine)
-            if found is not None and policy == "raise":
-                raise TrainingError(f"step {self.num_steps + 1}", f"{found}, expected finite numbers")
-            accepted &= found is None
-        return accepted
+        policies = [self._rules[name].options.non_finite for name in names]
+        if not {"raise", "skip"} & set(policies):
+            return True
+        found = [
+            None if policy == "pass" else find_non_finite(mine)
+            for policy, mine in zip(policies, gradients, strict=True)
+        ]
+        is_raised = [place for place, policy in zip(found, policies, strict=True) if place and policy == "raise"]
+        raised = self._sum_over_ranks(float(bool(is_raised)))
+        if raised:
+            where = is_raised[0] if is_raised else "got a gradient on another rank"
+            raise TrainingError(f"step {self.num_steps + 1}", f"{where}, expected finite numbers")
+        return self._sum_over_ranks(float(any(found))) == 0.0
 
     def _clipping(self, bound: float | None, parts: Sequence[_Part]) -> float:
         """Return what the gradients are multiplied by for a global norm of at most `bound`.
@@ -513,12 +520,25 @@ class RowOptimizer(optim.Optimizer):
         """
         if bound is None:
             return 1.0
-        norms = [
-            row_gradient_norm(arena.weights, mine, rule, table_lr=table_lr, first_row=arena.num_defaults)
-            for arena, mine, rule, table_lr in parts
-        ]
+        norms = []
+        for arena, mine, rule, table_lr, counted in parts:
+            rates = table_lr if counted is None else counted if table_lr is None else table_lr * counted
+            norms.append(row_gradient_norm(arena.weights, mine, rule, table_lr=rates, first_row=arena.num_defaults))
         norm = math.hypot(*norms)
+        if any(owner.pending.over_ranks is not None for owner in self._owners):
+            norm = math.sqrt(self._sum_over_ranks(norm * norm))
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
+
+    def _counted(self) -> list[Tensor | None]:
+        # A weight that is frozen has no arena, but its pending gradients.
+        return [
+            counted for owner in self._owners for _, counted in zip(owner.arenas, owner.pending.counted, strict=False)
+        ]
+
+    def _sum_over_ranks(self, value: float) -> float:
+        """Return the sum over the ranks that have further rows of the tables."""
+        sums = [owner.pending.over_ranks for owner in self._owners if owner.pending.over_ranks is not None]
+        return sums[0](value) if sums else value
 
     def _arenas(self) -> list[AnyArena]:
         return [arena for owner in self._owners for arena in owner.arenas]

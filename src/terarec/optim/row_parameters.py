@@ -24,12 +24,16 @@ class PendingRows(Protocol):
         table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
         is_unscaled: Whether a `torch.amp.GradScaler` has divided them by its scale.
         was_dropped: Whether a ``zero_grad()`` had dropped them all when they were taken last.
+        over_ranks: Function that adds up a number over the ranks that have further rows; None for none.
+        counted: float32[T] of each arena or None; the rows of tables with the factor 0 are counted on another rank.
     """
 
     parameter: nn.Parameter
     table_lr: list[Tensor | None]
     is_unscaled: bool
     was_dropped: bool
+    over_ranks: Callable[[float], float] | None
+    counted: list[Tensor | None]
 
     def unscale_(self, inverse_scale: float) -> None:
         """Multiply the gradients by the inverse of a loss scale, unless that was done."""
