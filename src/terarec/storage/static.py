@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError, StorageError
 from terarec.spec import EvictionSpec, TableSpec
 from terarec.storage.arena import Arena
-from terarec.storage.changes import changes_since, follow_changes, mark_changes
+from terarec.storage.changes import ChangingArena, changes_since, follow_changes, mark_changes
 from terarec.storage.store import Rows, check_import
 
 
-class StaticTable:
-    """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`.
+class StaticKeys(ABC):
+    """What tables have in common whose keys are always ``0 <= key < spec.rows``, wherever their rows lie.
 
     Attributes:
         spec: Name, rows, width and first weights.
@@ -25,11 +26,13 @@ class StaticTable:
     """
 
     is_dynamic = False
+    spec: TableSpec
+    arena: ChangingArena
+    base: int
 
-    def __init__(self, spec: TableSpec, arena: Arena, base: int) -> None:
-        self.spec = spec
-        self.arena = arena
-        self.base = base
+    @abstractmethod
+    def export(self, keys: Tensor) -> Rows:
+        """Return copies of the rows of ``keys int64[n]``."""
 
     @property
     def name(self) -> str:
@@ -40,41 +43,6 @@ class StaticTable:
     def width(self) -> int:
         """Length D of a vector."""
         return self.spec.width
-
-    @property
-    def weights(self) -> Tensor:
-        """The rows [rows, D] of the arena's element type, sharing memory with it."""
-        return self._part(self.arena.weights)
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """Optimizer states of this table, sharing memory with the arena."""
-        return {name: self._part(tensor) for name, tensor in self.arena.state.items()}
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
-        return tuple(self.arena.state)
-
-    @property
-    def first_seed(self) -> int | None:
-        """None: `export_changed` returns all rows."""
-        return None
-
-    @property
-    def num_changed(self) -> int:
-        """Rows that `export_changed` returns: all."""
-        return len(self)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row's weights and optimizer state."""
-        return self.memory_bytes // len(self)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of weights and optimizer state."""
-        return sum(part.numel() * part.element_size() for part in (self.weights, *self.state.values()))
 
     def __len__(self) -> int:
         return self.spec.rows
@@ -97,37 +65,6 @@ class StaticTable:
             )
         return keys + self.base
 
-    def export(self, keys: Tensor) -> Rows:
-        """Return copies of the rows of ``keys int64[n]``."""
-        rows = self.rows(keys, train=False)
-        state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
-        return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
-
-    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return all rows in key order, `chunk_rows` at a time, without copying."""
-        weights, state = self.weights, self.state
-        for start in range(0, len(self), chunk_rows):
-            part = slice(start, min(start + chunk_rows, len(self)))
-            keys = torch.arange(part.start, part.stop, device=weights.device)
-            yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
-
-    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return all rows; see `export_chunks`."""
-        return self.export_chunks(chunk_rows)
-
-    def import_(self, rows: Rows) -> None:
-        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
-        target = self.rows(rows.keys, train=True)
-        check_import(self.name, rows, self.arena.weights, self.arena.state)
-        mark_changes(self.arena, target)
-        _write(self.arena.weights, target, rows.weights)
-        for name, values in rows.state.items():
-            _write(self.arena.state[name], target, values)
-
-    def restart(self, seed: int) -> None:
-        """Give all rows the first weights of `seed`, and initial state."""
-        self.arena.restart(self.arena.table_names.index(self.name), seed)
-
     def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
         """Raise `StorageError`: a static table evicts no rows."""
         raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
@@ -136,16 +73,8 @@ class StaticTable:
         """Return no keys."""
         return torch.empty(0, dtype=torch.int64, device=self.arena.device)
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # noqa: B027 - it does what it says for every static table
         """Do nothing: a static table always holds all its keys."""
-
-    def snapshot(self, directory: Path) -> bool:
-        """Return False: the rows lie in memory."""
-        return False
-
-    def adopt(self, directory: Path) -> bool:
-        """Return False: the rows lie in memory."""
-        return False
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
         """Return nothing: a static table always holds all its keys."""
@@ -186,6 +115,95 @@ class StaticTable:
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Raise `StorageError`: a static table has no state other than its rows."""
         raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
+
+
+class StaticTable(StaticKeys):
+    """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`.
+
+    Attributes:
+        spec: Name, rows, width and first weights.
+        arena: Arena of the rows.
+        base: Arena row of key 0.
+    """
+
+    def __init__(self, spec: TableSpec, arena: Arena, base: int) -> None:
+        self.spec = spec
+        self.arena: Arena = arena
+        self.base = base
+
+    @property
+    def weights(self) -> Tensor:
+        """The rows [rows, D] of the arena's element type, sharing memory with it."""
+        return self._part(self.arena.weights)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer states of this table, sharing memory with the arena."""
+        return {name: self._part(tensor) for name, tensor in self.arena.state.items()}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the optimizer's state tensors; empty until an optimizer is attached."""
+        return tuple(self.arena.state)
+
+    @property
+    def first_seed(self) -> int | None:
+        """None: `export_changed` returns all rows."""
+        return None
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that `export_changed` returns: all."""
+        return len(self)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's weights and optimizer state."""
+        return self.memory_bytes // len(self)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and optimizer state."""
+        return sum(part.numel() * part.element_size() for part in (self.weights, *self.state.values()))
+
+    def export(self, keys: Tensor) -> Rows:
+        """Return copies of the rows of ``keys int64[n]``."""
+        rows = self.rows(keys, train=False)
+        state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
+        return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
+
+    def export_chunks(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return all rows in key order, `chunk_rows` at a time, without copying."""
+        weights, state = self.weights, self.state
+        for start in range(0, len(self), chunk_rows):
+            part = slice(start, min(start + chunk_rows, len(self)))
+            keys = torch.arange(part.start, part.stop, device=weights.device)
+            yield Rows(keys=keys, weights=weights[part], state={name: tensor[part] for name, tensor in state.items()})
+
+    def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return all rows; see `export_chunks`."""
+        return self.export_chunks(chunk_rows)
+
+    def import_(self, rows: Rows) -> None:
+        """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
+        target = self.rows(rows.keys, train=True)
+        check_import(self.name, rows, self.arena.weights, self.arena.state)
+        mark_changes(self.arena, target)
+        _write(self.arena.weights, target, rows.weights)
+        for name, values in rows.state.items():
+            _write(self.arena.state[name], target, values)
+
+    def restart(self, seed: int) -> None:
+        """Give all rows the first weights of `seed`, and initial state."""
+        self.arena.restart(self.arena.table_names.index(self.name), seed)
+
+    def snapshot(self, directory: Path) -> bool:
+        """Return False: the rows lie in memory."""
+        return False
+
+    def adopt(self, directory: Path) -> bool:
+        """Return False: the rows lie in memory."""
+        return False
 
     def _part(self, tensor: Tensor) -> Tensor:
         return tensor[self.base : self.base + self.spec.rows]

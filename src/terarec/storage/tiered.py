@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
+from terarec.errors import ConfigError
 from terarec.kernels import memory
-from terarec.spec import EvictionSpec, TableSpec
-from terarec.storage.changes import ChangedRows, changes_since, follow_changes, lose_changes, mark_changes
+from terarec.spec import TableSpec
+from terarec.storage.changes import ChangedRows, lose_changes, mark_changes
+from terarec.storage.static import StaticKeys
 from terarec.storage.store import Rows, check_import, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
 
@@ -96,7 +97,7 @@ class TieredArena:
             self.changes.move(self.device)
 
 
-class TieredTable:
+class TieredTable(StaticKeys):
     """The rows ``base <= row < base + spec.rows`` of a `TieredArena`. Implements `Store`; it always has all its keys.
 
     Attributes:
@@ -106,23 +107,11 @@ class TieredTable:
         base: Arena row of key 0.
     """
 
-    is_dynamic = False
-
     def __init__(self, spec: TableSpec, arena: TieredArena, number: int) -> None:
         self.spec = spec
-        self.arena = arena
+        self.arena: TieredArena = arena
         self.number = number
         self.base = arena.table_base[number]
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self.spec.name
-
-    @property
-    def width(self) -> int:
-        """Length D of a vector."""
-        return self.spec.width
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -148,27 +137,6 @@ class TieredTable:
     def num_changed(self) -> int:
         """Rows that `export_changed` returns."""
         return self.arena.data.count(self.number)
-
-    def __len__(self) -> int:
-        return self.spec.rows
-
-    def keys(self) -> Tensor:
-        """Return all keys, int64[rows], in ascending order."""
-        return torch.arange(len(self), device=self.arena.device)
-
-    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return arena rows int64[n] of ``keys int64[n]``.
-
-        Raises:
-            KeyOutOfRangeError: A key outside 0 <= key < rows.
-        """
-        outside = (keys < 0) | (keys >= self.spec.rows)
-        if outside.any():
-            key = int(keys[outside][0])
-            raise KeyOutOfRangeError(
-                f"table {self.name!r}", f"got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
-            )
-        return keys + self.base
 
     def copied_weights(self) -> Tensor:
         """Return a copy of all weights [rows, D].
@@ -224,17 +192,6 @@ class TieredTable:
             data.forget(self.number, keys + self.base, keys)
         data.restart(self.number, seed)
 
-    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Raise `StorageError`: a static table evicts no rows."""
-        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
-
-    def take_evicted(self) -> Tensor:
-        """Return no keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def clear(self) -> None:
-        """Do nothing: a static table always holds all its keys."""
-
     def snapshot(self, directory: Path) -> bool:
         """Write the rows that were trained or imported as a row file; see `Store.snapshot`."""
         return self.arena.data.snapshot(self.number, directory)
@@ -243,46 +200,6 @@ class TieredTable:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
         lose_changes(self.arena)
         return self.arena.data.adopt(self.number, directory)
-
-    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return nothing: a static table always holds all its keys."""
-        return iter(())
-
-    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
-
-    @property
-    def changes_since(self) -> str | None:
-        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
-        return changes_since(self.arena)
-
-    def follow_changes(self, since: str) -> None:
-        """Begin to note which rows change; see `Store.follow_changes`."""
-        follow_changes(self.arena, since)
-
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
-        if self.arena.changes is not None:
-            for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
-                for part in torch.split(rows, chunk_rows):
-                    yield self.export(part - self.base)
-
-    def removed_since(self) -> Tensor:
-        """Return no keys: a static table always holds all its keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def remove(self, keys: Tensor) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
-
-    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return nothing: a static table has no state other than its rows."""
-        return iter(())
-
-    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table has no state other than its rows."""
-        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
 
 
 def tiered_tables(arena: TieredArena) -> list[TieredTable]:
