@@ -77,7 +77,11 @@ def save(
     if writers is not None and writers.size > 1:
         if kind != "full":
             raise ConfigError("kind", f"got {kind!r} for tables on {writers.size} ranks, expected 'full'")
-        save_together(directory, state, writers, _write_files)
+
+        def write_share(checkpoint: Path, shares: Mapping[str, TableShare]) -> Sequence[FileEntry]:
+            return _write_files(checkpoint, state, None, shares, with_rest=writers.rank == 0).files
+
+        save_together(directory, state, writers, write_share)
         if keep is not None and writers.rank == 0:
             keep_newest(directory, keep)
         return step_path(directory, state.step)

@@ -31,6 +31,7 @@ from terarec.checkpoint.table_files import (
     rows_of,
     shard_rows,
     tensors_of,
+    vectors_of,
     write_memory,
 )
 from terarec.errors import ConfigError, FormatError
@@ -155,11 +156,7 @@ class TableChain:
 
     def rows(self, table: str) -> Iterator[Rows]:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
-        done = 0
-        for piece in self.pieces(table):
-            rows = rows_of(tensors_of(piece), done)
-            done += rows.keys.numel()
-            yield Rows(keys=rows.keys, weights=rows.weights)
+        return vectors_of(self.pieces(table))
 
     def changes(self, table: str, num_deltas: int) -> Iterator[tuple[Tensor, Rows | None]]:
         """Yield what the last `num_deltas` deltas changed in a table, in their order.
@@ -175,8 +172,7 @@ class TableChain:
                 found = _read(path, entry, table)
                 rows = None
                 if len(found.keys):
-                    held = rows_of(tensors_of({KEYS: found.keys, **found.rows}), 0)
-                    rows = Rows(keys=held.keys, weights=held.weights)
+                    [rows] = vectors_of([{KEYS: found.keys, **found.rows}])
                 yield torch.from_numpy(found.removed), rows
 
     def memories(self, table: str) -> Iterator[Arrays]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,11 +248,7 @@ class TableFiles:
 
     def rows(self, table: str) -> Iterator[Rows]:
         """Yield the keys and weights of a table, one piece at a time; errors are those of `pieces`."""
-        done = 0
-        for piece in self.pieces(table):
-            rows = rows_of(tensors_of(piece), done)
-            done += rows.keys.numel()
-            yield Rows(keys=rows.keys, weights=rows.weights)
+        return vectors_of(self.pieces(table))
 
     def memories(self, table: str) -> Iterator[Arrays]:
         """Yield the pieces of a dynamic table's memory.
@@ -396,6 +392,15 @@ def rows_of(tensors: Mapping[str, Tensor], first_key: int) -> Rows:
     weights = tensors[WEIGHTS]
     keys = tensors[KEYS] if KEYS in tensors else torch.arange(first_key, first_key + len(weights))
     return Rows(keys=keys, weights=weights, state=_named(STATE_PREFIX, tensors), uses=_named(USE_PREFIX, tensors))
+
+
+def vectors_of(pieces: Iterable[Arrays]) -> Iterator[Rows]:
+    """Yield the keys and weights of the pieces of a table."""
+    done = 0
+    for piece in pieces:
+        rows = rows_of(tensors_of(piece), done)
+        done += rows.keys.numel()
+        yield Rows(keys=rows.keys, weights=rows.weights)
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

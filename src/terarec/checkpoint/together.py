@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,6 @@ from terarec.checkpoint.directory import FileEntry, Manifest, staged, write_mani
 from terarec.checkpoint.state import TrainState
 from terarec.checkpoint.table_files import TableShare
 from terarec.errors import StorageError
-from terarec.formats.delta import DeltaLink
 from terarec.spec import from_data, to_data
 from terarec.spec.quoting import one_line
 
@@ -33,29 +32,19 @@ class Writers(Protocol):
         """Return the JSON data of all, in the order of their numbers, to each of them."""
 
 
-class WriteFiles(Protocol):
-    """Writes the files of a checkpoint and returns what its manifest has of them."""
-
-    def __call__(
-        self,
-        checkpoint: Path,
-        state: TrainState,
-        link: DeltaLink | None,
-        shares: Mapping[str, TableShare] | None = None,
-        *,
-        with_rest: bool = True,
-    ) -> Manifest:
-        """Write the shares of tables and, `with_rest`, what is no table."""
-
-
-def save_together(directory: Path, state: TrainState, writers: Writers, write_files: WriteFiles) -> None:
+def save_together(
+    directory: Path,
+    state: TrainState,
+    writers: Writers,
+    write_files: Callable[[Path, Mapping[str, TableShare]], Sequence[FileEntry]],
+) -> None:
     """Write a checkpoint; all writers call it with states of the same step.
 
     Args:
         directory: Directory of the checkpoints, which all writers see.
         state: State to write, with the tables of this process.
         writers: The processes.
-        write_files: Writes the files of one of them.
+        write_files: Writes the files of this process with its shares of the tables; returns them.
 
     Raises:
         StorageError: One of them failed, and nothing was written.
@@ -64,9 +53,9 @@ def save_together(directory: Path, state: TrainState, writers: Writers, write_fi
     with ExitStack() as stack:
         checkpoint = _place(directory, state, writers, stack)
         error: Exception | None = None
-        files: tuple[FileEntry, ...] = ()
+        files: Sequence[FileEntry] = ()
         try:
-            files = write_files(checkpoint, state, None, shares, with_rest=writers.rank == 0).files
+            files = write_files(checkpoint, shares)
         except Exception as raised:  # which all have to know before any of them goes on
             error = raised
         found = writers.gather(
