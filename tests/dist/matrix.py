@@ -30,8 +30,8 @@ from terarec.dist import (
     TableRowWise,
     TableWise,
     shard,
+    sum_gradients,
 )
-from terarec.dist.dense import sum_gradients
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer

@@ -13,7 +13,7 @@ from terarec.dist.plan import (
     load_plan,
     same_for_all,
 )
-from terarec.dist.ranks import Ranks, join
+from terarec.dist.ranks import Ranks, join, sum_gradients
 from terarec.dist.shard import ShardedCollection, shard
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "load_plan",
     "same_for_all",
     "shard",
+    "sum_gradients",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 import terarec
 from terarec.dist.links import check_links
@@ -282,3 +282,38 @@ def code_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Tensor | None = None) -> Tensor | None:
+    """Replace the gradients of layers by their sums over the ranks, in one collective.
+
+    A loss that is the mean over the samples of all ranks has the sum of the gradients of each rank's share of it; a rank
+    without samples adds zeros. A parameter without a gradient on any rank keeps none.
+
+    Args:
+        ranks: The ranks.
+        parameters: Parameters of the layers, on all ranks the same; those of tables, which are empty, are left out.
+        also: float32[n], further numbers to sum, such as the loss.
+
+    Returns:
+        The sums of `also`.
+    """
+    if ranks.size == 1:
+        return also
+    held = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
+    has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in held])
+    numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
+    parts = [has_gradient, numbers]
+    for parameter in held:
+        grad = parameter.grad
+        parts.append(torch.zeros(parameter.numel()) if grad is None else grad.detach().float().reshape(-1))
+    total = ranks.all_reduce_("sum of the layers' gradients", torch.cat(parts))
+    sizes = [has_gradient.numel(), numbers.numel(), *(parameter.numel() for parameter in held)]
+    counts, also_summed, *summed = torch.split(total, sizes)
+    for parameter, count, values in zip(held, counts.tolist(), summed, strict=True):
+        if not count:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(values.view(parameter.shape))
+    return None if also is None else also_summed

@@ -18,8 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from terarec.batch import Batch, slice_samples
 from terarec.data.reader import BatchReader
-from terarec.dist.dense import sum_gradients
-from terarec.dist.ranks import Ranks
+from terarec.dist.ranks import Ranks, sum_gradients
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
