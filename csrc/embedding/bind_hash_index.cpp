@@ -11,13 +11,6 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
 // Tensors are passed as addresses, as in bindings.cpp: keys, their number, rows; then further arguments.
 KeySpan span(uintptr_t keys, int64_t size) { return {at<const int64_t>(keys), size}; }
 

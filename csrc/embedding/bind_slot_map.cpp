@@ -17,13 +17,6 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
 // Tensors come as addresses, as in bindings.cpp, those of int64 with their size behind them.
 KeySpan keys(uintptr_t address, int64_t size) { return {at<const int64_t>(address), size}; }
 SlotSpan slots(uintptr_t address, int64_t size) { return {at<const int64_t>(address), size}; }

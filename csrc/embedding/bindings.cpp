@@ -23,11 +23,6 @@ using namespace terarec;
 
 namespace {
 
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
 struct Mapping {
   void* memory;
   size_t bytes;

@@ -11,6 +11,14 @@
 
 namespace terarec {
 
+using Unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
+
+// Tensors are passed as addresses, with which a call costs less than with arrays.
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
 // (kind, gradient, feature, position, value), kind 0: no fault.
 using Report = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
