@@ -91,14 +91,7 @@ def load_model(
     run_dir = Path(run_dir)
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
-    model = build_model(
-        _with_own_files(spec.model),
-        dataset,
-        num_outputs=num_outputs,
-        seed=spec.training.seed,
-        allow_import=allow_import,
-    )
+    model = _build(spec, _with_own_files(spec.model), dataset, allow_import)
     if device is not None:
         model = model.to(device)
     while True:
@@ -147,15 +140,8 @@ def load_without_tables(
     """Load the dense weights of a run's model, and none of its rows; arguments and errors are those of `load_model`."""
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
-    num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
     with record_tables():
-        model = build_model(
-            _without_tiers(spec.model),
-            dataset,
-            num_outputs=num_outputs,
-            seed=spec.training.seed,
-            allow_import=allow_import,
-        )
+        model = _build(spec, _without_tiers(spec.model), dataset, allow_import)
     model = without_tables(model)
     opened = load(find_checkpoint(run_dir, spec, checkpoint))
     load_dense_state(model, opened.dense())
@@ -181,6 +167,12 @@ def without_tables(model: nn.Module) -> nn.Module:
                     made[child] = LookupCollection(child.specs, child.features)
                 setattr(parent, name, made[child])
     return model
+
+
+def _build(run: RunSpec, model: ModelSpec, dataset: DatasetSpec, allow_import: Sequence[str]) -> nn.Module:
+    """Return the model of a run, its weights not loaded, with `model` in the place of the run's spec of it."""
+    num_outputs = build_objective(run.objective).num_outputs(len(dataset.labels))
+    return build_model(model, dataset, num_outputs=num_outputs, seed=run.training.seed, allow_import=allow_import)
 
 
 def _without_tiers(spec: ModelSpec) -> ModelSpec:

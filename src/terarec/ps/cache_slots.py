@@ -12,7 +12,7 @@ _FEWEST_SCANNED = 4096
 
 
 class CacheSlots:
-    """Slots 0 <= slot < capacity of int64 keys. Any int64 is a key, unlike in `terarec.storage.slots.SlotMap`.
+    """Slots 0 <= slot < capacity of int64 keys. Any int64 is a key, unlike in `terarec.kernels.slots.SlotMap`.
 
     Replacement is CLOCK with a count of the lookups that used a slot: a hand passes over the slots, halves counts, and
     takes those whose count is zero. The caller lets one thread work on it at a time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
@@ -153,8 +153,7 @@ class RowFileSpec:
     load_share: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_path(self)
-        checks.finite_float(self, "load_share", low=0.0, high=1.0)
+        _check_disk(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,8 +172,7 @@ class RocksDBSpec:
     load_share: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_path(self)
-        checks.finite_float(self, "load_share", low=0.0, high=1.0)
+        _check_disk(self)
 
 
 TierSpec = HostMemorySpec | RedisSpec | RowFileSpec | RocksDBSpec
@@ -332,6 +330,7 @@ class ServedTablesSpec:
         return ParameterServerSpec(tiers=self.tiers)
 
 
-def _check_path(spec: Any) -> None:
+def _check_disk(spec: RowFileSpec | RocksDBSpec) -> None:
     if not isinstance(spec.path, str) or not spec.path:
         checks.fail(spec, "path", "the path of a directory")
+    checks.finite_float(spec, "load_share", low=0.0, high=1.0)
