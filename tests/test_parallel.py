@@ -104,12 +104,13 @@ def test_an_error_while_reading_reaches_the_consumer(threads, prefetch):
 
 def test_break_ends_the_threads():
     reader = Reader(TinyGroups((10,) * 50), batch_size=3, threads=3, prefetch=4)
-    alive = 0
+    before = set(threading.enumerate())
+    started: set[threading.Thread] = set()
     for _ in reader:
-        alive = threading.active_count()
+        started = set(threading.enumerate()) - before
         break
-    assert alive > threading.active_count()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("terarec")]
+    assert started
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_an_error_of_the_consumer_ends_the_threads():

@@ -421,14 +421,20 @@ void RowFile::flush() {
 }
 
 void RowFile::on_written(const WriteTask& task) {
-  std::lock_guard<FairMutex> index(index_lock_);
-  if (task.block) {
+  bool can_move = false;
+  {
+    std::lock_guard<FairMutex> index(index_lock_);
     auto& pending = task.segment->pending;
-    pending.erase(std::find(pending.begin(), pending.end(), task.block));
-    task.block->segment.reset();
-  } else {
-    task.segment->is_footer_queued = false;
+    if (task.block) {
+      pending.erase(std::find(pending.begin(), pending.end(), task.block));
+      task.block->segment.reset();
+    } else {
+      task.segment->is_footer_queued = false;
+    }
+    can_move = task.segment->is_sealed && pending.empty() && !task.segment->is_footer_queued;
   }
+  // Compaction may have found nothing else to move and sleep, and there need not be another writer to wake it.
+  if (can_move) wake_compaction();
 }
 
 uint64_t RowFile::commit(const std::string& metadata) {

@@ -1,16 +1,20 @@
 """Ranks as processes of this machine: what torchrun would start, for functions of tests."""
 
 import os
-import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+from torch import distributed
 
 from terarec.dist import Ranks, join
 from tests.processes import CONTEXT
+
+_MOST_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -42,27 +46,36 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, joins: b
         arguments: Further arguments.
         joins: Whether the processes join each other before the call.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # The store is here, as torchrun's is: a port that is free now may be taken when rank 0 listens.
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, readers = [], []
     for rank in range(size):
         reader, writer = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(target=_main, args=(rank, size, port, writer, function, arguments, joins))
+        process = CONTEXT.Process(target=_main, args=(rank, size, store.port, writer, function, arguments, joins))
         process.start()
         writer.close()
         processes.append(process)
         readers.append(reader)
-    results = []
-    for reader, process in zip(readers, processes, strict=True):
-        try:
-            results.append(reader.recv())
-        except EOFError:
-            process.join(10)
-            results.append(f"ended with status {process.exitcode}")
-    for process in processes:
-        process.join(30)
-    return results
+    end = time.monotonic() + _MOST_SECONDS
+    try:
+        return [
+            _result(rank, reader, process, end)
+            for rank, (reader, process) in enumerate(zip(readers, processes, strict=True))
+        ]
+    finally:
+        for process in processes:
+            process.join(max(0.0, min(30.0, end - time.monotonic())))
+            process.kill()
+
+
+def _result(rank: int, reader: Connection, process: BaseProcess, end: float) -> Any:
+    if not reader.poll(max(0.0, end - time.monotonic())):
+        raise TimeoutError(f"rank {rank}: no result within {_MOST_SECONDS:g} s")
+    try:
+        return reader.recv()
+    except EOFError:
+        process.join(10)
+        return f"ended with status {process.exitcode}"
 
 
 def _main(
@@ -79,6 +92,7 @@ def _main(
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)
