@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from terarec.dist import RowWise, ShardingPlan, TablePlan, TableWise, load_plan
 from terarec.formats import ColumnBlock
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 from tests.cli.conftest import figures, refused, terarec
@@ -59,3 +60,43 @@ def test_over_budget_the_placement_that_would_fit_is_shown(described):
     fitting = figures("plan", described, "--memory", f"{needed}", "--tiers", found["suggestion"], *rows)
     assert [table["resident_share"] for table in fitting["tables"]] == [*shares.values()]
     assert "a size such as" in refused("plan", described, "--memory", "much", code=2)
+
+
+def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_path):
+    path = tmp_path / "plan.json"
+    options = ("--ranks", "2", "--rows", "user=4000000", "--local-bandwidth", "2GB")
+    found = figures("plan", described, *options, "--out", path)
+    assert {table["table"] for table in found["tables"]} == {*ROWS}
+    assert len(found["ranks"]) == found["world_size"] == 2
+    assert "local bandwidth given" in found["costs_from"]
+    assert load_plan(path).world_size == 2
+    assert "exists" in refused("plan", described, *options, "--out", path, code=2)
+    # 8 samples ask for too little to spread a table.
+    entries = [TablePlan(table=name, placement=TableWise(rank=1)) for name in ROWS]
+    edited = ShardingPlan(world_size=2, tables=tuple(entries))
+    edited.save(path)
+    rated = figures("plan", described, *options, "--plan", path)
+    assert rated["ranks"][0]["table_bytes"] == 0
+    assert rated["ranks"][1]["table_bytes"] > sum(ROWS.values()) * 16 * 4
+    assert found["ranks"][1]["table_bytes"] < rated["ranks"][1]["table_bytes"]
+
+
+def test_plans_that_do_not_fit_are_refused(described, tmp_path):
+    path = tmp_path / "plan.json"
+    for change, words in (
+        ({"tables": ["user", "item", "county"]}, "county"),
+        ({"tables": ["user", "item"]}, "'country'"),
+        ({"world_size": 3, "tables": [*ROWS]}, "world_size"),
+        ({"rank_bytes": 1000, "tables": [*ROWS]}, "rank_bytes"),
+    ):
+        entries = tuple(TablePlan(table=name, placement=RowWise()) for name in change["tables"])
+        ShardingPlan(**{"world_size": 2, **change, "tables": entries}).save(path)
+        ended = terarec("plan", described, "--ranks", "2", "--plan", path, "--json")
+        assert (ended.code != 0, words in ended.err) == (True, True), ended.err
+    twice = json.loads(path.read_text())
+    twice["tables"][1]["table"] = "user"
+    path.write_text(json.dumps(twice))
+    assert "'user'" in terarec("plan", described, "--ranks", "2", "--plan", path).err
+    assert "--ranks" in refused("plan", described, "--probe", code=2)
+    assert terarec("plan", described, "--ranks", "2", "--rank-memory", "1MiB").code != 0
+    assert "TABLE=KIND" in refused("plan", described, "--ranks", "2", "--place", "user", code=2)

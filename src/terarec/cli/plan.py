@@ -1,17 +1,23 @@
-"""Command ``terarec plan``: the memory of a training before anything is allocated."""
+"""Command ``terarec plan``: the memory of a training, or the placements of its tables on ranks, before it starts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terarec.cli.options import AllowImport
+from terarec.cli.options import AllowImport, Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from terarec.dist import Ranks
+    from terarec.dist.planner import MachineCosts
+    from terarec.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,37 @@ class PlanOptions:
     rows: Annotated[
         list[str] | None, typer.Option("--rows", metavar="TABLE=N", help="Expected rows of a table; repeatable.")
     ] = None
+    ranks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Place the tables on so many ranks instead.")
+    ] = None
+    ranks_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ranks on each machine; all on one if unset.")
+    ] = None
+    rank_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Most memory of a rank for tables; no bound if unset.")
+    ] = None
+    place: Annotated[
+        list[str] | None, typer.Option("--place", metavar="TABLE=KIND", help="Placement of a table; repeatable.")
+    ] = None
+    sharding: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN.json", help="Rate these placements instead of planning any.")
+    ] = None
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure rows and, under torchrun, links for five seconds.")
+    ] = False
+    bandwidth: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to other machines.")
+    ] = None
+    local_bandwidth: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to ranks of its machine.")
+    ] = None
+    out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="File for the placements.")] = None
+    force: Force = False
     allow_import: AllowImport = None
+
+
+_OF_RANKS = ("ranks_per_node", "rank_memory", "place", "sharding", "probe", "bandwidth", "local_bandwidth", "out")
+"""Options that have no meaning without ``--ranks``."""
 
 
 def plan(options: PlanOptions, show: Show) -> None:
@@ -51,6 +87,13 @@ def plan(options: PlanOptions, show: Show) -> None:
     base = load_run(file)
     changes = {} if options.tiers is None else tier_changes(base, Tiers.parse(options.tiers))
     spec = override(base, changes | parse_assignments(options.assignments or ()))
+    if options.ranks is not None:
+        _plan_ranks(spec, options.ranks, options, show)
+        return
+    for name in _OF_RANKS:
+        if getattr(options, name):
+            shown = "plan" if name == "sharding" else name.replace("_", "-")
+            raise ConfigError(f"--{shown}", "got it without --ranks, expected both")
     found = plan_run(
         spec,
         rows=_rows(options.rows or ()),
@@ -66,11 +109,83 @@ def plan(options: PlanOptions, show: Show) -> None:
     found.check()
 
 
-def _rows(texts: list[str] | tuple[()]) -> dict[str, int]:
+def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> None:
+    """Show, and write, the placements of the tables on ranks; under torchrun rank 0 does."""
+    from terarec.dist import join, load_plan
+    from terarec.io import check_new_file
+    from terarec.spec import to_data
+    from terarec.spec.tiers import parse_size
+    from terarec.train.sharding import plan_sharding
+
+    if options.out is not None:
+        check_new_file(options.out, replace=options.force)
+    given = None if options.sharding is None else load_plan(options.sharding)
+    ranks = join({"run": to_data(spec), "ranks": size})
+    try:
+        costs = _costs(options, ranks)
+        if not ranks.is_first:
+            return
+    finally:
+        ranks.close()
+    found = plan_sharding(
+        spec,
+        size,
+        costs,
+        plan=given,
+        ranks_per_node=options.ranks_per_node,
+        rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory),
+        fixed=_pairs("--place", "TABLE=KIND", options.place or ()),
+        rows=_rows(options.rows or ()),
+        allow_import=options.allow_import or (),
+    )
+    tables, each = (list(map(dataclasses.asdict, rows)) for rows in (found.tables, found.ranks))
+    show.table(
+        "Tables", [{**row, "milliseconds": 1e3 * row.pop("seconds"), "reason": row.pop("reason")} for row in tables]
+    )
+    show.table("Ranks", each)
+    if options.out is not None:
+        found.plan.save(options.out)
+    figures = {
+        "out": None if options.out is None else str(options.out),
+        "world_size": size,
+        "slowest_over_mean": found.slowest_over_mean,
+        "costs": dataclasses.asdict(costs),
+        "costs_from": costs.source,
+        "tables": tables,
+        "ranks": each,
+        "plan": to_data(found.plan),
+    }
+    show.result(f"Placements for {size} ranks", figures)
+
+
+def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
+    """Return the costs that the options give or ask to measure."""
+    from terarec.dist.planner import MachineCosts
+    from terarec.spec.tiers import parse_size
+    from terarec.train.probe import probe
+
+    found = probe(ranks) if options.probe else MachineCosts()
+    given = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}
+    changed = {name: float(parse_size(size)) for name, size in given.items() if size is not None}
+    if not changed:
+        return found
+    words = " and ".join(f"{name.replace('_', ' ')} given" for name in changed)
+    return dataclasses.replace(found, **changed, source=f"{found.source}, {words}")
+
+
+def _pairs(option: str, expected: str, texts: Sequence[str]) -> dict[str, str]:
     found = {}
     for text in texts:
-        name, equals, count = text.rpartition("=")
-        if not equals or not count.isdecimal():
-            raise ConfigError("--rows", f"got {text!r}, expected TABLE=N")
-        found[name] = int(count)
+        name, equals, value = text.rpartition("=")
+        if not equals or not name or not value:
+            raise ConfigError(option, f"got {text!r}, expected {expected}")
+        found[name] = value
     return found
+
+
+def _rows(texts: Sequence[str]) -> dict[str, int]:
+    found = _pairs("--rows", "TABLE=N", texts)
+    for name, count in found.items():
+        if not count.isdecimal():
+            raise ConfigError("--rows", f"got '{name}={count}', expected TABLE=N")
+    return {name: int(count) for name, count in found.items()}

@@ -128,8 +128,7 @@ class Ranks:
 
     def share(self, count: int, rank: int | None = None) -> slice:
         """Return the part of `count` samples that a rank takes: equal parts but for one sample; None for this rank."""
-        number = self.rank if rank is None else rank
-        return slice(number * count // self.size, (number + 1) * count // self.size)
+        return share_of(count, self.rank if rank is None else rank, self.size)
 
     def joined(self, what: str, values: Tensor, count: int) -> Tensor:
         """Return ``[count, ...]``, of which this rank has the rows of its `share`, on every rank."""
@@ -222,6 +221,11 @@ class Ranks:
                 collective=what,
                 step=self.step,
             ) from None
+
+
+def share_of(count: int, rank: int, size: int) -> slice:
+    """Return the part of `count` samples that a rank of `size` ranks takes: equal parts but for one sample."""
+    return slice(rank * count // size, (rank + 1) * count // size)
 
 
 def join(

@@ -1,0 +1,489 @@
+"""The planner: places the tables of a model by what a step costs each rank.
+
+What a placement costs is counted on the keys of sampled batches, so it contains their skew: keys that repeat in a
+rank's share travel once, and the rank of a row gets its key once from each rank that wants it. Rows and bytes become
+seconds by `MachineCosts`. The plan is what a search by table finds: first the table that costs most, then again each
+table in turn while that makes the slowest rank faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from terarec.dist.placement import COPIES, PlacedTable
+from terarec.dist.plan import (
+    AnyTableSpec,
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    RowWise,
+    ShardingPlan,
+    TablePlan,
+    TableRowWise,
+    TableWise,
+)
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import checks
+
+HOT_SHARE = 0.5
+"""A row is hot if at least so large a part of the ranks' shares of a batch has its key."""
+_KEY_BYTES = 8
+_ROUNDS = 4  # over all tables, after which nothing changed in plans of up to 200 tables
+_AS_GOOD = 1.02  # placements within so much of the least time differ by less than it is known
+
+_KINDS = tuple(placement.kind for placement in get_args(Placement))
+
+_Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineCosts:
+    """Seconds of the parts of a step, measured by a probe or given.
+
+    Attributes:
+        lookup_seconds: Seconds to find and copy a row, whatever its width.
+        lookup_byte_seconds: Seconds for each byte of its vector besides.
+        update_seconds: Seconds to add a gradient to those of its row and update this, whatever its width.
+        update_byte_seconds: Seconds for each byte of its weights and state besides.
+        local_bandwidth: Bytes per second that a rank sends to ranks of its machine.
+        bandwidth: Bytes per second that a rank sends to other machines.
+        latency: Seconds of a collective without content.
+        source: Where the numbers are from, for people.
+    """
+
+    lookup_seconds: float = 4e-8
+    lookup_byte_seconds: float = 3e-10
+    update_seconds: float = 8e-8
+    update_byte_seconds: float = 4e-10
+    local_bandwidth: float = 2e9
+    bandwidth: float = 1.25e9
+    latency: float = 2e-4
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "source" and not 0 < getattr(self, field.name) < float("inf"):
+                checks.fail(self, field.name, "a number > 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TableLoad:
+    """What a table takes, and what sampled batches ask of it.
+
+    Attributes:
+        spec: The table.
+        rows: Rows that it will have.
+        num_bytes: Bytes of all of them, with optimizer state and indexes.
+        row_bytes: Bytes of the weights and optimizer state of a row.
+        batches: For each sampled batch the distinct keys int64[n] of each rank's share.
+        needs_whole_rows: Whether its optimizer takes all columns of a row.
+        forbids_copies: Whether its optimizer cannot have some rows, but not all, on every rank.
+    """
+
+    spec: AnyTableSpec
+    rows: int
+    num_bytes: int
+    row_bytes: float
+    batches: Sequence[Sequence[Tensor]]
+    needs_whole_rows: bool = False
+    forbids_copies: bool = False
+
+    @property
+    def hot_keys(self) -> tuple[int, ...]:
+        """Keys of hot rows, in ascending order; see `HOT_SHARE`."""
+        shares = [keys for batch in self.batches for keys in batch]
+        if not shares:
+            return ()
+        keys, counts = torch.unique(torch.cat(list(shares)), return_counts=True)
+        return tuple(keys[counts >= HOT_SHARE * len(shares)].tolist())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTable:
+    """A table of a plan.
+
+    Attributes:
+        table: Its name.
+        placement: Kind of its placement.
+        ranks: Ranks that have its rows, such as "0, 1, 2, 3".
+        bytes: Bytes on all ranks together, with optimizer state and indexes.
+        rows_looked_up: Rows that all ranks together look up in a step.
+        sent_bytes: Bytes that all ranks together send in a step for it.
+        seconds: Seconds of a step that it takes on the rank where it takes most.
+        reason: What the slowest rank would take with other placements.
+    """
+
+    table: str
+    placement: str
+    ranks: str
+    bytes: int
+    rows_looked_up: int
+    sent_bytes: int
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRank:
+    """A rank of a plan.
+
+    Attributes:
+        rank: Its number.
+        tables: Number of tables of which it has rows.
+        table_bytes: Bytes of their rows, with optimizer state and indexes.
+        rows_looked_up: Rows that it looks up in a step.
+        rows_updated: Gradients of rows that it gets in a step.
+        sent_bytes: Bytes that it sends in a step for tables.
+        milliseconds: What a step takes it for tables, by the costs.
+    """
+
+    rank: int
+    tables: int
+    table_bytes: int
+    rows_looked_up: int
+    rows_updated: int
+    sent_bytes: int
+    milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSharding:
+    """A plan and what it costs.
+
+    Attributes:
+        plan: The placements.
+        tables: Every table, in the order of the plan.
+        ranks: Every rank.
+        costs: What the figures rest on.
+    """
+
+    plan: ShardingPlan
+    tables: tuple[PlannedTable, ...]
+    ranks: tuple[PlannedRank, ...]
+    costs: MachineCosts
+
+    @property
+    def slowest_over_mean(self) -> float:
+        """Time of the slowest rank in proportion to the mean of all."""
+        each = [rank.milliseconds for rank in self.ranks]
+        return max(each) * len(each) / sum(each) if sum(each) else 1.0
+
+    def check(self) -> None:
+        """Raise `StorageError` if a rank has more than the plan's `rank_bytes`, with optimizer state and indexes."""
+        most = max(self.ranks, key=lambda rank: rank.table_bytes)
+        allowed = self.plan.rank_bytes
+        if allowed is not None and most.table_bytes > allowed:
+            largest = max(self.tables, key=lambda table: table.bytes)
+            total = sum(rank.table_bytes for rank in self.ranks)
+            raise StorageError(
+                "plan.rank_bytes",
+                f"the tables on rank {most.rank} take {most.table_bytes:,} bytes, at most {allowed:,} are allowed; the "
+                f"largest table {largest.table!r} takes {largest.bytes:,}; expected more than "
+                f"{total // allowed} ranks, tiers, or tables spread over more ranks",
+            )
+
+
+def plan_tables(
+    loads: Sequence[TableLoad],
+    world_size: int,
+    costs: MachineCosts,
+    *,
+    ranks_per_node: int | None = None,
+    rank_bytes: int | None = None,
+    fixed: Mapping[str, str] | None = None,
+) -> PlannedSharding:
+    """Place tables so that the slowest rank is as fast as possible and no rank has more than `rank_bytes`.
+
+    Args:
+        loads: All tables of a model.
+        world_size: Number of ranks R.
+        costs: Costs of parts of a step.
+        ranks_per_node: Ranks on each machine; None for all on one.
+        rank_bytes: Most bytes of rows on a rank, with optimizer state and indexes; None for no bound.
+        fixed: Table -> kind of placement that it has to have.
+
+    Raises:
+        ConfigError: An unknown table in `fixed`, or a placement that a table cannot have.
+        StorageError: No placement that fits was found.
+    """
+    frame = ShardingPlan(world_size=world_size, tables=(), ranks_per_node=ranks_per_node, rank_bytes=rank_bytes)
+    search = _Search(loads, frame, costs, fixed or {})
+    search.run()
+    found = search.result()
+    found.check()
+    return found
+
+
+def rate_plan(plan: ShardingPlan, loads: Sequence[TableLoad], costs: MachineCosts) -> PlannedSharding:
+    """Return what a plan costs.
+
+    Args:
+        plan: The plan, which fits the tables.
+        loads: All tables of the model.
+        costs: Costs of parts of a step.
+
+    Raises:
+        ConfigError: The plan does not fit the tables.
+        StorageError: The weights on a rank take more than the plan allows.
+    """
+    plan.check([load.spec for load in loads], plan.world_size)
+    search = _Search(loads, plan, costs, {})
+    search.chosen = dict(plan.placements)
+    return search.result()
+
+
+class _Cost:
+    """What a placement of a table costs each rank, float64[R] each, in one block so that costs add up at once.
+
+    Rows: bytes, rows looked up, gradients of rows, seconds of the rank's own work; then bytes on links, first inside a
+    machine and then between machines: vectors sent and received, gradients and keys sent and received.
+    """
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: _Numbers) -> None:
+        self.block = block
+
+    def seconds(self, costs: MachineCosts) -> _Numbers:
+        """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
+        total: _Numbers = self.block[3].copy()
+        for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
+            for phase in (first, first + 2):
+                total += np.maximum(self.block[phase], self.block[phase + 1]) / speed
+        return total
+
+    @property
+    def sent_bytes(self) -> _Numbers:
+        """Bytes that each rank sends."""
+        total: _Numbers = self.block[4] + self.block[6] + self.block[8] + self.block[10]
+        return total
+
+
+def cost_of(load: TableLoad, placement: Placement, plan: ShardingPlan, costs: MachineCosts) -> _Cost:
+    """Count what a placement costs on the sampled batches, in the mean of them.
+
+    Raises:
+        ConfigError: A placement that the table cannot have.
+    """
+    size = plan.world_size
+    placed = PlacedTable(load.spec, placement, plan)
+    asked, copies = np.zeros((size, size)), np.zeros(size)
+    for batch in load.batches:
+        for source, keys in enumerate(batch):
+            if placed.by_column:
+                asked[source, list(placed.ranks)] += keys.numel()
+                continue
+            owners = placed.owners(keys)
+            counts = torch.bincount(owners - COPIES, minlength=size + 1).numpy()
+            copies[source] += counts[0]
+            asked[source] += counts[1:]
+    count = max(1, len(load.batches))
+    asked, copies = asked / count, copies / count
+    block = np.zeros((12, size))
+    block[0] = _bytes_on_ranks(load, placed, placement, size)
+    block[1] = asked.sum(axis=0) + copies
+    block[2] = asked.sum(axis=0) + copies.sum()
+    part = placed.width / load.spec.width
+    vector_bytes = placed.width * (2 if plan.wire == "bfloat16" else 4)
+    seconds_looked_up = costs.lookup_seconds + costs.lookup_byte_seconds * 4 * placed.width
+    block[3] = block[1] * seconds_looked_up
+    block[3] += block[2] * (costs.update_seconds + costs.update_byte_seconds * load.row_bytes * part)
+    node = np.arange(size) // (plan.ranks_per_node or size)
+    is_near = node[:, None] == node
+    spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
+    for first, mask in ((4, is_near & ~np.eye(size, dtype=bool)), (8, ~is_near)):
+        rows, grads = asked * mask, (asked + spread) * mask
+        block[first] = rows.sum(axis=0) * vector_bytes
+        block[first + 1] = rows.sum(axis=1) * vector_bytes
+        block[first + 2] = grads.sum(axis=1) * (vector_bytes + _KEY_BYTES)
+        block[first + 3] = grads.sum(axis=0) * (vector_bytes + _KEY_BYTES)
+    return _Cost(block)
+
+
+def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> _Numbers:
+    held = np.zeros(size)
+    if placed.has_copies:
+        held[:] = load.num_bytes
+        return held
+    held[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
+    if isinstance(placement, Hybrid):
+        held += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)
+    return held
+
+
+class _Search:
+    """Placements of all tables that are changed one at a time."""
+
+    def __init__(
+        self, loads: Sequence[TableLoad], frame: ShardingPlan, costs: MachineCosts, fixed: Mapping[str, str]
+    ) -> None:
+        self._loads = {load.spec.name: load for load in loads}
+        self._frame = frame
+        self._costs = costs
+        self._fixed = fixed
+        self._known: dict[tuple[str, Placement], _Cost | None] = {}
+        self._hot = {name: load.hot_keys for name, load in self._loads.items()}
+        self.chosen: dict[str, Placement] = {}
+        for name, kind in fixed.items():
+            if name not in self._loads:
+                raise ConfigError("place", f"got table {name!r}, expected one of {', '.join(map(repr, self._loads))}")
+            if kind not in _KINDS:
+                raise ConfigError("place", f"got {kind!r} for table {name!r}, expected one of {', '.join(_KINDS)}")
+            if not self._candidates(name, np.zeros((12, frame.world_size))):
+                raise ConfigError("place", f"got {kind!r} for table {name!r}, which it cannot have")
+
+    def run(self) -> None:
+        """Choose a placement for each table."""
+        size = self._frame.world_size
+        total = np.zeros((12, size))
+        weight = {name: load.num_bytes + sum(k.numel() for b in load.batches for k in b) * load.row_bytes
+                  for name, load in self._loads.items()}  # fmt: skip
+        order = sorted(self._loads, key=lambda name: -weight[name])
+        for name in order:
+            total = self._place(name, total)
+        for _ in range(_ROUNDS):
+            before = dict(self.chosen)
+            for name in order:
+                total = self._place(name, total - self._cost(name, self.chosen[name]).block)
+            if self.chosen == before:
+                return
+
+    def result(self) -> PlannedSharding:
+        """Return the plan with what it costs."""
+        frame, size = self._frame, self._frame.world_size
+        entries = tuple(TablePlan(table=name, placement=self.chosen[name]) for name in self._loads)
+        plan = ShardingPlan(
+            world_size=size,
+            tables=entries,
+            ranks_per_node=frame.ranks_per_node,
+            wire=frame.wire,
+            deterministic=frame.deterministic,
+            rank_bytes=frame.rank_bytes,
+        )
+        costs = {name: self._cost(name, self.chosen[name]) for name in self._loads}
+        total = _Cost(sum((cost.block for cost in costs.values()), np.zeros((12, size))))
+        seconds, sent = total.seconds(self._costs), total.sent_bytes
+        tables = tuple(
+            PlannedTable(
+                table=name,
+                placement=placement.kind,
+                ranks=_listed(plan.ranks_of(placement)),
+                bytes=int(costs[name].block[0].sum()),
+                rows_looked_up=round(costs[name].block[1].sum()),
+                sent_bytes=round(costs[name].sent_bytes.sum()),
+                seconds=float(costs[name].seconds(self._costs).max()),
+                reason=self._reason(name, total.block),
+            )
+            for name, placement in ((name, self.chosen[name]) for name in self._loads)
+        )
+        ranks = tuple(
+            PlannedRank(
+                rank=rank,
+                tables=sum(bool(cost.block[0, rank]) for cost in costs.values()),
+                table_bytes=int(total.block[0, rank]),
+                rows_looked_up=round(total.block[1, rank]),
+                rows_updated=round(total.block[2, rank]),
+                sent_bytes=round(sent[rank]),
+                milliseconds=1e3 * float(seconds[rank]),
+            )
+            for rank in range(size)
+        )
+        return PlannedSharding(plan=plan, tables=tables, ranks=ranks, costs=self._costs)
+
+    def _cost(self, name: str, placement: Placement) -> _Cost:
+        found = self._known_cost(name, placement)
+        assert found is not None, "only placements that a table can have are chosen"
+        return found
+
+    def _known_cost(self, name: str, placement: Placement) -> _Cost | None:
+        """Return the cost of a placement; None where the table cannot have it."""
+        at = (name, placement)
+        if at not in self._known:
+            try:
+                self._known[at] = cost_of(self._loads[name], placement, self._frame, self._costs)
+            except ConfigError:
+                self._known[at] = None
+        return self._known[at]
+
+    def _place(self, name: str, others: _Numbers) -> _Numbers:
+        """Choose the best placement of a table beside `others`, and return the cost of all."""
+        rated = []
+        for placement, cost in self._candidates(name, others):
+            total = _Cost(others + cost.block)
+            seconds = total.seconds(self._costs)
+            # The mean decides between placements that leave the slowest rank as it is.
+            rated.append(
+                (self._excess(total), seconds.max() + 0.1 * seconds.mean(), total.block[0].max(), placement, cost)
+            )
+        least = min(excess for excess, *_ in rated)
+        rated = [entry for entry in rated if entry[0] == least]
+        bound = _AS_GOOD * min(time for _, time, *_ in rated)
+        _, _, _, placement, cost = min(
+            (entry for entry in rated if entry[1] <= bound), key=lambda entry: (entry[2], entry[1])
+        )
+        self.chosen[name] = placement
+        return others + cost.block
+
+    def _excess(self, cost: _Cost) -> float:
+        """Return the bytes over the budget on the fullest rank."""
+        bound = self._frame.rank_bytes
+        return 0.0 if bound is None else max(0.0, float(cost.block[0].max()) - bound)
+
+    def _candidates(self, name: str, others: _Numbers) -> list[tuple[Placement, _Cost]]:
+        """Return the placements that a table can have beside `others`, of each kind the one with the emptiest ranks."""
+        load, frame = self._loads[name], self._frame
+        size = frame.world_size
+        seconds = _Cost(others).seconds(self._costs)
+        found: list[Placement] = [DataParallel(), RowWise()]
+        for order in ((others[0], seconds), (seconds, others[0])):  # the rank with most time, and with most room
+            rank = int(np.lexsort(order)[0])
+            found.append(TableWise(rank=rank))
+        if size > 1 and load.spec.width % size == 0 and not load.needs_whole_rows:
+            found.append(ColumnWise())
+        per_node = frame.ranks_per_node or size
+        if per_node < size:
+            of_nodes = seconds.reshape(-1, per_node).max(axis=1)
+            found.append(TableRowWise(node=int(of_nodes.argmin())))
+        hot = self._hot[name]
+        if hot and size > 1 and not load.forbids_copies:
+            found.append(Hybrid(hot_keys=hot))
+        kind = self._fixed.get(name)
+        rated = [(placement, self._known_cost(name, placement)) for placement in dict.fromkeys(found)]
+        return [(placement, cost) for placement, cost in rated if cost is not None and kind in (None, placement.kind)]
+
+    def _reason(self, name: str, total: _Numbers) -> str:
+        """Return how long the slowest rank takes, and what it would take with other placements of the table."""
+        if name in self._fixed:
+            return "given"
+        mine = self.chosen[name]
+        others = total - self._cost(name, mine).block
+        words = []
+        best: dict[str, str] = {}
+        least: dict[str, float] = {}
+        for placement, cost in self._candidates(name, others):
+            changed = _Cost(others + cost.block)
+            slowest = float(changed.seconds(self._costs).max())
+            if placement.kind == mine.kind or slowest >= least.get(placement.kind, float("inf")):
+                continue
+            least[placement.kind] = slowest
+            word = placement.kind.replace("_", "-")
+            best[placement.kind] = f"{word} {1e3 * slowest:.3g} ms"
+            if self._excess(changed):
+                best[placement.kind] = f"{word} would not fit"
+        words = list(best.values())
+        now = float(_Cost(total).seconds(self._costs).max())
+        return f"slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) > 1 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} to {ranks[-1]}"
+    return ", ".join(map(str, ranks))

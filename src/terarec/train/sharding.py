@@ -1,0 +1,128 @@
+"""Placements of a run's tables on ranks, planned from its data before anything is allocated. See docs/scale-out.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Batch, first_keys, select, slice_samples
+from terarec.data import open_reader, read_spec
+from terarec.dist.plan import ShardingPlan
+from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
+from terarec.dist.ranks import share_of
+from terarec.embedding.recording import RecordedTables, record_tables
+from terarec.models import build_model
+from terarec.nn.objectives import build_objective
+from terarec.optim.rules import table_rules
+from terarec.spec import GraphModelSpec, RunSpec
+from terarec.train.table_memory import KeyCounts, planned_tables
+
+SAMPLED_BATCHES = 4
+"""Batches whose keys are counted: the distinct keys of a batch differ from one to the next by a few percent."""
+
+
+def plan_sharding(
+    spec: RunSpec,
+    world_size: int,
+    costs: MachineCosts,
+    *,
+    plan: ShardingPlan | None = None,
+    ranks_per_node: int | None = None,
+    rank_bytes: int | None = None,
+    fixed: Mapping[str, str] | None = None,
+    rows: Mapping[str, int] | None = None,
+    allow_import: Sequence[str] = (),
+) -> PlannedSharding:
+    """Plan the placements of a run's tables, or rate those of a plan.
+
+    Args:
+        spec: The run. Its first batches are read.
+        world_size: Number of ranks R.
+        costs: Costs of parts of a step.
+        plan: Plan to rate; None to make one.
+        ranks_per_node: Ranks on each machine; None for all on one.
+        rank_bytes: Most bytes of tables on a rank, with optimizer state and indexes; None for no bound.
+        fixed: Table -> kind of placement that it has to have.
+        rows: Table -> expected rows, for tables whose keys the data set does not count.
+        allow_import: Packages from which the model may come by name.
+
+    Raises:
+        ConfigError: A model that does not fit the data, a plan that does not fit the model or the number of ranks, or
+            an unknown table.
+        StorageError: No placement that fits into `rank_bytes`, or a plan that does not fit into its own.
+        DataNotFoundError: ``spec.data`` is no data set.
+    """
+    loads = table_loads(spec, world_size, rows=rows or {}, allow_import=allow_import)
+    if plan is not None:
+        plan.check([load.spec for load in loads], world_size)
+        found = rate_plan(plan, loads, costs)
+        found.check()
+        return found
+    return plan_tables(loads, world_size, costs, ranks_per_node=ranks_per_node, rank_bytes=rank_bytes, fixed=fixed)
+
+
+def table_loads(
+    spec: RunSpec, world_size: int, *, rows: Mapping[str, int], allow_import: Sequence[str] = ()
+) -> list[TableLoad]:
+    """Return what the tables of a run take, and what its first batches ask of them in shares of so many ranks."""
+    dataset = read_spec(spec.data)
+    num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
+    with torch.random.fork_rng(devices=()), record_tables() as records:
+        build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
+    counts = KeyCounts(spec, dataset, reads_keysets=True)
+    memory = {table.name: table for table in planned_tables(spec, records, counts=counts, given=rows, is_gpu=False)}
+    rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
+    batches = _sampled_keys(spec, records, world_size) if "train" in dataset.splits else {}
+    loads = []
+    for table in (table for record in records for table in record.tables):
+        of_table = memory[table.name]
+        _, options, rule = rules[table.optimizer]
+        loads.append(
+            TableLoad(
+                spec=table,
+                rows=of_table.rows,
+                num_bytes=of_table.weight_bytes + of_table.state_bytes + of_table.index_bytes,
+                row_bytes=of_table.row_bytes,
+                batches=batches.get(table.name, ()),
+                needs_whole_rows=bool(rule.row_states) or options.clip_norm is not None,
+                forbids_copies=options.clip_global_norm is not None or spec.training.clip_norm is not None,
+            )
+        )
+    return loads
+
+
+def _sampled_keys(spec: RunSpec, records: Sequence[RecordedTables], world_size: int) -> dict[str, list[list[Tensor]]]:
+    """Return for each table and batch the distinct keys int64[n] of each rank's share."""
+    training = spec.training
+    reader = open_reader(
+        Path(spec.data), "train", batch_size=training.batch_size, shuffle=training.shuffle, seed=training.seed
+    )
+    columns: dict[str, str] = {}
+    if isinstance(spec.model, GraphModelSpec) and spec.model.graph is not None:
+        columns = {f.name: f.read_column for held in spec.model.graph.embeddings for f in held.features}
+    found: dict[str, list[list[Tensor]]] = {}
+    try:
+        for batch in islice(reader, SAMPLED_BATCHES):
+            parts = [share_of(batch.batch_size, rank, world_size) for rank in range(world_size)]
+            shares = [_distinct(slice_samples(batch, part.start, part.stop), records, columns) for part in parts]
+            for table in shares[0]:
+                found.setdefault(table, []).append([share[table] for share in shares])
+    finally:
+        reader.close()
+    return found
+
+
+def _distinct(batch: Batch, records: Sequence[RecordedTables], columns: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return the distinct keys int64[n] of each table in a batch."""
+    pieces: dict[str, list[Tensor]] = {table.name: [] for record in records for table in record.tables}
+    for feature in (feature for record in records for feature in record.features):
+        part = select(batch.sparse, [columns.get(feature.name, feature.name)])
+        if feature.max_keys is not None:
+            part = first_keys(part, [feature.max_keys])
+        pieces[feature.table].append(part.keys)
+    nothing = torch.empty(0, dtype=torch.int64)
+    return {name: torch.unique(torch.cat([nothing, *keys])) for name, keys in pieces.items()}

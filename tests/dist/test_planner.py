@@ -1,0 +1,140 @@
+"""The planner's placements: balanced, within the budget, and no worse than any plan that has one placement for all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from terarec.dist import ColumnWise, DataParallel, RowWise, TableWise, load_plan, same_for_all
+from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers
+from tests.errors import at
+
+COSTS = MachineCosts()
+BATCH = 1024
+
+
+def load(name: str, rows: int, size: int, *, width: int = 16, dynamic: bool = False, **options: Any) -> TableLoad:
+    """Return a table whose keys follow Zipf's law with exponent 1.2 in two batches."""
+    generator = torch.Generator().manual_seed(len(name) * rows)
+    cumulated = torch.arange(1, rows + 1, dtype=torch.float64).pow(-1.2).cumsum(0)
+    batches = []
+    for _ in range(2):
+        drawn = torch.searchsorted(
+            cumulated, torch.rand(BATCH, generator=generator, dtype=torch.float64) * cumulated[-1]
+        )
+        batches.append([part.unique() for part in drawn.clamp(max=rows - 1).chunk(size)])
+    tiers = options.pop("tiers", None)
+    spec = (
+        DynamicTableSpec(name=name, width=width, tiers=tiers)
+        if dynamic
+        else TableSpec(name=name, rows=rows, width=width, tiers=tiers)
+    )
+    return TableLoad(spec=spec, rows=rows, num_bytes=8 * width * rows, row_bytes=8 * width, batches=batches, **options)
+
+
+def loads(size: int) -> list[TableLoad]:
+    sizes = {"user": 200_000, "item": 50_000, "city": 3_000, "brand": 800, "day": 7}
+    return [*(load(name, rows, size) for name, rows in sizes.items()), load("tag", 20_000, size, dynamic=True)]
+
+
+def slowest(found: PlannedSharding) -> float:
+    return max(rank.milliseconds for rank in found.ranks)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_the_ranks_take_nearly_the_same_time_and_no_uniform_plan_is_faster(size: int) -> None:
+    tables = loads(size)
+    found = plan_tables(tables, size, COSTS)
+    assert set(found.plan.placements) == {table.spec.name for table in tables}
+    assert found.slowest_over_mean <= 1.15
+    specs = [table.spec for table in tables]
+    for placement in (DataParallel(), RowWise(), TableWise(rank=0)):
+        uniform = rate_plan(same_for_all(specs, placement, size), tables, COSTS)
+        assert slowest(found) <= 1.03 * slowest(uniform), placement
+
+
+def test_rows_and_bytes_are_those_of_the_sampled_keys() -> None:
+    table = load("item", 50, 2)
+    by_row, whole, copies, columns = (
+        rate_plan(same_for_all([table.spec], placement, 2), [table], COSTS).ranks
+        for placement in (RowWise(), TableWise(rank=1), DataParallel(), ColumnWise())
+    )
+    counts = torch.zeros(2, 2)  # of a rank's share, the keys whose row is on a rank
+    for batch in table.batches:
+        for source, keys in enumerate(batch):
+            for owner in range(2):
+                counts[source, owner] += (keys % 2 == owner).sum() / len(table.batches)
+    for rank in (0, 1):
+        other = 1 - rank
+        vectors, gradients = counts[other, rank], counts[rank, other]
+        assert by_row[rank].rows_looked_up == pytest.approx(counts[:, rank].sum().item(), abs=1)
+        assert by_row[rank].sent_bytes == pytest.approx((64 * vectors + 72 * gradients).item(), abs=1)
+        assert copies[rank].rows_looked_up == pytest.approx(counts[rank].sum().item(), abs=1)
+        assert copies[rank].rows_updated == columns[rank].rows_looked_up == pytest.approx(counts.sum().item(), abs=1)
+        assert copies[rank].table_bytes == table.num_bytes == 2 * columns[rank].table_bytes
+    assert (whole[0].rows_looked_up, whole[0].table_bytes) == (0, 0)
+    assert whole[1].sent_bytes == pytest.approx(64 * counts[0].sum().item(), abs=1)
+
+
+def test_the_budget_of_a_rank_bounds_rows_with_their_states() -> None:
+    tables = loads(4)
+    total = sum(table.num_bytes for table in tables)
+    found = plan_tables(tables, 4, COSTS, rank_bytes=int(0.27 * total))
+    assert max(rank.table_bytes for rank in found.ranks) <= 0.27 * total
+    with pytest.raises(StorageError, check=at("plan.rank_bytes")):
+        plan_tables(tables, 4, COSTS, rank_bytes=int(0.24 * total))
+    edited = same_for_all([table.spec for table in tables], TableWise(rank=2), 4)
+    rated = rate_plan(edited, tables, COSTS)
+    assert rated.ranks[2].table_bytes == total
+    assert rated.slowest_over_mean == pytest.approx(4.0, rel=0.4)
+
+
+def test_what_a_table_cannot_have_is_not_chosen(tmp_path: Path) -> None:
+    tiers = Tiers(host="1MiB", file=str(tmp_path))
+    whole = load("item", 5_000, 2, tiers=tiers)
+    found = plan_tables([whole, load("user", 9_001, 2, width=9, needs_whole_rows=True)], 2, COSTS)
+    assert found.tables[0].placement in ("table_wise", "data_parallel")
+    assert found.tables[1].placement != "column_wise"
+    with pytest.raises(ConfigError, check=at("place")):
+        plan_tables([whole], 2, COSTS, fixed={"item": "row_wise"})
+    for wrong in ({"itme": "row_wise"}, {"item": "rowwise"}):
+        with pytest.raises(ConfigError, check=at("place")):
+            plan_tables([whole], 2, COSTS, fixed=wrong)
+
+
+def test_given_placements_are_kept_and_hot_rows_are_those_that_most_shares_have() -> None:
+    table = load("item", 5_000, 4)
+    found = plan_tables([table, *loads(4)[2:]], 4, COSTS, fixed={"item": "hybrid", "day": "column_wise"})
+    assert found.tables[0].reason == "given"
+    hot = found.plan.placements["item"].hot_keys
+    shares = [set(keys.tolist()) for batch in table.batches for keys in batch]
+    assert hot
+    assert all(sum(key in share for share in shares) >= len(shares) / 2 for key in hot)
+    assert 4_999 not in hot
+
+
+def test_links_between_machines_have_their_own_speed() -> None:
+    tables = loads(4)
+    slow = MachineCosts(bandwidth=1e6, local_bandwidth=1e10)
+    found = plan_tables(tables, 4, slow, ranks_per_node=2)
+    by_row = replace(same_for_all([table.spec for table in tables], RowWise(), 4), ranks_per_node=2)
+    assert slowest(found) <= slowest(rate_plan(by_row, tables, slow))
+    near = replace(by_row, ranks_per_node=4)
+    assert slowest(rate_plan(near, tables, slow)) < 0.01 * slowest(rate_plan(by_row, tables, slow))
+
+
+def test_a_plan_is_saved_and_rated_again(tmp_path: Path) -> None:
+    tables = loads(2)
+    found = plan_tables(tables, 2, COSTS, rank_bytes=10**9)
+    found.plan.save(tmp_path / "plan.json")
+    assert rate_plan(load_plan(tmp_path / "plan.json"), tables, COSTS) == found
+
+
+@pytest.mark.parametrize("field", ["lookup_seconds", "bandwidth"])
+def test_costs_are_positive(field: str) -> None:
+    with pytest.raises(ConfigError, check=at(f"MachineCosts.{field}")):
+        MachineCosts(**{field: 0.0})
