@@ -160,7 +160,8 @@ class _Rows:
 
 
 def shuffle(path: Path, work: Path, bound: int) -> str:
-    from terarec.etl.sink import ShuffledSink, SinkState
+    from terarec.etl.shuffle import ShuffledSink
+    from terarec.etl.sink import SinkState
 
     sink, rows = _Rows(), pq.ParquetFile(path).metadata.num_rows
     with ShuffledSink(
@@ -229,7 +230,7 @@ def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
     """A sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
     import duckdb
 
-    from terarec.etl.sink import from_table, to_batch
+    from terarec.etl.shuffle import from_table, to_batch
 
     sink = _Rows()
     connection = duckdb.connect(str(work / "rows.duckdb"))
@@ -396,7 +397,7 @@ CASES = {
 
 
 _MODULES = {
-    "terarec": ("terarec.etl.engine", "terarec.etl.ops", "terarec.etl.sink", "terarec.etl.value_counts"),
+    "terarec": ("terarec.etl.engine", "terarec.etl.ops", "terarec.etl.shuffle", "terarec.etl.value_counts"),
     "DuckDB": ("duckdb",),
     "Polars": ("polars",),
 }

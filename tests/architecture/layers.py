@@ -45,7 +45,8 @@ ETL: dict[str, set[str]] = {
     "tensors": {"columns", "values"},
     "ops": {"columns", "statistics", "values", "value_counts", "tensors"},
     "workflow": {"columns", "values", "cleaning", "ops"},
-    "sink": {"columns", "partitions"},
+    "sink": {"columns"},
+    "shuffle": {"columns", "partitions", "sink"},
 }
 """The parts of `etl` and the parts that each may import."""
 ETL["engine"] = set(ETL)

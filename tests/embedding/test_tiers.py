@@ -363,7 +363,7 @@ def test_equal_tiers_share_their_budget(tmp_path: Path) -> None:
 
 
 def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkeypatch):
-    monkeypatch.setattr("terarec.embedding.collection._KEYS_AT_ONCE", 30)
+    monkeypatch.setattr("terarec.embedding.row_loading._KEYS_AT_ONCE", 30)
     tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
     tables = [TableSpec(name="t", rows=1000, width=4, tiers=tiers)]
     features = [FeatureSpec(name="f", table="t", max_keys=2), FeatureSpec(name="g", table="t")]
@@ -391,8 +391,8 @@ def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkey
 
 
 def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("terarec.embedding.collection._BYTES_AHEAD", 30 * 16)
-    monkeypatch.setattr("terarec.embedding.collection._BYTES_STAGED", 50 * 16)
+    monkeypatch.setattr("terarec.embedding.row_loading._BYTES_AHEAD", 30 * 16)
+    monkeypatch.setattr("terarec.embedding.row_loading._BYTES_STAGED", 50 * 16)
     tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
     embedding = EmbeddingCollection(
         [TableSpec(name="t", rows=1000, width=4, tiers=tiers)], [FeatureSpec(name="f", table="t")], seed=1

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from terarec.data.records import open_split
 from terarec.errors import FormatError
-from terarec.etl.sink import SinkOptions, SinkState, create_sink
+from terarec.etl.shuffle import SinkOptions, create_sink
+from terarec.etl.sink import SinkState
 from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
 from terarec.formats.hugectr import read_file_list, read_keyset, read_records
 from terarec.kernels.cpu.encoding import xxh64_int64

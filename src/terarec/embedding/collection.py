@@ -7,9 +7,9 @@ table is ever allocated. The tables are not `torch.nn.Parameter`; one empty `Tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
 from terarec.embedding.found_rows import FoundRows
+from terarec.embedding.lookup_gradient import LookupGradients, look_up_with_weights, with_gradient
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.recording import tables_to_make
 from terarec.embedding.row_gradient import PendingGradients, TableParameter
+from terarec.embedding.row_loading import RowLoading
 from terarec.embedding.tables import (
     AnyTableSpec,
     LookupGroup,
@@ -38,10 +40,9 @@ from terarec.embedding.tables import (
     tiers_of,
     translate,
     translated_readers,
-    whole_table,
 )
-from terarec.errors import ConfigError, StorageError
-from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
+from terarec.errors import ConfigError
+from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
 from terarec.spec import FeatureSpec
@@ -62,66 +63,6 @@ from terarec.storage import (
     static_tables,
     tiered_tables,
 )
-
-_KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
-_BYTES_STAGED = 32 << 20  # of rows of the next part beside the budget of an arena
-_BYTES_AHEAD = 4 << 20  # of rows of the next part, so that training waits for a short time while they get their slots
-
-
-def look_up_with_weights(
-    rows: Tensor,
-    keys: Tensor,
-    offsets: Tensor,
-    layout: BagLayout,
-    *,
-    key_weights: Tensor,
-    deposit: Callable[[Tensor], None] | None,
-    pin: object = None,
-) -> Tensor:
-    """Return the pooled vectors, through which autograd reaches `key_weights` but not `rows`.
-
-    Args:
-        rows: Weights [V, D] of an arena, which must not change before the backward pass.
-        keys: int64[N].
-        offsets: int64[S * B + 1].
-        layout: Layout of the features.
-        key_weights: float32[N].
-        deposit: Function that the backward pass calls with the gradient of the result; None if rows are not trained.
-        pin: Object that lives as long as the backward pass may come.
-
-    Returns:
-        float32[B, S * D].
-    """
-    vectors: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
-        key_weights, rows, keys, offsets, layout, deposit, pin
-    )
-    return vectors
-
-
-class _Lookup(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        key_weights: Tensor,
-        rows: Tensor,
-        keys: Tensor,
-        offsets: Tensor,
-        layout: BagLayout,
-        deposit: Callable[[Tensor], None] | None,
-        pin: object,
-    ) -> Tensor:
-        ctx.save_for_backward(key_weights, rows, keys, offsets)
-        ctx.layout, ctx.deposit, ctx.pin = layout, deposit, pin
-        return bag_lookup(rows, keys, offsets, layout, key_weights=key_weights.detach())
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        key_weights, rows, keys, offsets = ctx.saved_tensors
-        if ctx.deposit is not None:
-            ctx.deposit(grad)
-        of_weights = key_weight_gradient(rows, keys, offsets, grad, ctx.layout, key_weights=key_weights)
-        return of_weights, None, None, None, None, None, None
 
 
 class EmbeddingCollection(nn.Module):
@@ -172,6 +113,7 @@ class EmbeddingCollection(nn.Module):
         self.pending = PendingGradients(
             self.rows, self.arenas, [f"tables {', '.join(arena.table_names)}" for arena in self.arenas]
         )
+        self._gradients = LookupGradients(self.arenas, self.pending)
         self._readers = translated_readers(self.arenas, self.features)
         groups = lookup_groups(self.arenas, self.features)
         self._direct_groups = [group for group in groups if group.arena not in self._readers]
@@ -254,7 +196,7 @@ class EmbeddingCollection(nn.Module):
             if places is None:
                 bases = torch.tensor([bags.group.layout.table_base[t] for t in bags.group.layout.feature_table])
                 places = bags.part.keys + bases.to(bags.part.keys.device).repeat_interleave(bags.part.offsets.diff())
-            deposit = partial(self._deposit, bags.group.arena, generation, bags.pin)
+            deposit = partial(self._gradients.keep, bags.group.arena, generation, bags.pin)
             layout = bags.group.layout
             rows.append(
                 FoundRows(arena.weights, bags.part.keys, places, layout, deposit, slots=bags.slots, pin=bags.pin)
@@ -309,7 +251,7 @@ class EmbeddingCollection(nn.Module):
         alias = torch.empty(0, dtype=weights.dtype, device=weights.device).set_(
             weights.untyped_storage(), weights.storage_offset(), weights.shape, weights.stride()
         )
-        return self._with_backward(lambda: alias, self._keep_table_gradient(table))
+        return with_gradient(self.rows, lambda: alias, self._gradients.of_table(table))
 
     def tier_use(self) -> TierUse | None:
         """Return what the tiers of the tables did so far; None without any."""
@@ -336,13 +278,7 @@ class EmbeddingCollection(nn.Module):
             jagged: Keys of the batch; those that no table has are ignored.
             number: Number of lookups from now on to that of the batch: 1 for the next.
         """
-        for index, readers in self._readers.items():
-            tiers = tiers_of(self.arenas[index])
-            if tiers is None:
-                continue
-            part = translate(jagged, readers, {name: _Held(self.tables[name]) for name in self.tables}, train=False)
-            batch = RowBatch(part.rows, part.part.keys, part.tables)
-            tiers.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
+        RowLoading(self.arenas, self._readers, self.tables).prefetch(jagged, number)
 
     def preload(self, keys: Mapping[str, Tensor]) -> None:
         """Load the rows of keys that a part of the data needs, where tables have tiers; changed rows are written back.
@@ -352,20 +288,7 @@ class EmbeddingCollection(nn.Module):
         Args:
             keys: Feature -> int64[n]; those that no table has are ignored, and so are further features.
         """
-        held = {name: _Held(table) for name, table in self.tables.items()}
-        for index, readers in self._readers.items():
-            tiers = tiers_of(self.arenas[index])
-            if tiers is None:
-                continue
-            tiers.flush()
-            pins = [tiers.keep(batch.to(tiers.device)) for batch in _row_batches(readers, keys, held)]
-            for batch in _row_batches(readers, keys, held):
-                pin, has_room = tiers.preload(batch.to(tiers.device))
-                pins.append(pin)
-                if not has_room:
-                    break
-            for pin in pins:
-                pin.release()
+        RowLoading(self.arenas, self._readers, self.tables).preload(keys)
 
     def preload_beside(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
@@ -380,44 +303,7 @@ class EmbeddingCollection(nn.Module):
             keys: The same of the next one.
             goes_on: Asked often; the call returns early if it answers no.
         """
-        held = {name: _Held(table) for name, table in self.tables.items()}
-        for index, readers in self._readers.items():
-            arena = self.arenas[index]
-            tiers = tiers_of(arena)
-            if tiers is None:
-                continue
-            # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
-            keys_stay = arena.lock if isinstance(arena, DynamicArena) else nullcontext()
-            with keys_stay, tiers.lock:
-                kept = [tiers.keep(batch.to(tiers.device)) for batch in _row_batches(readers, present, held)]
-                absent = 0
-                for batch in _row_batches(readers, keys, held):
-                    kept.append(tiers.keep(batch.to(tiers.device)))
-                    absent += batch.rows.numel() - kept[-1].slots.numel()
-                tiers.make_room(absent)
-                for pin in kept:
-                    pin.release()
-            at_once = max(1, min(_BYTES_AHEAD // tiers.row_bytes, _KEYS_AT_ONCE))
-            pieces = _pieces(readers, keys, at_once)
-            for feature, piece in pieces:
-                if not goes_on():
-                    return
-                batch = _rows_of(feature, piece, held)
-                tiers.ahead(batch, 1)
-                with keys_stay:
-                    if isinstance(arena, DynamicArena):
-                        batch = _rows_of(feature, piece, held)
-                    pin, has_room = tiers.preload(batch.to(tiers.device), evicts=False)
-                    pin.release()
-                if not has_room:
-                    waiting, room = [batch], _BYTES_STAGED // tiers.row_bytes - batch.rows.numel()
-                    for feature, piece in pieces:
-                        if room <= 0:
-                            break
-                        waiting.append(_rows_of(feature, piece[:room], held))
-                        room -= waiting[-1].rows.numel()
-                    tiers.stage_part(RowBatch(*map(torch.cat, zip(*waiting, strict=True))))
-                    break
+        RowLoading(self.arenas, self._readers, self.tables).preload_beside(present, keys, goes_on)
 
     def _find_rows(self, jagged: Jagged, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
@@ -462,7 +348,11 @@ class EmbeddingCollection(nn.Module):
         weights = self.arenas[group.arena].weights
         keys, layout = (part.keys, group.layout) if bags.slots is None else (bags.slots, bags.layout or group.layout)
         key_weights = part.weights if layout.takes_key_weights else None
-        deposit = self._keep_gradient(bags, key_weights) if learns else None
+        deposit = None
+        if learns:
+            deposit = self._gradients.of_bags(
+                group.arena, part.keys, part.offsets, group.layout, key_weights, bags.slots, bags.pin
+            )
         if key_weights is not None and key_weights.requires_grad and torch.is_grad_enabled():
             pin, bags.is_read_later = bags.pin, True
             vectors = look_up_with_weights(
@@ -473,60 +363,13 @@ class EmbeddingCollection(nn.Module):
         def look_up() -> Tensor:
             return bag_lookup(weights, keys, part.offsets, layout, key_weights=key_weights)
 
-        return group, part, look_up() if deposit is None else self._with_backward(look_up, deposit)
+        return group, part, look_up() if deposit is None else with_gradient(self.rows, look_up, deposit)
 
     @property
     def is_trained(self) -> bool:
         """Whether the tables are not frozen."""
         with torch._C.DisableTorchFunctionSubclass():  # which would take microseconds
             return self.rows.requires_grad
-
-    def _with_backward(self, compute: Callable[[], Tensor], deposit: Callable[[Tensor], None]) -> Tensor:
-        """Return what `compute` returns, as a tensor whose gradient goes to `deposit`."""
-        with torch._C.DisableTorchFunctionSubclass():
-            result: Tensor = _KeepGradient.apply(self.rows, compute, deposit)  # type: ignore[no-untyped-call]
-        return result
-
-    def _keep_gradient(self, bags: _Bags, key_weights: Tensor | None) -> Callable[[Tensor], None]:
-        """Return what keeps the gradient of the vectors of `bags` for the row optimizer."""
-        group, part = bags.group, bags.part
-        generation = self.arenas[group.arena].generation
-
-        def deposit(grad: Tensor) -> None:
-            factors = None if key_weights is None else key_weights.detach()
-            gradient = BagGradient(part.keys, part.offsets, grad, group.layout, factors, bags.slots)
-            self._deposit(group.arena, generation, bags.pin, gradient)
-
-        return deposit
-
-    def _deposit(self, index: int, generation: int, pin: Pin | None, gradient: BagGradient) -> None:
-        """Keep a gradient of rows that were found in a `generation` of their arena for the row optimizer."""
-        arena = self.arenas[index]
-        if arena.generation != generation:
-            raise _rows_evicted(arena)
-        if pin is not None:
-            tiers = tiers_of(arena)
-            assert tiers is not None
-            if not tiers.hold(pin):
-                raise _rows_moved(arena)
-        self.pending.put(index, gradient)
-
-    def _keep_table_gradient(self, table: StaticTable) -> Callable[[Tensor], None]:
-        """Return what keeps the gradient of all rows of `table` for the row optimizer."""
-        version = table.arena.weights._version
-
-        def deposit(grad: Tensor) -> None:
-            if table.arena.weights._version != version:
-                raise StorageError(
-                    "backward",
-                    f"table {table.name!r} was updated since table({table.name!r}) was called, expected the "
-                    "row optimizer's step after the backward pass",
-                )
-            offsets = torch.tensor([0, len(table)], device=grad.device)
-            layout = whole_table(table.arena, table.name)
-            self.pending.put(self.arenas.index(table.arena), BagGradient(table.keys(), offsets, grad.float(), layout))
-
-        return deposit
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingCollection:
         """Follow ``to(device)``; leave the weights' type, and let lookups return the requested type."""
@@ -565,36 +408,13 @@ class EmbeddingCollection(nn.Module):
         unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and key not in known)
 
 
-def _row_batches(
-    features: Sequence[FeatureSpec], keys: Mapping[str, Tensor], tables: Mapping[str, _Held]
-) -> Iterator[RowBatch]:
-    """Yield the rows of each feature's keys that tables have, in pieces that bound the memory of finding them."""
-    for feature, piece in _pieces(features, keys, _KEYS_AT_ONCE):
-        yield _rows_of(feature, piece, tables)
-
-
-def _pieces(
-    features: Sequence[FeatureSpec], keys: Mapping[str, Tensor], at_once: int
-) -> Iterator[tuple[FeatureSpec, Tensor]]:
-    """Yield each feature with its keys, `at_once` at a time."""
-    for feature in features:
-        for piece in torch.split(keys[feature.name], at_once) if feature.name in keys else ():
-            yield feature, piece
-
-
-def _rows_of(feature: FeatureSpec, keys: Tensor, tables: Mapping[str, _Held]) -> RowBatch:
-    """Return the rows of ``keys int64[n]`` that the table of a feature has."""
-    jagged = Jagged(names=(feature.name,), keys=keys, offsets=torch.tensor([0, keys.numel()]))
-    part = translate(jagged, [replace(feature, max_keys=None)], tables, train=False)
-    return RowBatch(part.rows, part.part.keys, part.tables).part((part.rows >= 0).nonzero()[:, 0])
-
-
 def _stores(arena: AnyArena) -> Sequence[AnyTable]:
     if isinstance(arena, TieredArena):
         return tiered_tables(arena)
     return static_tables(arena) if isinstance(arena, Arena) else dynamic_tables(arena)
 
 
+@dataclass(slots=True)
 class _Bags:
     """The bags of one lookup group.
 
@@ -607,79 +427,14 @@ class _Bags:
         is_read_later: Whether a backward pass reads the rows.
     """
 
-    def __init__(
-        self,
-        group: LookupGroup,
-        part: Jagged,
-        slots: Tensor | None = None,
-        layout: BagLayout | None = None,
-        pin: Pin | None = None,
-    ) -> None:
-        self.group = group
-        self.part = part
-        self.slots = slots
-        self.layout = layout
-        self.pin = pin
-        self.is_read_later = False
+    group: LookupGroup
+    part: Jagged
+    slots: Tensor | None = None
+    layout: BagLayout | None = None
+    pin: Pin | None = None
+    is_read_later: bool = False
 
     def let_go(self) -> None:
         """Let the slots go, unless a backward pass reads them."""
         if self.pin is not None and not self.is_read_later:
             self.pin.release()
-
-
-class _Held:
-    """Finds the rows that a table has; -1 for keys that it has not.
-
-    Args:
-        table: Table of any kind.
-    """
-
-    def __init__(self, table: AnyTable) -> None:
-        self._table = table
-        self.number = 0 if isinstance(table, StaticTable) else table.number
-
-    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return rows int64[n] of ``keys int64[n]``."""
-        table = self._table
-        if isinstance(table, DynamicTable):
-            rows = table.rows(keys.to(table.arena.device), train=False)
-            return rows.masked_fill_(rows == table.number, -1).to(keys.device)
-        is_key = (keys >= 0) & (keys < len(table))
-        return torch.where(is_key, keys + table.base, -1)
-
-
-def _rows_moved(arena: AnyArena) -> StorageError:
-    return StorageError(
-        "backward",
-        f"tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left the "
-        "fast tier, expected one backward pass before the row optimizer's step",
-    )
-
-
-def _rows_evicted(arena: AnyArena) -> StorageError:
-    return StorageError(
-        "backward",
-        f"rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
-        "forward pass, expected the row optimizer's step before the next forward pass",
-    )
-
-
-class _KeepGradient(torch.autograd.Function):
-    """The result of a function of table rows: its gradient is kept for the row optimizer.
-
-    The parameter gets no gradient from autograd; `PendingGradients.put` sets its ``.grad``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, compute: Callable[[], Tensor], deposit: Callable[[Tensor], None]) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.deposit = deposit
-        return compute()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None]:
-        if grad is not None:
-            ctx.deposit(grad)
-        return None, None, None

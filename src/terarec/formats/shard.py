@@ -79,11 +79,11 @@ class SplitFiles:
         return sum(rows for _, rows in self.files) + self._rows
 
     @property
-    def closed_files(self) -> list[tuple[Path, int]]:
-        """Files that are closed and on the disk, so that they survive a kill."""
+    def closed_rows(self) -> list[int]:
+        """Rows of each file that is closed and on the disk, so that it survives a kill."""
         last = self._finishing
         is_closed = last is None or (last.done() and last.exception() is None)
-        return list(self.files if is_closed else self.files[:-1])
+        return [rows for _, rows in (self.files if is_closed else self.files[:-1])]
 
     def write(self, block: ColumnBlock) -> None:
         """Append the rows of `block`.

@@ -9,8 +9,7 @@ import torch
 from terarec.data import Reader
 from terarec.data.keysets import PartKeysets
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.train.part_rows import PartKeys, PartRows
-from terarec.train.row_tiers import collections_in_tiers
+from terarec.train.row_tiers import PartKeys, PartRows, collections_in_tiers
 from terarec.train.trainer import Callback, Trainer
 
 

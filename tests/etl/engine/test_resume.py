@@ -109,16 +109,16 @@ def test_bad_lines_of_a_side_table_are_reported_after_an_interruption_too(tmp_pa
 KILLED_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from terarec.etl import sink
+from terarec.etl import shuffle as shuffling
+from terarec.etl.sink import FileSink
 from terarec.etl.engine import prepare
 from terarec.spec import PrepareOptions
 from tests.etl.engine.test_resume import WRITE_OPTIONS, write_workflow
 
 split, storage, shuffle, rows, out, *log = sys.argv[1:]
-written_by = sink.RecordsSink if storage in sink.RECORD_KINDS else sink.DatasetSink
-write, written = written_by.write, 0
+write, written = FileSink.write, 0
 
-class Immediately(sink.ThreadPoolExecutor):
+class Immediately(shuffling.ThreadPoolExecutor):
     # Commits are done when they are requested, so that the checkpoint at a row is always the same.
     def submit(self, *arguments):
         done = super().submit(*arguments)
@@ -136,9 +136,9 @@ def kill(progress):
     if shuffle != "merging" and progress.phase == "write" and progress.rows > int(rows):
         os.kill(os.getpid(), signal.SIGKILL)
 
-written_by.write = write_or_die
-sink._WRITTEN_ROWS = 30
-sink.ThreadPoolExecutor = Immediately
+FileSink.write = write_or_die
+shuffling._WRITTEN_ROWS = 30
+shuffling.ThreadPoolExecutor = Immediately
 options = PrepareOptions(**WRITE_OPTIONS, storage=storage, shuffle=bool(shuffle))
 prepare(write_workflow(split, storage), [Path(path) for path in log], Path(out), options, kill)
 """

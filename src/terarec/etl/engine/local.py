@@ -36,7 +36,8 @@ from terarec.etl.engine.split import (
 from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
 from terarec.etl.ops import State
 from terarec.etl.ops.lists import ITEM_BITS
-from terarec.etl.sink import PartOptions, SinkOptions, closed_files, create_sink
+from terarec.etl.shuffle import SinkOptions, create_sink
+from terarec.etl.sink import PartOptions, closed_files
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
 from terarec.io import flush_tree

@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError
 from terarec.etl.columns import (
     ColumnType,
-    Kind,
     Rows,
-    array_of,
-    filled,
     flat,
-    is_missing,
-    kind_of,
     like,
-    null_mask,
     number_arrays,
     numbers_of,
-    numpy_values,
     write_numbers,
 )
-from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
 from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
-from terarec.etl.ops.states import FittedNumbers, SampleStatistic, SummedStatistic
-from terarec.etl.ops.values import rejected, value_of
+from terarec.etl.ops.states import FittedNumbers, SummedStatistic
+from terarec.etl.ops.values import rejected
 from terarec.etl.statistics import Moments, NumberRange
 from terarec.kernels.encoding_types import InvalidValueError
-from terarec.ragged import flat_values, like_values, map_values
-from terarec.spec import MISSING_ID, checks, register
+from terarec.ragged import flat_values, like_values
+from terarec.spec import checks, register
 
 if TYPE_CHECKING:  # they load torch
     from torch import Tensor
 
-    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorColumn, TensorDevice, TensorFunction
+    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +44,14 @@ class NumberOperator(MappedColumns):
     Columns of one length go through the formula as one matrix: threads that did it column by column would wait for the
     GIL after each of NumPy's short calls. When records are served, integers go as float64, too, where only their number
     matters: the formulas that keep integers keep the order of two numbers, and their bounds are float64.
+
+    Attributes:
+        fitted_params: Names of the parameters that are fitted, in the order of `params`; plural ones are lists.
     """
 
     accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
     is_numeric: ClassVar[bool] = True
+    fitted_params: ClassVar[tuple[str, ...]] = ()
 
     def output_types(self, types: ColumnTypes) -> ColumnTypes:
         """Return numbers."""
@@ -67,9 +60,16 @@ class NumberOperator(MappedColumns):
             for output, found in super().output_types(types).items()
         }
 
-    @abstractmethod
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the parameters of the formula for the input `name`."""
+        """Return the parameters of the formula for the input `name`: those that are fitted, unless there are others."""
+        if not self.fitted_params:
+            return ()
+        assert isinstance(state, FittedNumbers)
+        return tuple(state.columns[name][param] for param in self.fitted_params)
+
+    def load_state(self, directory: Path, name: str) -> State:
+        """Read the parameters that are fitted."""
+        return FittedNumbers.load(directory, name, self, self.fitted_params)
 
     @abstractmethod
     def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
@@ -154,240 +154,6 @@ class NumberOperator(MappedColumns):
         return tuple(np.array(values, dtype=np.float64)[:, None] for values in params)
 
 
-@register("fill_missing")
-@dataclass(frozen=True, kw_only=True)
-class FillMissing(NumberOperator):
-    """Gives missing values a value.
-
-    Attributes:
-        value: Replacement of missing values: a number for numbers and integers, a text for text columns.
-        median: Take the lower median of the training values instead (the smallest x with at least n / 2 values <= x).
-        indicator: Also add the number column ``<output>_missing``, 1 where the value was missing and 0 elsewhere.
-    """
-
-    keeps_integers: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
-    accepted: ClassVar[tuple[str, ...]] = ("number", "integer", "text", "hex32")
-    value: float | str | None = None
-    median: bool = False
-    indicator: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.one_of(self, "median", (False, True))
-        checks.one_of(self, "indicator", (False, True))
-        if (self.value is None) is not self.median:
-            checks.reject(self, "", f"got value {self.value!r} and median {self.median}, expected exactly one of them")
-        if self.value is not None and not isinstance(self.value, str):
-            checks.finite_float(self, "value")
-        if self.value == "":
-            checks.fail(self, "value", "a number or a text that is not empty")
-
-    @property
-    def stage(self) -> Stage:
-        """A median is fitted."""
-        return "fitted" if self.median else "stateless"
-
-    @property
-    def indicators(self) -> tuple[str, ...]:
-        """Names of the columns that `indicator` adds, one for each output."""
-        return tuple(f"{name}_missing" for name in self.outputs or self.columns) if self.indicator else ()
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
-        return (*(self.outputs or self.columns), *self.indicators)
-
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the inputs, and numbers for the indicators."""
-        inputs = [self.input_type(types, name) for name in self.columns]
-        for name, found in zip(self.columns, inputs, strict=True):
-            self._check_fill(name, found)
-        made = dict(zip(self.writes, inputs, strict=False))
-        for name, found in zip(self.indicators, inputs, strict=False):
-            made[name] = ColumnType("number", found.is_list, found.max_length)
-        return made
-
-    def _check_fill(self, name: str, found: ColumnType) -> None:
-        if self.median and found.kind not in ("number", "integer"):
-            raise ConfigError(f"column {name!r}", f"holds {found}, expected number or integer to have a median")
-        if self.value is not None:
-            value_of(found.kind, self.value, f"column {name!r}")
-
-    def fill_of(self, name: str, kind: Kind, state: State | None) -> Any:
-        """Return the value for missing ones of the input `name`, a column of `kind`; a median of integers is one."""
-        if self.value is not None:
-            return value_of(kind, self.value)
-        assert isinstance(state, FittedNumbers)
-        median = state.columns[name]["median"]
-        return int(median) if kind == "integer" else median
-
-    def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the number for missing ones."""
-        return (float(self.fill_of(name, "number", state)),)
-
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
-        """Replace missing numbers."""
-        return np.where(np.isnan(numbers), params[0], numbers)
-
-    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return the formula for numbers, functions of single values for others, and the indicators."""
-        functions = list(super().record_functions(types, state))
-        for name, output in self.pairs:
-            found = types[name]
-            if found.kind != "number":
-                call = partial(_fill_values, self._record_fill(name, found.kind, state))
-                functions.append(item_function(name, output, call, is_list=found.is_list))
-        for name, output in zip(self.columns, self.indicators, strict=False):
-            functions.append(item_function(name, output, _indicate_missing, is_list=types[name].is_list))
-        return functions
-
-    def _record_fill(self, name: str, kind: Kind, state: State | None) -> Any:
-        if kind == "hex32":  # hexadecimal digits are text in records
-            return self.value
-        fill = self.fill_of(name, kind, state)
-        return int(fill) if kind == "integer" else fill
-
-    def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Fill missing values and add the indicators."""
-        made: dict[str, pa.Array] = {}
-        for position, (name, output) in enumerate(self.pairs):
-            array = rows.columns[name]
-            value = self.fill_of(name, kind_of(array), state)
-            is_filled = name in rows.zero_nulls and value == 0
-            made[output] = like(array, array_of(numpy_values(array)) if is_filled else _filled(flat(array), value))
-            if self.indicator:
-                made[self.indicators[position]] = like(array, array_of(is_missing(array).astype(np.float64)))
-        return rows.with_columns(made)
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function that fills missing values and adds the indicators."""
-
-        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
-            made = {}
-            for position, (name, output) in enumerate(self.pairs):
-                column = block.columns[name]
-                found = flat_values(column)
-                missing, fill = found.is_missing(), self.fill_of(name, found.type, state)
-                fill = float(fill) if found.type == "number" else int(fill)
-                filled = device.values(found.type, found.values.masked_fill(missing, fill))
-                made[output] = like_values(column, filled)
-                if self.indicator:
-                    made[self.indicators[position]] = like_values(column, device.values("number", missing.double()))
-            return made
-
-        return call
-
-    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
-        """Return a statistic that samples."""
-        return SampleStatistic(self.kind, self.columns, lambda sample: {"median": sample.median()})
-
-    def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read the medians."""
-        return FittedNumbers.load(directory, name, self, ("median",))
-
-
-def _fill_values(fill: Any, values: list[Any]) -> list[Any]:
-    return [fill if value is None or value == "" else value for value in values]
-
-
-def _indicate_missing(values: Any) -> NDArray[np.float64]:
-    if isinstance(values, list):
-        return np.array([value is None or value == "" for value in values], dtype=np.float64)
-    return np.asarray(np.isnan(values), dtype=np.float64)
-
-
-def _filled(array: pa.Array, value: Any) -> pa.Array:
-    if not array.null_count:
-        return array
-    if kind_of(array) == "text":
-        return array.fill_null(value)
-    return array_of(filled(array, value))
-
-
-@register("clip")
-@dataclass(frozen=True, kw_only=True)
-class Clip(NumberOperator):
-    """min(max(x, low), high); None is no bound."""
-
-    keeps_integers: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
-    low: float | None = None
-    high: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for bound in ("low", "high"):
-            if getattr(self, bound) is not None:
-                checks.finite_float(self, bound)
-        if self.low is None and self.high is None:
-            checks.reject(self, "", "got neither low nor high, expected at least one")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            checks.fail(self, "low", f"at most high, {self.high!r}")
-
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return the types of the inputs."""
-        made = {output: self.input_type(types, name) for name, output in self.pairs}
-        for name in self.columns:
-            for bound in (self.low, self.high):
-                if bound is not None and types[name].kind == "integer":
-                    value_of("integer", bound, f"column {name!r}")
-        return made
-
-    def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the bounds."""
-        low = -np.inf if self.low is None else self.low
-        return low, np.inf if self.high is None else self.high
-
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
-        """Compute min(max(x, low), high)."""
-        low, high = params
-        return np.asarray(np.minimum(np.maximum(numbers, low), high))
-
-    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return the formula for numbers, and a function for integers that stay integers."""
-        functions = list(super().record_functions(types, state))
-        for name, output in self.pairs:
-            if types[name].kind == "integer":
-                functions.append(item_function(name, output, self._clip_values, is_list=types[name].is_list))
-        return functions
-
-    def _clip_values(self, values: list[int | None]) -> list[int | None]:
-        low = -(2**63) if self.low is None else int(self.low)
-        high = 2**63 if self.high is None else int(self.high)
-        return [None if value is None else min(max(value, low), high) for value in values]
-
-    def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Compute min(max(x, low), high); integers stay integers."""
-        made = {}
-        for name, output in self.pairs:
-            array = rows.columns[name]
-            if kind_of(array) == "number":
-                clipped = array_of(self.formula(numbers_of(array), *self.params(name, state)))
-            else:
-                values = flat(array)
-                clipped = array_of(self._clip_integers(numpy_values(values)), null_mask(values))
-            made[output] = like(array, clipped)
-        return rows.with_columns(made)
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return min(max(x, low), high); integers stay integers."""
-
-        def clipped(found: TensorColumn) -> TensorColumn:
-            as_own = float if found.type == "number" else int
-            low, high = (None if bound is None else as_own(bound) for bound in (self.low, self.high))
-            values = found.values.clamp(low, high)
-            values = values if found.missing is None else values.masked_fill(found.missing, 0)
-            return device.values(found.type, values, found.missing)
-
-        return lambda block: {output: map_values(block.columns[name], clipped) for name, output in self.pairs}
-
-    def _clip_integers(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        if self.low is not None:
-            values = np.maximum(values, int(self.low))
-        return values if self.high is None else np.minimum(values, int(self.high))
-
-
 @register("log_op")
 @dataclass(frozen=True, kw_only=True)
 class LogOp(NumberOperator):
@@ -397,6 +163,7 @@ class LogOp(NumberOperator):
         shift: None fits it: 1 - (least training value), so that this one becomes 0; lower values are raised to it.
     """
 
+    fitted_params: ClassVar[tuple[str, ...]] = ("shift",)
     runs_on_tensors: ClassVar[bool] = True
     shift: float | None = 1.0
 
@@ -417,10 +184,7 @@ class LogOp(NumberOperator):
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
         """Return the shift."""
-        if self.shift is not None:
-            return (self.shift,)
-        assert isinstance(state, FittedNumbers)
-        return (float(state.columns[name]["shift"]),)
+        return super().params(name, state) if self.shift is None else (self.shift,)
 
     def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
         """Compute ln(x + shift); with a fitted shift ln(max(x, 1 - shift) + shift)."""
@@ -483,10 +247,6 @@ class LogOp(NumberOperator):
             self.kind, self.columns, NumberRange, lambda found: {"shift": 1.0 - found.minimum if found else 1.0}
         )
 
-    def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read the shifts."""
-        return FittedNumbers.load(directory, name, self, ("shift",))
-
 
 def accepted_number(shift: float) -> str:
     """Describe the numbers that have a logarithm."""
@@ -513,12 +273,8 @@ class Normalize(NumberOperator):
     """(x - mean) / deviation of the training values; the population's deviation, 1 where it is 0."""
 
     stage: ClassVar[Stage] = "fitted"
+    fitted_params: ClassVar[tuple[str, ...]] = ("mean", "deviation")
     runs_on_tensors: ClassVar[bool] = True
-
-    def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return mean and deviation."""
-        assert isinstance(state, FittedNumbers)
-        return state.columns[name]["mean"], state.columns[name]["deviation"]
 
     def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
         """Compute (x - mean) / deviation."""
@@ -544,10 +300,6 @@ class Normalize(NumberOperator):
             self.kind, self.columns, Moments, lambda found: {"mean": found.mean, "deviation": found.deviation}
         )
 
-    def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read means and deviations."""
-        return FittedNumbers.load(directory, name, self, ("mean", "deviation"))
-
 
 @register("normalize_min_max")
 @dataclass(frozen=True, kw_only=True)
@@ -555,12 +307,8 @@ class NormalizeMinMax(NumberOperator):
     """(x - min) / (max - min) of the training values; 0 where max = min."""
 
     stage: ClassVar[Stage] = "fitted"
+    fitted_params: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
     runs_on_tensors: ClassVar[bool] = True
-
-    def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return minimum and maximum."""
-        assert isinstance(state, FittedNumbers)
-        return state.columns[name]["minimum"], state.columns[name]["maximum"]
 
     def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
         """Compute (x - minimum) / (maximum - minimum), 0 where both are equal."""
@@ -586,117 +334,6 @@ class NormalizeMinMax(NumberOperator):
         """Return a statistic of ranges."""
         return SummedStatistic(self.kind, self.columns, NumberRange, _range_params)
 
-    def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read minima and maxima."""
-        return FittedNumbers.load(directory, name, self, ("minimum", "maximum"))
-
 
 def _range_params(found: NumberRange) -> dict[str, float]:
     return {"minimum": found.minimum, "maximum": found.maximum} if found else {"minimum": 0.0, "maximum": 0.0}
-
-
-@register("bucketize")
-@dataclass(frozen=True, kw_only=True)
-class Bucketize(MappedColumns):
-    """Number -> id of its interval: 0 missing, else 1 + the number of boundaries that are <= x.
-
-    Attributes:
-        boundaries: Rising numbers.
-        intervals: Number of about equal parts of the training values, between which boundaries are fitted instead.
-    """
-
-    accepted: ClassVar[tuple[str, ...]] = ("number", "integer")
-    is_numeric: ClassVar[bool] = True
-    runs_on_tensors: ClassVar[bool] = True
-    boundaries: tuple[float, ...] = ()
-    intervals: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.boundaries) is (self.intervals is not None):
-            checks.reject(self, "", "expected exactly one of boundaries and intervals")
-        if self.intervals is not None:
-            checks.positive_int(self, "intervals", minimum=2)
-        numbers = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in self.boundaries)
-        if not numbers or not all(a < b for a, b in itertools.pairwise(self.boundaries)):
-            checks.fail(self, "boundaries", "rising numbers")
-
-    @property
-    def stage(self) -> Stage:
-        """Boundaries that are not provided are fitted."""
-        return "stateless" if self.intervals is None else "fitted"
-
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return ids."""
-        return {
-            output: ColumnType("id", found.is_list, found.max_length)
-            for output, found in super().output_types(types).items()
-        }
-
-    def boundaries_of(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the boundaries for the input `name`."""
-        if self.intervals is None:
-            return self.boundaries
-        assert isinstance(state, FittedNumbers)
-        boundaries: tuple[float, ...] = state.columns[name]["boundaries"]
-        return boundaries
-
-    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
-        """Count the missing value's id, and one interval more than boundaries."""
-        return {output: len(self.boundaries_of(name, state)) + 2 for name, output in self.pairs}
-
-    def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Compute 1 + the number of boundaries that are <= x."""
-        made = {}
-        for name, output in self.pairs:
-            array = rows.columns[name]
-            ids = _interval_ids(self._bounds(name, state), numbers_of(array))
-            made[output] = like(array, array_of(ids, are_ids=True))
-        return rows.with_columns(made)
-
-    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function of numbers for each column."""
-        functions = []
-        for name, output in self.pairs:
-            bounds = self._bounds(name, state)
-            if types[name].is_list:
-                functions.append(item_function(name, output, partial(_interval_ids_of_items, bounds), is_list=True))
-            else:
-                functions.append(RecordFunction((name,), (output,), partial(_interval_ids, bounds), takes="matrix"))
-        return functions
-
-    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return 1 + the number of boundaries that are <= x."""
-        bounds = {name: device.numbers(self._bounds(name, state)) for name in self.columns}
-        return lambda block: {
-            output: map_values(block.columns[name], methodcaller("interval_ids", bounds[name]))
-            for name, output in self.pairs
-        }
-
-    def _bounds(self, name: str, state: State | None) -> NDArray[np.float64]:
-        return np.asarray(self.boundaries_of(name, state), dtype=np.float64)
-
-    def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
-        """Return the intervals."""
-        ends = ["-inf", *(f"{boundary:g}" for boundary in self.boundaries_of(column, state)), "inf"]
-        return [MISSING if number == MISSING_ID else f"[{ends[number - 1]}, {ends[number]})" for number in ids]
-
-    def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
-        """Return a statistic that samples."""
-        intervals = self.intervals or 0
-        return SampleStatistic(self.kind, self.columns, lambda sample: {"boundaries": sample.boundaries(intervals)})
-
-    def load_state(self, directory: Path, name: str) -> FittedNumbers:
-        """Read the boundaries."""
-        return FittedNumbers.load(directory, name, self, ("boundaries",))
-
-
-def _interval_ids(boundaries: NDArray[np.float64], numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Compute ids of ``numbers float64[...]``, NaN being missing."""
-    ids = np.searchsorted(boundaries, numbers, side="right").astype(np.int64, copy=False) + 1
-    ids[np.isnan(numbers)] = MISSING_ID
-    return ids
-
-
-def _interval_ids_of_items(boundaries: NDArray[np.float64], items: Any) -> NDArray[np.int64]:
-    return _interval_ids(boundaries, as_numbers(items))

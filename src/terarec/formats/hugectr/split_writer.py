@@ -211,7 +211,7 @@ class SplitRecords:
     @property
     def closed_rows(self) -> list[int]:
         """Rows of the data files that are on the disk with their keysets, so that they survive a kill."""
-        return [rows for _, rows in self._files.closed_files]
+        return self._files.closed_rows
 
     def write(self, block: ColumnBlock) -> None:
         """Append samples whose keys start at 0 in each column.

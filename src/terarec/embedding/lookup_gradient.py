@@ -1,0 +1,183 @@
+"""The gradients of a collection's lookups, on their way to the row optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from terarec.embedding.row_gradient import PendingGradients
+from terarec.embedding.tables import tiers_of, whole_table
+from terarec.errors import StorageError
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
+from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient
+from terarec.storage import AnyArena, Pin, StaticTable
+
+Deposit = Callable[[Tensor], None]
+"""Function that a backward pass calls with the gradient of a lookup's result."""
+
+
+class LookupGradients:
+    """Keeps gradients of rows for the row optimizer, if the rows are still where the lookup found them.
+
+    Args:
+        arenas: Arenas of the collection.
+        pending: Gradients for the row optimizer.
+    """
+
+    def __init__(self, arenas: Sequence[AnyArena], pending: PendingGradients) -> None:
+        self._arenas, self._pending = tuple(arenas), pending
+
+    def of_bags(
+        self,
+        index: int,
+        keys: Tensor,
+        offsets: Tensor,
+        layout: BagLayout,
+        key_weights: Tensor | None,
+        slots: Tensor | None,
+        pin: Pin | None,
+    ) -> Deposit:
+        """Return what keeps the gradient of the vectors of bags; see `BagGradient`.
+
+        Args:
+            index: Index of the arena.
+            keys: int64[N].
+            offsets: int64[S * B + 1].
+            layout: Layout of the features.
+            key_weights: float32[N] or None.
+            slots: int64[N], the rows of the arena's weights, where they are in tiers.
+            pin: Pin that keeps the slots.
+        """
+        generation = self._arenas[index].generation
+
+        def deposit(grad: Tensor) -> None:
+            factors = None if key_weights is None else key_weights.detach()
+            self.keep(index, generation, pin, BagGradient(keys, offsets, grad, layout, factors, slots))
+
+        return deposit
+
+    def of_table(self, table: StaticTable) -> Deposit:
+        """Return what keeps the gradient of all rows of `table`."""
+        version = table.arena.weights._version
+
+        def deposit(grad: Tensor) -> None:
+            if table.arena.weights._version != version:
+                raise StorageError(
+                    "backward",
+                    f"table {table.name!r} was updated since table({table.name!r}) was called, expected the "
+                    "row optimizer's step after the backward pass",
+                )
+            offsets = torch.tensor([0, len(table)], device=grad.device)
+            layout = whole_table(table.arena, table.name)
+            self._pending.put(self._arenas.index(table.arena), BagGradient(table.keys(), offsets, grad.float(), layout))
+
+        return deposit
+
+    def keep(self, index: int, generation: int, pin: Pin | None, gradient: BagGradient) -> None:
+        """Keep a gradient of rows that were found in a `generation` of their arena.
+
+        Raises:
+            StorageError: The rows have been evicted or moved since.
+        """
+        arena = self._arenas[index]
+        if arena.generation != generation:
+            raise StorageError(
+                "backward",
+                f"rows of tables {', '.join(arena.table_names)} were evicted and given to other keys since the "
+                "forward pass, expected the row optimizer's step before the next forward pass",
+            )
+        if pin is not None:
+            tiers = tiers_of(arena)
+            assert tiers is not None
+            if not tiers.hold(pin):
+                raise StorageError(
+                    "backward",
+                    f"tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left "
+                    "the fast tier, expected one backward pass before the row optimizer's step",
+                )
+        self._pending.put(index, gradient)
+
+
+def with_gradient(rows: nn.Parameter, compute: Callable[[], Tensor], deposit: Deposit) -> Tensor:
+    """Return what `compute` returns, as a tensor of the parameter `rows` whose gradient goes to `deposit`.
+
+    The parameter gets no gradient from autograd; `PendingGradients.put` sets its ``.grad``.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        result: Tensor = _KeepGradient.apply(rows, compute, deposit)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _KeepGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, compute: Callable[[], Tensor], deposit: Deposit) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.deposit = deposit
+        return compute()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, None, None]:
+        if grad is not None:
+            ctx.deposit(grad)
+        return None, None, None
+
+
+def look_up_with_weights(
+    rows: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    layout: BagLayout,
+    *,
+    key_weights: Tensor,
+    deposit: Deposit | None,
+    pin: object = None,
+) -> Tensor:
+    """Return the pooled vectors, through which autograd reaches `key_weights` but not `rows`.
+
+    Args:
+        rows: Weights [V, D] of an arena, which must not change before the backward pass.
+        keys: int64[N].
+        offsets: int64[S * B + 1].
+        layout: Layout of the features.
+        key_weights: float32[N].
+        deposit: Function that the backward pass calls with the gradient of the result; None if rows are not trained.
+        pin: Object that lives as long as the backward pass may come.
+
+    Returns:
+        float32[B, S * D].
+    """
+    vectors: Tensor = _WeightedLookup.apply(  # type: ignore[no-untyped-call]
+        key_weights, rows, keys, offsets, layout, deposit, pin
+    )
+    return vectors
+
+
+class _WeightedLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        key_weights: Tensor,
+        rows: Tensor,
+        keys: Tensor,
+        offsets: Tensor,
+        layout: BagLayout,
+        deposit: Deposit | None,
+        pin: object,
+    ) -> Tensor:
+        ctx.save_for_backward(key_weights, rows, keys, offsets)
+        ctx.layout, ctx.deposit, ctx.pin = layout, deposit, pin
+        return bag_lookup(rows, keys, offsets, layout, key_weights=key_weights.detach())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        key_weights, rows, keys, offsets = ctx.saved_tensors
+        if ctx.deposit is not None:
+            ctx.deposit(grad)
+        of_weights = key_weight_gradient(rows, keys, offsets, grad, ctx.layout, key_weights=key_weights)
+        return of_weights, None, None, None, None, None, None

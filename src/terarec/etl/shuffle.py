@@ -1,0 +1,302 @@
+"""Write encoded rows as files; the train split in the order of a hash, where a preparation shuffles it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from terarec.etl.columns import SPLIT_NAMES
+from terarec.etl.partitions import Partitions
+from terarec.etl.sink import TRAIN_SPLIT, PartOptions, Sink, SinkState, ordered_sink
+from terarec.formats import ColumnBlock, Keys, slice_rows
+from terarec.formats.parquet import lists_of_array
+from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.ragged import Ragged
+from terarec.spec import DatasetSpec
+
+ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
+
+
+def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBlock) -> pa.RecordBatch:
+    """Return `block` with its row ids and their `place` in the final order; lists of keys are separate columns."""
+    floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
+    columns: dict[str, pa.Array] = {ROW: pa.array(rows), PLACE: pa.array(place), FLOATS: _matrix(floats)}
+    scalars = [keys for keys in block.keys if not isinstance(keys, Ragged)]
+    if scalars:
+        columns[KEYS] = _matrix(np.stack(scalars, axis=1))
+    for index, keys in enumerate(block.keys):
+        if isinstance(keys, Ragged):
+            columns[f"list{index}"] = pa.LargeListArray.from_arrays(pa.array(keys.offsets), pa.array(keys.values))
+    if block.weight is not None:
+        columns[WEIGHT] = pa.array(block.weight)
+    columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
+    return pa.record_batch(columns)
+
+
+def from_table(table: pa.Table, num_labels: int) -> ColumnBlock:
+    """Return the rows of a table of such batches with `num_labels` labels."""
+    floats, names = _rows(table, FLOATS), table.column_names
+    columns = list(_rows(table, KEYS).T) if KEYS in names else []
+    num_keys = len(columns) + sum(name.startswith("list") for name in names)
+    keys: list[Keys] = []
+    scalars = iter(columns)
+    for index in range(num_keys):
+        if f"list{index}" in names:
+            lists = table.column(f"list{index}").combine_chunks()
+            keys.append(lists_of_array(lists))
+        else:
+            keys.append(np.ascontiguousarray(next(scalars)))
+    return ColumnBlock(
+        label=floats[:, :num_labels],
+        dense=floats[:, num_labels:],
+        keys=tuple(keys),
+        weight=table.column(WEIGHT).to_numpy() if WEIGHT in names else None,
+        metadata=tuple(table.column(name).combine_chunks() for name in names if name.startswith("metadata")),
+    )
+
+
+def _matrix(values: NDArray[Any]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def _rows(table: pa.Table, name: str) -> NDArray[Any]:
+    column = table.column(name).combine_chunks()
+    values: NDArray[Any] = column.flatten().to_numpy()
+    return values.reshape(len(column), column.type.list_size)
+
+
+_WRITTEN_ROWS = 1 << 14
+_MAX_PARTITIONS = 256
+
+
+class ShuffledSink:
+    """Passes the train split to another sink in the order of ``XXH64(row id, seed)``, ties by row id; see `Sink`.
+
+    The other splits stay in order: they are read in order, or by those who look for a row in their logs.
+
+    Rows are scattered to files on the disk by the highest bits of the hash. `finish` sorts each file in memory, one
+    after the other. The order does not depend on the number of files.
+
+    The files are forced to the disk after every `rows_per_commit` rows. Each is removed when its rows are in closed
+    shards.
+
+    Args:
+        inner: Sink of the ordered rows.
+        directory: Directory of the files.
+        num_labels: Labels of a row.
+        seed: Seed of the hash.
+        estimated_bytes: Approximate bytes of all rows.
+        memory_bytes: Memory for sorting.
+        rows_per_commit: Rows between two commits.
+        begin: Output of the interrupted run to resume.
+
+    Raises:
+        FormatError: Files of the interrupted run are damaged.
+    """
+
+    def __init__(
+        self,
+        inner: Sink,
+        directory: Path,
+        *,
+        num_labels: int,
+        seed: int,
+        estimated_bytes: int,
+        memory_bytes: int,
+        rows_per_commit: int,
+        begin: SinkState,
+    ) -> None:
+        self._inner = inner
+        self._num_labels = num_labels
+        self._seed = seed
+        self._rows_per_commit = rows_per_commit
+        if begin.spilled_bytes:
+            self._partitions = Partitions.reopen(directory, begin.spilled_bytes, discarded=begin.merged_files)
+        else:
+            # A file is in memory three times while it is sorted: as read, in the new order, and as columns.
+            count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
+            self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
+        self._rows = self._requested_rows = begin.spilled_rows
+        self._committed = (begin.spilled_rows, begin.spilled_bytes)
+        self._merged = [(begin.merged_files, begin.merged_rows)]
+        self._num_discarded = begin.merged_files
+        self._begin_closed = sum(begin.closed.get(TRAIN_SPLIT, ()))
+        self._is_finished = False
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="shuffle")
+        self._committing: Future[tuple[int, list[int]]] | None = None
+
+    def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
+        """See `Sink`."""
+        if split != TRAIN_SPLIT:
+            self._inner.write(split, rows, block)
+            return
+        place = xxh64_int64(rows, self._seed).view(np.uint64)
+        bits = self._partitions.count.bit_length() - 1
+        partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
+        self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
+        self._rows += len(rows)
+        is_free = self._committing is None or self._committing.done()
+        if is_free and self._rows - self._requested_rows >= self._rows_per_commit:
+            self._commit()
+
+    def state(self) -> SinkState:
+        """See `Sink`; the train split has closed shards only after all rows are scattered."""
+        inner = self._inner.state()
+        if self._committing is not None and self._committing.done():
+            self._committed = self._committing.result()
+        rows, sizes = self._committed
+        # Shards of shuffled rows are of no use without the files of the others.
+        shards = inner.closed.get(TRAIN_SPLIT, ()) if rows == self._rows else []
+        while len(self._merged) > 1 and self._merged[1][1] <= sum(shards):
+            del self._merged[0]
+        files, merged = self._merged[0]
+        return SinkState(
+            closed={**inner.closed, TRAIN_SPLIT: shards},
+            spilled_rows=rows,
+            spilled_bytes=sizes,
+            merged_files=files,
+            merged_rows=merged,
+        )
+
+    def finish(self) -> Iterator[None]:
+        """See `Sink`."""
+        self._is_finished = True
+        for split in SPLIT_NAMES:
+            if split != TRAIN_SPLIT:
+                self._inner.close_split(split)
+        if self._rows > self._requested_rows:
+            self._commit()  # files are sorted meanwhile
+        yield
+        first, before = self._merged[0]
+        for index in range(first, self._partitions.count):
+            table = self._partitions.read(index)
+            if table is not None:
+                skipped = min(max(self._begin_closed - before, 0), table.num_rows)
+                for _ in self._write_sorted(table, skipped):
+                    yield
+                    self._discard_merged()
+                before += table.num_rows
+            self._merged.append((index + 1, before))
+
+    def close_split(self, split: str) -> None:
+        """See `Sink`."""
+        if split != TRAIN_SPLIT:
+            self._inner.close_split(split)
+
+    def close(self) -> None:
+        """See `Sink`; the caller removes the directory of the shuffle, which a killed run needs."""
+        if not self._is_finished:
+            for _ in self.finish():
+                pass
+        self._committer.shutdown()
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._committer.shutdown()
+        self._inner.__exit__(kind, error, traceback)
+
+    def _commit(self) -> None:
+        """Force the rows so far to the disk, in another thread."""
+        rows, sizes = self._rows, self._partitions.sizes()
+
+        def sync() -> tuple[int, list[int]]:
+            self._partitions.sync()
+            return rows, sizes
+
+        self._requested_rows = rows
+        self._committing = self._committer.submit(sync)
+
+    def _discard_merged(self) -> None:
+        """Remove files that the last `state` does not need."""
+        last = self._merged[0][0]
+        for index in range(self._num_discarded, last):
+            self._partitions.discard(index)
+        self._num_discarded = last
+
+    def _write_sorted(self, table: pa.Table, skipped: int) -> Iterator[None]:
+        """Write the rows of a file but for the first ones; yield after each block of them."""
+        rows = table.column(ROW).to_numpy()
+        order = np.lexsort((rows, table.column(PLACE).to_numpy()))[skipped:]
+        block = from_table(table.take(pa.array(order)), self._num_labels)
+        rows = rows[order]
+        for start in range(0, len(rows), _WRITTEN_ROWS):
+            stop = min(start + _WRITTEN_ROWS, len(rows))
+            self._inner.write(TRAIN_SPLIT, rows[start:stop], slice_rows(block, start, stop))
+            yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkOptions:
+    """Options of the files to write.
+
+    Attributes:
+        storage: "parquet", "raw", or one of `RECORD_KINDS`.
+        rows_per_shard: Most rows of a file.
+        seed: Shuffle seed of the train split; None leaves the rows in order.
+        memory_bytes: Memory for shuffling.
+        estimated_bytes: Approximate bytes of all rows.
+        expected: Rows of each split, where they are known.
+        begin: Output of the interrupted run to resume.
+        parts: Parts of the train split.
+    """
+
+    storage: str
+    rows_per_shard: int
+    seed: int | None
+    memory_bytes: int
+    estimated_bytes: int
+    expected: Mapping[str, int]
+    begin: SinkState = field(default_factory=SinkState)
+    parts: PartOptions = field(default_factory=lambda: PartOptions())
+
+
+def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, options: SinkOptions) -> Sink:
+    """Return the sink for a data set of the columns of `spec`.
+
+    Args:
+        spec: Columns.
+        directory: Directory to write.
+        location: Final place of the directory.
+        work: Directory of temporary files, which the caller removes when the data set is complete.
+        options: Options of the files.
+
+    Raises:
+        ConfigError: Columns that the storage cannot hold.
+        FormatError: Temporary files of the interrupted run are damaged.
+    """
+    sink = ordered_sink(
+        spec,
+        directory,
+        location,
+        options.storage,
+        options.rows_per_shard,
+        options.expected,
+        options.begin.closed,
+        options.parts,
+    )
+    if options.seed is None:
+        return sink
+    return ShuffledSink(
+        sink,
+        work / "shuffle",
+        num_labels=len(spec.labels),
+        seed=options.seed,
+        estimated_bytes=options.estimated_bytes,
+        memory_bytes=options.memory_bytes,
+        rows_per_commit=options.rows_per_shard,
+        begin=options.begin,
+    )
