@@ -90,29 +90,48 @@ class KernelError(TerarecError, RuntimeError):
 
 
 class ClusterError(TerarecError, RuntimeError):
-    """A cluster that was asked to work cannot be reached, or has given up; the message says what was kept."""
+    """A cluster that was asked to work cannot be reached, or has given up.
+
+    Attributes:
+        phases: Phases of a preparation that are complete and kept.
+    """
+
+    def __init__(self, *parts: object, phases: tuple[str, ...] = ()) -> None:
+        super().__init__(*parts)
+        self.phases = phases
 
 
 class CollectiveError(TerarecError, RuntimeError):
     """Ranks cannot talk to each other, differ in what has to be equal, or a collective of theirs failed.
 
     Attributes:
-        collective: Name of the collective, such as "exchange of keys".
+        collective: Name of the collective, such as "exchange of keys"; `where` has it with the step.
         step: Number of the training step in which it failed; 0 before the first.
+        rank: The rank that failed or did not come, where one alone is known.
         pairs: Pairs of ranks that cannot talk, where they are known.
+        differences: Ranks, and paths in their JSON data, that differ from rank 0.
     """
 
     def __init__(
-        self, message: str, *, collective: str, step: int = 0, pairs: tuple[tuple[int, int], ...] = ()
+        self,
+        problem: str,
+        *,
+        collective: str,
+        step: int = 0,
+        rank: int | None = None,
+        pairs: tuple[tuple[int, int], ...] = (),
+        differences: tuple[tuple[int, str], ...] = (),
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{collective} in step {step}" if step else collective, problem)
         self.collective = collective
         self.step = step
+        self.rank = rank
         self.pairs = pairs
+        self.differences = differences
 
 
 class MissingDependencyError(TerarecError, ImportError):
-    """An optional library is not installed; the message names the extra that brings it."""
+    """An optional library is not installed: `where` is its name, and `problem` has the extra that brings it."""
 
 
 class TrainingError(TerarecError, ArithmeticError):
@@ -120,4 +139,26 @@ class TrainingError(TerarecError, ArithmeticError):
 
 
 class RunInterruptedError(TerarecError):
-    """A signal (Ctrl-C, SIGTERM) stopped the work in an orderly way; the message says what was kept."""
+    """A signal (Ctrl-C, SIGTERM) stopped the work in an orderly way.
+
+    Attributes:
+        signal: Name of the signal in a training, such as "SIGINT".
+        step: Number of the last step of a training; None for a preparation.
+        checkpoint: Directory of the checkpoint from which a run resumes.
+        phases: Phases of a preparation that are complete and kept.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        signal: str = "",
+        step: int | None = None,
+        checkpoint: Path | None = None,
+        phases: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(problem)
+        self.signal = signal
+        self.step = step
+        self.checkpoint = checkpoint
+        self.phases = phases

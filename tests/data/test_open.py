@@ -132,8 +132,8 @@ def test_what_is_not_there(tmp_path, both):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/empty")):
         read_spec(tmp_path / "empty")
-    for path in both:
-        with pytest.raises(ConfigError, match=r"'test', expected one of 'train', 'valid'"):
+    for path, where in zip(both, ("data set 'tiny'", "split"), strict=True):
+        with pytest.raises(ConfigError, check=at(where, "'test'")):
             open_reader(path, "test", batch_size=4)
         with pytest.raises(ConfigError, check=at("batch_size")):
             open_reader(path, batch_size=0)

@@ -174,9 +174,8 @@ def test_a_key_outside_its_table_is_named(tmp_path, storage):
     spec = write_split(tmp_path, spec, make_block(spec, 30), rows_per_group=10)
     smaller = dataclasses.replace(spec, categorical=(dataclasses.replace(spec.categorical[0], rows=2),))
     write_dataset(smaller, tmp_path)
-    with pytest.raises(
-        FormatError, match=r"part-00000\.\w+: row group 0, column 'C0': key \d+ .*expected 0 <= key < 2 "
-    ):
+    shard = next((tmp_path / "train").glob("part-00000.*"))
+    with pytest.raises(FormatError, check=at(f"{shard}: row group 0, column 'C0'", "expected 0 <= key < 2")):
         list(Reader(tmp_path, batch_size=4))
 
 

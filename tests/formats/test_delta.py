@@ -58,21 +58,21 @@ def test_a_piece_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "metadata", "named"),
+    ("wrong", "metadata", "problem"),
     [
-        ({"removed": None}, {}, "removed"),
-        ({"keys": np.zeros(2, dtype=np.int32)}, {}, "keys"),
-        ({"keys": np.zeros(3, dtype=np.int64)}, {}, "weights"),
+        ({"removed": None}, {}, "tensor 'removed': got nothing"),
+        ({"keys": np.zeros(2, dtype=np.int32)}, {}, "tensor 'keys': got int32[2]"),
+        ({"keys": np.zeros(3, dtype=np.int64)}, {}, "tensor 'weights': got [2, 2]"),
         ({}, {"table_rows": "many"}, "table_rows"),
         ({}, {"first_row": "0"}, "first_row"),
     ],
 )
-def test_what_is_no_piece_is_rejected(tmp_path: Path, wrong, metadata, named: str) -> None:
+def test_what_is_no_piece_is_rejected(tmp_path: Path, wrong, metadata, problem: str) -> None:
     write_changes(tmp_path / "changes", CHANGES)
     arrays, described = read_tensors(tmp_path / "changes")
     arrays = {name: array for name, array in {**arrays, **wrong}.items() if array is not None}
     write_tensors(tmp_path / "wrong", arrays, {**described, **metadata})
-    with pytest.raises(FormatError, match=named):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/wrong", problem)):
         read_changes(tmp_path / "wrong")
 
 

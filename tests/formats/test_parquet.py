@@ -113,27 +113,27 @@ def with_value(column, row, value):
 
 
 DAMAGED_ROWS = {
-    "null label": ("y0", None, "column 'y0': 1 null, expected none"),
-    "null key": ("C0", None, "column 'C0': 1 null"),
-    "null list": ("C1", None, "column 'C1': 1 null"),
-    "null in list": ("C1", [1, None], "column 'C1': 1 null"),
-    "negative": ("C0", -1, "column 'C0': key -1 at position 4, expected 0 <= key < 50"),
-    "too large": ("C0", 50, "column 'C0': key 50 at position 4, expected 0 <= key < 50"),
-    "too large in list": ("C1", [1, 51], "column 'C1': key 51 .*expected 0 <= key < 51"),
-    "too many": ("C1", [1, 2, 3, 4], "column 'C1': row 4 holds 4 keys, expected 0 to 3"),
+    "null label": ("y0", None, "1 null"),
+    "null key": ("C0", None, "1 null"),
+    "null list": ("C1", None, "1 null"),
+    "null in list": ("C1", [1, None], "1 null"),
+    "negative": ("C0", -1, "key -1 at position 4"),
+    "too large": ("C0", 50, "key 50 at position 4"),
+    "too large in list": ("C1", [1, 51], "key 51 at position 8"),
+    "too many": ("C1", [1, 2, 3, 4], "row 4 holds 4 keys"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGED_ROWS)
 def test_what_is_found_on_reading(tmp_path, case):
     spec = make_spec()
-    name, value, message = DAMAGED_ROWS[case]
+    name, value, problem = DAMAGED_ROWS[case]
     table = table_of(spec, make_block(spec, 20))
     path = tmp_path / "broken.parquet"
     pq.write_table(replaced(table, name, with_value(table[name], 12, value)), path, row_group_size=8)
     shard = ParquetShard(path, spec, 20)
     shard.read_group(0)
-    with pytest.raises(FormatError, match=rf"broken.parquet: row group 1, {message}"):
+    with pytest.raises(FormatError, check=at(f"{path}: row group 1, column '{name}'", problem)):
         shard.read_group(1)
 
 

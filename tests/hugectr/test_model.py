@@ -140,7 +140,7 @@ def test_tensors_of_the_last_iterations_can_be_looked_at(planted, tmp_path):
     predictions = made.check_out_tensor("logit", hugectr.Tensor_t.Evaluate)
     assert predictions.min() > 0
     assert predictions.max() < 1
-    with pytest.raises(WrongInputError, check=at("check_out_tensor")):
+    with pytest.raises(WrongInputError, check=at("check_out_tensor: tensor_name")):
         made.check_out_tensor("flatt", hugectr.Tensor_t.Train)
     files = [tmp_path / "predictions", tmp_path / "labels"]
     for _ in range(2):

@@ -100,7 +100,7 @@ def test_two_runs_at_once_are_rejected(tmp_path: Path) -> None:
 
 def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
     out = tmp_path / "data"
-    with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
+    with pytest.raises(RunInterruptedError, check=lambda error: error.phases == ("count",)):
         stop(out, KeyboardInterrupt())
     with resumable_dir(out, WORK) as journal:
         assert journal.phases == ("count",)
@@ -108,7 +108,7 @@ def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
 
 def test_a_cluster_that_gives_up_keeps_what_is_committed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ClusterError, match=r"^gone; .*out\.partial keeps the phases count; the same call goes on"):
+    with pytest.raises(ClusterError, check=lambda error: error.phases == ("count",)):
         stop(out, ClusterError("gone"))
     assert not out.exists()
 
@@ -135,7 +135,7 @@ def test_what_is_not_committed_is_not_reported_as_kept(tmp_path: Path, monkeypat
             monkeypatch.setattr("terarec.io.resumable.write_versioned_json", press)
             journal.commit("split", {})
 
-    with pytest.raises(RunInterruptedError, match="keeps the phases count;"):
+    with pytest.raises(RunInterruptedError, check=lambda error: error.phases == ("count",)):
         count_and_split()
 
 

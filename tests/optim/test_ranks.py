@@ -13,6 +13,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec
+from tests.errors import at
 from tests.processes import CONTEXT
 
 
@@ -56,7 +57,7 @@ def check_a_step(rank: int, world_size: int) -> None:
         rows.step()
         assert not torch.equal(model.tables.table("a"), before)
     else:
-        with pytest.raises(ConfigError, match=f"process group of {world_size} ranks"):
+        with pytest.raises(ConfigError, check=at("row optimizer", f"process group of {world_size} ranks")):
             rows.step()
         assert torch.equal(model.tables.table("a"), before)
 

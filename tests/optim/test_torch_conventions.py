@@ -317,22 +317,24 @@ def test_a7_gradients_after_a_clip_are_not_clipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "use",
+    ("use", "where"),
     [
-        lambda p: nn.utils.clip_grad_norm_(p, 1.0, norm_type=1.0),
-        lambda p: nn.utils.clip_grad_value_(p, 1.0),
-        lambda p: p[0].grad.abs().max(),
-        lambda p: p[0].grad.add_(1.0),
-        lambda p: p[0].grad.copy_(torch.zeros_like(p[0])),
-        lambda p: (p[0].grad * p[0].grad).sum(),
+        (lambda p: nn.utils.clip_grad_norm_(p, 1.0, norm_type=1.0), "norm of the gradients"),
+        (lambda p: nn.utils.clip_grad_value_(p, 1.0), "clamp_ on the .grad"),
+        (lambda p: p[0].grad.abs().max(), "abs on the .grad"),
+        (lambda p: p[0].grad.add_(1.0), "add_ on the .grad"),
+        (lambda p: p[0].grad.copy_(torch.zeros_like(p[0])), "copy_ on the .grad"),
+        (lambda p: (p[0].grad * p[0].grad).sum(), "mul on the .grad"),
     ],
 )
 @pytest.mark.parametrize("kind", ["static", "drop_in"])
-def test_a7_what_gradients_of_rows_cannot_do_raises(kind: str, use) -> None:
+def test_a7_what_gradients_of_rows_cannot_do_raises(kind: str, use, where: str) -> None:
     model = Model(kind)
     RowOptimizer(model, SGDSpec())
     backward(model)
-    with pytest.raises(ConfigError, match=r"\.grad|norm of the gradients"):
+    # The weights of the drop-in are a parameter, on which these calls work: the next lookup or step notices.
+    places = f"{where} of embedding tables", "row optimizer"
+    with pytest.raises(ConfigError, check=lambda error: error.where in places):
         use([p for name, p in model.named_parameters() if not name.startswith("dense")])
 
 
@@ -354,9 +356,11 @@ def _averaged(model: Model, way: str) -> None:
             p.data.copy_(shadow[name])
 
 
-@pytest.mark.parametrize("way", ["in place", "data", "lerp", "clone", "back"])
-def test_a5_an_average_by_hand_raises(way: str) -> None:
-    with pytest.raises(ConfigError, match="represents embedding tables"):
+@pytest.mark.parametrize(
+    ("way", "call"), [("in place", "add_"), ("data", "add_"), ("lerp", "lerp_"), ("clone", "copy_"), ("back", "copy_")]
+)
+def test_a5_an_average_by_hand_raises(way: str, call: str) -> None:
+    with pytest.raises(ConfigError, check=at(f"{call} on the parameter that represents embedding tables")):
         _averaged(Model("static"), way)
 
 
@@ -371,10 +375,17 @@ def test_a8_other_tensors_may_follow_type_and_device_of_a_parameter() -> None:
 
 def test_a8_a_penalty_over_parameters_raises() -> None:
     model = Model("static")
-    for penalty in (lambda p: p.pow(2).sum(), torch.norm, lambda p: (p * p).sum(), lambda p: p.abs().sum()):
-        with pytest.raises(ConfigError, match="represents embedding tables"):
+    penalties = {
+        "pow": lambda p: p.pow(2).sum(),
+        "norm": torch.norm,
+        "mul": lambda p: (p * p).sum(),
+        "abs": lambda p: p.abs().sum(),
+    }
+    for call, penalty in penalties.items():
+        rejected = at(f"{call} on the parameter that represents embedding tables")
+        with pytest.raises(ConfigError, check=rejected):
             sum(penalty(parameter) for parameter in model.parameters())
-        with pytest.raises(ConfigError, match="represents embedding tables"), torch.no_grad():
+        with pytest.raises(ConfigError, check=rejected), torch.no_grad():
             sum(penalty(parameter) for parameter in model.parameters())
 
 

@@ -18,10 +18,13 @@ needs_redis = pytest.mark.skipif(PROGRAM is None, reason="neither valkey-server 
 
 
 def free_port() -> int:
-    """Return a port that no one listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+    """Return a port that no one listens on, at most 55,535: nodes of a cluster listen on the one 10,000 above, too."""
+    while True:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            port = int(held.getsockname()[1])
+        if port <= 55_535:
+            return port
 
 
 class RedisProcess:

@@ -154,7 +154,8 @@ def test_a_cluster_of_three(tmp_path: Path) -> None:
         create = ["redis-cli", "--cluster", "create", *(node.address for node in nodes), "--cluster-yes"]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL, timeout=60)
         tier = RedisTier(RedisServer(second.spec(num_partitions=16, timeout_seconds=2.0)), "hps_et.m.t", 4)
-        _until(lambda: redis.Redis(port=first.port).cluster("info")["cluster_state"] == "ok")
+        for node in nodes:  # each learns of the others by itself
+            _until(lambda node=node: redis.Redis(port=node.port).cluster("info")["cluster_state"] == "ok")
         tier.insert(KEYS, ROWS)
         assert torch.equal(tier.lookup(KEYS).rows, ROWS)
         assert tier.count() == 100

@@ -209,5 +209,5 @@ def test_what_is_no_run_is_reported_and_frees_the_port(tmp_path: Path) -> None:
 def test_a_missing_uvicorn_names_the_extra(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "terarec.serve.http_server", raising=False)
-    with pytest.raises(MissingDependencyError, match=r"needs uvicorn: pip install 'terarec\[serve\]'"):
+    with pytest.raises(MissingDependencyError, check=at("uvicorn", "terarec[serve]")):
         serve(trained.path, ServingSpec(port=0))

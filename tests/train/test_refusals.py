@@ -75,22 +75,23 @@ def content(directory):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "column", "problem"),
     [
-        ({"rows": 7}, "column 'shop': 7 rows, expected 6 rows as in training"),
-        ({"hotness": 3}, "column 'shop': 6 rows in lists of 3, expected 6 rows as in training"),
-        ({"vocabulary": b"c b a"}, r"workflow/shop\.parquet is not that of the training"),
-        ({"workflow": None}, r"workflow/shop\.parquet is not that of the training"),
+        ({"rows": 7}, ", column 'shop'", "7 rows, expected 6"),
+        ({"hotness": 3}, ", column 'shop'", "6 rows in lists of 3"),
+        ({"vocabulary": b"c b a"}, "", "workflow/shop.parquet"),
+        ({"workflow": None}, "", "workflow/shop.parquet"),
     ],
 )
-def test_data_that_was_encoded_otherwise_is_rejected_and_the_run_stays(tmp_path, other, told):
+def test_data_that_was_encoded_otherwise_is_rejected_and_the_run_stays(tmp_path, other, column, problem):
     data = write_shops(tmp_path / "data")
     shops_run(data, tmp_path / "RUN").fit()
     before = content(tmp_path / "RUN")
     strange = write_shops(tmp_path / "strange", **other)
-    with pytest.raises(ConfigError, match=f"data set 'shops'[,:] {told}"):
+    rejected = at(f"data set 'shops'{column}", problem)
+    with pytest.raises(ConfigError, check=rejected):
         shops_run(strange, tmp_path / "RUN", epochs=2).fit(resume=True)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, check=rejected):
         predict(tmp_path / "RUN", strange, "train", tmp_path / "scores.parquet")
     assert content(tmp_path / "RUN") == before
     moved = shutil.move(data, tmp_path / "moved")

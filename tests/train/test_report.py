@@ -206,7 +206,7 @@ def test_a_run_without_log_is_named(tmp_path: Path) -> None:
 def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", POINTS)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'terarec\[report\]'"):
+    with pytest.raises(MissingDependencyError, check=at("matplotlib", "terarec[report]")):
         write_report(run)
 
 

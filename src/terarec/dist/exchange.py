@@ -199,11 +199,11 @@ class Exchange:
         got = self.ranks.all_to_all(what, counts.flatten(), each, each).view(shape)
         failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
         if failed and not bool((counts == _FAILED).any()):
-            step = f" in step {self.ranks.step}" if self.ranks.step else ""
             raise CollectiveError(
-                f"{what}{step}: rank {failed[0]} ({self.ranks.hosts[failed[0]]}) has raised an error, see its output",
+                f"rank {failed[0]} ({self.ranks.hosts[failed[0]]}) has raised an error, see its output",
                 collective=what,
                 step=self.ranks.step,
+                rank=failed[0],
             )
         return got
 

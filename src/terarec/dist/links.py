@@ -60,7 +60,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[
     ]
     if lines:
         raise CollectiveError(
-            f"check of links: {'; '.join(text for _, text in lines[:4])}"
+            f"{'; '.join(text for _, text in lines[:4])}"
             f"{f'; and {len(lines) - 4} further pairs' if len(lines) > 4 else ''}; expected every rank to reach every "
             "other one by TCP on any port",
             collective="check of links",
@@ -74,8 +74,9 @@ def _address_of(store: Store, other: int, size: int, timeout: float) -> tuple[st
         host, port, name = json.loads(store.get(f"address/{other}"))
     except RuntimeError:  # torch.distributed.DistStoreError
         raise CollectiveError(
-            f"check of links: rank {other} of {size} did not come within {timeout:g} s, expected all ranks to start",
+            f"rank {other} of {size} did not come within {timeout:g} s, expected all ranks to start",
             collective="check of links",
+            rank=other,
         ) from None
     return str(host), int(port), str(name)
 

@@ -156,7 +156,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if found[0] is not None:
-            raise CollectiveError(f"{what}: failed on rank 0: {found[0]}", collective=what, step=self.step)
+            raise CollectiveError(f"failed on rank 0: {found[0]}", collective=what, step=self.step, rank=0)
 
     def barrier(self, what: str) -> None:
         """Wait until all ranks are here."""
@@ -179,15 +179,16 @@ class Ranks:
             return
         texts = self.gather(f"check of {what}", data)
         found = [
-            f"rank {rank} has {path} = {quoted(mine)}, rank 0 has {quoted(first)}"
+            ((rank, path), f"rank {rank} has {path} = {quoted(mine)}, rank 0 has {quoted(first)}")
             for rank, other in enumerate(texts)
             for path, first, mine in differences(texts[0], other)
         ]
         more = f"; and {len(found) - _SHOWN} further differences" if len(found) > _SHOWN else ""
         raise CollectiveError(
-            f"check of {what}: {'; '.join(found[:_SHOWN])}{more}; expected the same on all ranks",
+            f"{'; '.join(text for _, text in found[:_SHOWN])}{more}; expected the same on all ranks",
             collective=f"check of {what}",
             step=self.step,
+            differences=tuple(place for place, _ in found),
         )
 
     def subset(self, members: Sequence[int]) -> Ranks | None:
@@ -216,10 +217,11 @@ class Ranks:
         except RuntimeError as error:
             reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
             raise CollectiveError(
-                f"{what}{f' in step {self.step}' if self.step else ''}: failed on rank {self.rank} of {self.size} "
+                f"failed on rank {self.rank} of {self.size} "
                 f"({self.hosts[self.rank]}): {reason}; expected all ranks to join it within {self._timeout:g} s",
                 collective=what,
                 step=self.step,
+                rank=self.rank,
             ) from None
 
 
@@ -254,7 +256,7 @@ def join(
         raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
     except RuntimeError as error:
         raise CollectiveError(
-            f"start: the ranks did not meet within {link_timeout:g} s: {one_line(str(error))}", collective="start"
+            f"the ranks did not meet within {link_timeout:g} s: {one_line(str(error))}", collective="start"
         ) from None
     # A store of torchrun outlives the processes, and so do the addresses of those before.
     store = distributed.PrefixStore(f"terarec/start-{start_number()}", store)  # type: ignore[attr-defined]

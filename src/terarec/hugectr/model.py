@@ -330,12 +330,20 @@ class Model:
         made = self._compiled("check_out_tensor")
         if not isinstance(tensor_type, Tensor_t):
             raise WrongInputError(
-                "check_out_tensor: tensor_type", f"got {tensor_type!r}, expected a member of Tensor_t"
+                "check_out_tensor: tensor_type",
+                f"got {tensor_type!r}, expected a member of Tensor_t",
+                field="tensor_type",
+                received=tensor_type,
             )
         output = made.trainer.output if tensor_type is Tensor_t.Train else made.evaluation.tensors
         if tensor_name not in made.model.shapes:
             known = ", ".join(made.model.shapes)
-            raise WrongInputError("check_out_tensor", f"got {tensor_name!r}, expected one of {known}")
+            raise WrongInputError(
+                "check_out_tensor: tensor_name",
+                f"got {tensor_name!r}, expected one of {known}",
+                field="tensor_name",
+                received=tensor_name,
+            )
         if not output:
             raise IllegalCallError("check_out_tensor", f"there was no iteration of {tensor_type.name} yet")
         assert isinstance(output, dict)  # of a graph

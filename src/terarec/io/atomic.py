@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from terarec.errors import StorageError
+from terarec.errors import FormatError, StorageError
 from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
 from terarec.spec import FieldError
 
@@ -232,13 +232,17 @@ def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
     """Replace `partial` by `out`, which the user knows, in errors of writing.
 
     Raises:
+        FormatError: For data that the file cannot hold.
         StorageError: For an error of the disk, in one line.
     """
     try:
         yield
-    except StorageError as error:
+    except (FormatError, StorageError) as error:
+        is_kept = isinstance(error, FormatError) and partial.exists()  # as the journal of a killed run is
+        if is_kept or str(partial) not in str(error):
+            raise
         parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
-        raise StorageError(*parts) from error
+        raise (StorageError if isinstance(error, StorageError) else FormatError)(*parts) from error
     except OSError as error:
         if isinstance(error, ValueError):  # a FormatError such as a missing source is complete already
             raise

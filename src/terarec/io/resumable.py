@@ -108,8 +108,8 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                 if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                     kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"
                     if isinstance(error, ClusterError):
-                        raise ClusterError(error.where, f"{error.problem}; {kept}") from error
-                    raise RunInterruptedError(kept) from error
+                        raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
+                    raise RunInterruptedError(kept, phases=journal.phases) from error
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
 

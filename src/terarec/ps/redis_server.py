@@ -177,7 +177,5 @@ def _library() -> Any:
         import redis.connection
         import redis.retry
     except ImportError:
-        raise MissingDependencyError(
-            "rows in Redis need redis, which is not installed; pip install 'terarec[redis]'"
-        ) from None
+        raise MissingDependencyError("redis", "not installed, expected pip install 'terarec[redis]'") from None
     return redis

@@ -96,7 +96,7 @@ def render(page: Page) -> str:
     try:
         import jinja2
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("a report needs Jinja2: pip install 'terarec[report]'") from error
+        raise MissingDependencyError("jinja2", "not installed, expected pip install 'terarec[report]'") from error
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -46,7 +46,7 @@ def plot_style() -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("a report needs matplotlib: pip install 'terarec[report]'") from error
+        raise MissingDependencyError("matplotlib", "not installed, expected pip install 'terarec[report]'") from error
     with mpl.rc_context(_STYLE):
         yield
 

@@ -39,7 +39,7 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as error:
-    raise MissingDependencyError(f"serving needs {error.name}: pip install 'terarec[serve]'") from error
+    raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
 
 HELD_REQUESTS = 4
 """Bodies of the greatest length that are in memory at once, whole or in part: one is scored, the others wait."""

@@ -247,7 +247,9 @@ class TensorBoardLogger(PointLogger):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MissingDependencyError("TensorBoard", "pip install 'terarec[tensorboard]'") from error
+            raise MissingDependencyError(
+                "TensorBoard", "not installed, expected pip install 'terarec[tensorboard]'"
+            ) from error
         self._make: Any = SummaryWriter
         self._directory, self._split = directory, split
         self._writer: Any = None
@@ -302,7 +304,7 @@ class MLflowLogger(PointLogger):
         try:
             import mlflow
         except ImportError as error:
-            raise MissingDependencyError("MLflow", "pip install 'terarec[mlflow]'") from error
+            raise MissingDependencyError("MLflow", "not installed, expected pip install 'terarec[mlflow]'") from error
         if uri.partition(":")[0] == "file" or "://" not in uri:
             # MLflow rejects directories unless this variable allows them; naming one is that permission.
             import mlflow.environment_variables as variables

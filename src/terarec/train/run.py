@@ -249,7 +249,13 @@ class Run:
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:
-            raise RunInterruptedError(f"{error}; resume from {self._checkpointing.newest} with resume=True") from None
+            saved = self._checkpointing.newest
+            raise RunInterruptedError(
+                f"{error}; resume from {saved} with resume=True",
+                signal=error.signal,
+                step=error.step,
+                checkpoint=saved,
+            ) from None
         finally:
             self.directory.holds_work |= self.trainer.step > 0
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)

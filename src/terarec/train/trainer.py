@@ -487,7 +487,9 @@ class Trainer:
             self._call("on_interrupt")
             which = self._interrupts.received or "a signal to another rank"
             raise RunInterruptedError(
-                f"{which} after step {self.step} of {self.total_steps} (epoch {self.last_epoch})"
+                f"{which} after step {self.step} of {self.total_steps} (epoch {self.last_epoch})",
+                signal=self._interrupts.received or "",
+                step=self.step,
             ) from None
         self._call("on_finish")
 

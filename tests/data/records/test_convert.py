@@ -91,7 +91,7 @@ def test_whole_numbers_only_in_raw_async_labels(tmp_path):
         writer.write(np.array([[0.5]]), np.zeros((1, 2)), [np.array([1])])
         shard = writer.close()
     write_dataset(dataclasses.replace(spec, splits={"train": (shard,)}), tmp_path / "data")
-    with pytest.raises(FormatError, match=r"data.bin: label 0.5, expected integers"):
+    with pytest.raises(FormatError, check=at(f"{tmp_path}/out/train/data.bin", "label 0.5")):
         write_as_records(tmp_path / "data", tmp_path / "out", RecordOptions(kind="raw_async"))
     assert not (tmp_path / "out").exists()
 

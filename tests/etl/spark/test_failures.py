@@ -80,11 +80,11 @@ def test_executors_without_terarec_are_named() -> None:
 def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(MissingDependencyError, match=r"needs Java 17 or later, found .*/bin/java, which does not run"):
+    with pytest.raises(MissingDependencyError, check=at("Java", "bin/java, which does not run")):
         check_spark()
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
-    with pytest.raises(MissingDependencyError, match="needs Java 17 or later, found Java 11 at"):
+    with pytest.raises(MissingDependencyError, check=at("Java", "found version 11")):
         check_spark()

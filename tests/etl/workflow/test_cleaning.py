@@ -175,8 +175,9 @@ def test_hostile_values_are_rejected_alike(tmp_path: Path, fitted, name, value, 
     path.write_text(f"{good}\n{bad}\n{good}\n")
     opened = open_source(source("json_lines"), [path], policy, threads=1)
     if policy == "raise":
-        with pytest.raises(FormatError, match="line 2") as refused:
+        with pytest.raises(FormatError) as refused:
             list(opened.blocks())
+        assert refused.value.where in (f"{path}: line 2", f"{path}: line 2, column '{name}'")
         str(refused.value).encode()
         return
     rows = sum(block.num_rows for block in opened.blocks())

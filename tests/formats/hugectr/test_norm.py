@@ -227,8 +227,11 @@ def test_a_file_cut_anywhere_after_its_header(tmp_path, slots, checksum):
     layout = make_layout(slots=slots)
     content = norm_bytes(layout, *make_rows(layout, 3, seed=1), checksum=checksum)
     for size in range(69 if checksum else 64, len(content)):
-        with pytest.raises(FormatError, match=r"gen_0.data: (ends at byte|record 0 at|record [12] at|holds)"):
-            NormFile(saved(tmp_path, content[:size]), layout, checksum=checksum).read()
+        path = saved(tmp_path, content[:size])
+        with pytest.raises(
+            FormatError, check=lambda error, path=path: error.where.partition(": record")[0] == str(path)
+        ):
+            NormFile(path, layout, checksum=checksum).read()
 
 
 @pytest.mark.parametrize("checksum", [False, True])
@@ -290,10 +293,10 @@ def test_more_keys_than_the_layout_says(tmp_path, others):
         + usual
         + struct.pack(f"<fi{count}I", 0, count, *[1] * count)
     )
-    with pytest.raises(
-        FormatError, match=rf"slot 'in0.0'( at byte 84)?: record {others} holds 3 keys, expected 0 to 2"
-    ):
-        NormFile(saved(tmp_path, content), layout, checksum=False).read()
+    path = saved(tmp_path, content)
+    where = f"{path}, slot 'in0.0'{' at byte 84' if others else ''}"
+    with pytest.raises(FormatError, check=at(where, f"record {others} holds 3 keys")):
+        NormFile(path, layout, checksum=False).read()
 
 
 def test_a_record_of_no_whole_number_of_words(tmp_path):

@@ -152,19 +152,19 @@ def test_layouts_that_records_of_one_size_cannot_have():
 
 
 @pytest.mark.parametrize(
-    ("label", "dense", "key", "message"),
+    ("label", "dense", "key", "slot", "problem"),
     [
-        (0.5, 1, 1, r"label 0.5, expected integers from -2147483648 to 2147483647"),
-        (1, -1, 1, r"dense -1, expected integers from 0 to 2147483647"),
-        (1, math.nan, 1, r"dense nan, expected integers"),
-        (1, 1, 2**31, r"slot 'in0.0': key 2147483648 does not fit int32"),
+        (0.5, 1, 1, "", "label 0.5"),
+        (1, -1, 1, "", "dense -1"),
+        (1, math.nan, 1, "", "dense nan"),
+        (1, 1, 2**31, ", slot 'in0.0'", "key 2147483648"),
     ],
 )
-def test_numbers_that_a_file_of_integers_cannot_hold(tmp_path, label, dense, key, message):
+def test_numbers_that_a_file_of_integers_cannot_hold(tmp_path, label, dense, key, slot, problem):
     layout = make_layout(dense=1, slots=((1, True),))
     with (
         FixedRecordWriter(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=False)) as writer,
-        pytest.raises(FormatError, match=message),
+        pytest.raises(FormatError, check=at(f"{tmp_path}/x.bin{slot}", problem)),
     ):
         writer.write(np.array([[label]], float), np.array([[dense]], float), [np.array([key])])
     assert list(tmp_path.iterdir()) == []

@@ -43,17 +43,19 @@ def check_spark() -> None:
     try:
         import pyspark.sql  # heavy, and only this engine needs it
     except ImportError as error:
-        raise MissingDependencyError("engine 'spark' needs PySpark 4: pip install 'terarec[spark]'") from error
+        raise MissingDependencyError("pyspark", "not installed, expected pip install 'terarec[spark]'") from error
     if int(pyspark.__version__.split(".")[0]) < 4:
-        raise MissingDependencyError(f"engine 'spark' needs PySpark 4, found {pyspark.__version__}")
+        raise MissingDependencyError("pyspark", f"version {pyspark.__version__} is installed, expected 4 or later")
     home = java_home()
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     version = None if java is None else _java_version(java)
     if java is None or version is None:
         found = "none on PATH, and JAVA_HOME is not set" if java is None else f"{java}, which does not run"
-        raise MissingDependencyError(f"engine 'spark' needs Java {LEAST_JAVA} or later, found {found}")
+        raise MissingDependencyError("Java", f"found {found}, expected version {LEAST_JAVA} or later for Spark")
     if version < LEAST_JAVA:
-        raise MissingDependencyError(f"engine 'spark' needs Java {LEAST_JAVA} or later, found Java {version} at {java}")
+        raise MissingDependencyError(
+            "Java", f"found version {version} at {java}, expected {LEAST_JAVA} or later for Spark"
+        )
 
 
 @contextmanager
