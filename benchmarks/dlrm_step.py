@@ -1,7 +1,8 @@
 """A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its floor.
 
-The floor is the time of the step's matrix products alone, each by the fastest library, run beside it, plus that of its
-rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for the update.
+The floor is the time of the step's matrix products alone, each by the fastest library or kernel, run beside it, plus
+that of its rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for
+the update.
 """
 
 import argparse

@@ -18,10 +18,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from terarec.batch import Batch, Jagged
 from terarec.embedding import EmbeddingCollection
+from terarec.kernels.registry import choose
 from terarec.models import DLRM
-from terarec.nn import MLP
+from terarec.nn import MLP, DotInteraction
 from terarec.nn.precision import Precision
-from terarec.ops import linear
+from terarec.ops import pair_dots, takes_pair_dots
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -189,11 +190,11 @@ def floor_step(
     """The matrix products of a step, written to memory that is already there. The rows come on top."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
-    if workload.bottom:
-        products += _interaction_products(workload)
     # The product of a transposed gradient reads it transposed, so the views go as they are.
     products = [tuple(tensor.to(device, dtype) for tensor in product) for product in products]
-    multiply = [_fastest(*product) for product in products]
+    multiply = [_fastest(_choices(*product)) for product in products]
+    if workload.bottom:
+        multiply += [_fastest(choices) for choices in _interactions(workload, dtype, device)]
 
     def step(_: Batch) -> None:
         for one in multiply:
@@ -202,16 +203,7 @@ def floor_step(
     return step
 
 
-def _fastest(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
-    """The product by the library that takes the least time for it: torch's own, or oneDNN where layers use that."""
-    choices: list[Callable[[], object]] = [partial(torch.matmul, left, right, out=out)]
-    if left.dim() == 2:  # oneDNN takes matrices in the order of memory, so a transposed one is copied first
-        choices += [
-            partial(linear, left, right.T),
-            lambda: linear(left.contiguous(), right.T.contiguous()),
-            lambda: linear(right.T.contiguous(), left.contiguous()),
-        ]
-
+def _fastest(choices: list[Callable[[], object]]) -> Callable[[], object]:
     def seconds(choice: Callable[[], object]) -> float:
         choice()
         start = time.perf_counter()
@@ -219,7 +211,44 @@ def _fastest(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], object]:
         return time.perf_counter() - start
 
     with torch.no_grad():
-        return min(choices, key=lambda choice: min(seconds(choice) for _ in range(3)))
+        return min(choices, key=lambda choice: min(seconds(choice) for _ in range(5)))
+
+
+def _choices(left: Tensor, right: Tensor, out: Tensor) -> list[Callable[[], object]]:
+    """The product by torch's own library and by oneDNN, which takes matrices in the order of memory, or copies them."""
+    by_torch = partial(torch.matmul, left, right, out=out)
+    if left.device.type != "cpu":
+        return [by_torch]
+
+    def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+    return [
+        by_torch,
+        lambda: by_onednn(left, right.T),
+        lambda: by_onednn(left.contiguous(), right.T.contiguous()),
+        lambda: by_onednn(right.T.contiguous(), left.contiguous()),
+    ]
+
+
+def _interactions(
+    workload: Workload, dtype: torch.dtype, device: torch.device | None
+) -> list[list[Callable[[], object]]]:
+    """The dots of all pairs and the gradients of the vectors: torch's product of matrices, or terarec's whole op."""
+    count, width = workload.features + 1, workload.width
+    vectors = torch.randn(workload.batch, count, width).to(device, dtype)
+    dots = torch.randn(workload.batch, count, count).to(device, dtype)
+    by_torch: list[list[Callable[[], object]]] = [
+        [partial(torch.matmul, vectors, vectors.transpose(1, 2), out=torch.empty_like(dots))],
+        [partial(torch.matmul, dots, vectors, out=torch.empty_like(vectors))],
+    ]
+    first, others = vectors[:, 0].contiguous(), vectors[:, 1:].flatten(1).float()
+    if takes_pair_dots(first, others):
+        out_width = DotInteraction(count, width).out_width
+        grad = torch.randn(workload.batch, out_width).to(dtype)
+        by_torch[0].append(partial(pair_dots, first, others, out_width))
+        by_torch[1].append(partial(choose("pair_gradients", first.device), grad, first, others))
+    return by_torch
 
 
 def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
@@ -235,13 +264,6 @@ def _layer_products(batch: int, fan_in: int, fan_out: int, needs_gradient: bool)
     x, y, weight = torch.randn(batch, fan_in), torch.randn(batch, fan_out), torch.randn(fan_out, fan_in)
     products = [(x, weight.T, torch.empty_like(y)), (y.T, x, torch.empty_like(weight))]
     return [*products, (y, weight, torch.empty_like(x))] if needs_gradient else products
-
-
-def _interaction_products(workload: Workload) -> list[tuple[Tensor, ...]]:
-    count = workload.features + 1
-    vectors = torch.randn(workload.batch, count, workload.width)
-    dots = torch.randn(workload.batch, count, count)
-    return [(vectors, vectors.transpose(1, 2), torch.empty_like(dots)), (dots, vectors, torch.empty_like(vectors))]
 
 
 SIDES = {

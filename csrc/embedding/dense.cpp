@@ -21,8 +21,9 @@ constexpr int64_t kUnitSamples = 64;
 bool is_aligned(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 64 == 0; }
 
 // The samples of `of` from `first` on, at most kUnitSamples.
-SampleVectors unit_of(const SampleVectors& of, int64_t first, void* buffer) {
-  SampleVectors unit = of;
+template <class T>
+SampleVectors<T> unit_of(const SampleVectors<T>& of, int64_t first, void* buffer) {
+  SampleVectors<T> unit = of;
   unit.first += first * of.first_stride;
   unit.others += first * of.others_stride;
   unit.samples = std::min(kUnitSamples, of.samples - first);
@@ -31,61 +32,81 @@ SampleVectors unit_of(const SampleVectors& of, int64_t first, void* buffer) {
 }
 
 // Calls body(first sample, buffer) for every unit.
-template <class Body>
-void for_units(const SampleVectors& of, int threads, Body&& body) {
+template <class T, class Body>
+void for_units(const SampleVectors<T>& of, int threads, Body&& body) {
   parallel_for(threads, (of.samples + kUnitSamples - 1) / kUnitSamples, [&](int64_t unit) {
     const CallMemory buffer(pair_bytes(of.vectors, of.width));
     body(unit * kUnitSamples, buffer.get());
   });
 }
 
+// The kernels by type.
+void run(const MaskGradient<uint16_t>& call) { kernels().mask_bfloat16(call); }
+void run(const MaskGradient<float>& call) { kernels().mask_float(call); }
+void run(const PairDots<uint16_t>& call) { dot_pairs(call); }
+void run(const PairDots<float>& call) { kernels().dot_pairs(call); }
+void run(const PairGradients<uint16_t>& call) { pair_gradients(call); }
+void run(const PairGradients<float>& call) { kernels().pair_gradients(call); }
+
 }  // namespace
 
-void mask_gradient(MaskGradient call, int threads) {
+template <class T>
+void mask_gradient(MaskGradient<T> call, int threads) {
   const int64_t units = (call.rows + kUnitRows - 1) / kUnitRows, columns = call.columns;
-  call.stream = columns % 32 == 0 && is_aligned(call.masked) && 2 * call.rows * columns >= kStreamBytes;
+  const int64_t row_bytes = sizeof(T) * columns;
+  call.stream = row_bytes % 64 == 0 && is_aligned(call.masked) && call.rows * row_bytes >= kStreamBytes;
   memset(call.sums, 0, 4 * columns);
   if (units == 0 || columns == 0) return;
   const CallMemory memory(4 * units * columns);
   float* const sums = static_cast<float*>(memory.get());
   memset(sums, 0, 4 * units * columns);
   parallel_for(threads, units, [&](int64_t unit) {
-    MaskGradient part = call;
+    MaskGradient<T> part = call;
     const int64_t row = unit * kUnitRows;
     part.grad += row * call.grad_stride;
     part.part += row * columns;
     part.masked += row * columns;
     part.rows = std::min(kUnitRows, call.rows - row);
     part.sums = sums + unit * columns;
-    kernels().mask_gradient(part);
+    run(part);
   });
   for (int64_t unit = 0; unit < units; unit++) {
     for (int64_t c = 0; c < columns; c++) call.sums[c] += sums[unit * columns + c];
   }
 }
 
-bool has_pair_dots() {
+bool has_pair_dots(bool is_narrow) {
   static const bool has_units = cpu_has_avx512_bf16();
-  return has_units && !strcmp(kernels().name, "avx512");
+  if (is_narrow) return has_units && !strcmp(kernels().name, "avx512");
+  return kernels().dot_pairs != nullptr;
 }
 
-void dot_pairs(const PairDots& call, int threads) {
+template <class T>
+void dot_pairs(const PairDots<T>& call, int threads) {
   for_units(call.of, threads, [&](int64_t first, void* buffer) {
-    dot_pairs({unit_of(call.of, first, buffer), call.out + first * call.out_stride, call.out_stride});
+    run(PairDots<T>{unit_of(call.of, first, buffer), call.out + first * call.out_stride, call.out_stride});
   });
 }
 
-void pair_gradients(PairGradients call, int threads) {
+template <class T>
+void pair_gradients(PairGradients<T> call, int threads) {
   const int64_t width = call.of.width, others_width = (call.of.vectors - 1) * width;
   call.stream = width % 16 == 0 && is_aligned(call.grad_others) && 4 * call.of.samples * others_width >= kStreamBytes;
   for_units(call.of, threads, [&](int64_t first, void* buffer) {
-    PairGradients unit = call;
+    PairGradients<T> unit = call;
     unit.of = unit_of(call.of, first, buffer);
     unit.grad += first * call.grad_stride;
     unit.grad_first += first * width;
     unit.grad_others += first * others_width;
-    pair_gradients(unit);
+    run(unit);
   });
 }
+
+template void mask_gradient(MaskGradient<uint16_t>, int);
+template void mask_gradient(MaskGradient<float>, int);
+template void dot_pairs(const PairDots<uint16_t>&, int);
+template void dot_pairs(const PairDots<float>&, int);
+template void pair_gradients(PairGradients<uint16_t>, int);
+template void pair_gradients(PairGradients<float>, int);
 
 }  // namespace terarec

@@ -1,4 +1,4 @@
-// What dense layers do in bfloat16 beside their products, on several threads.
+// What dense layers do beside their products, on several threads; in float, or uint16_t for bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,17 @@
 
 namespace terarec {
 
-// As the kernel of this name; `sums` are set, and the same bits for any number of threads.
-void mask_gradient(MaskGradient call, int threads);
+// As the kernels of these types; `sums` are set, and the same bits for any number of threads.
+template <class T>
+void mask_gradient(MaskGradient<T> call, int threads);
 
-// Whether the kernels of pair_dots.h run here.
-bool has_pair_dots();
+// Whether the set in use has the kernels of pair_dots.h.
+bool has_pair_dots(bool is_narrow);
 
-// As dot_pairs and pair_gradients, without a buffer.
-void dot_pairs(const PairDots& call, int threads);
-void pair_gradients(PairGradients call, int threads);
+// As dot_pairs and pair_gradients of kernels.h and pair_dots.h, without a buffer.
+template <class T>
+void dot_pairs(const PairDots<T>& call, int threads);
+template <class T>
+void pair_gradients(PairGradients<T> call, int threads);
 
 }  // namespace terarec

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "embedding/hash_bucket.h"
+#include "embedding/isa/pair_dots.h"
 #include "embedding/rows.h"
 
 namespace terarec {
@@ -151,16 +152,17 @@ struct UpdateRows {
   float* buffer;  // update_floats(width) floats
 };
 
-// Copies a gradient, bfloat16[rows, columns], where the positive part of the same shape is positive, and zeros where it
-// is not; adds its columns to `sums`.
+// Copies a gradient, [rows, columns] of float, or of uint16_t for bfloat16, where the positive part of the same shape is
+// positive, and zeros where it is not; adds its columns to `sums`.
+template <class T>
 struct MaskGradient {
-  const uint16_t* grad;
+  const T* grad;
   int64_t grad_stride;
-  const uint16_t* part;  // one row after the other
+  const T* part;  // one row after the other
   int64_t rows, columns;
-  uint16_t* masked;  // one row after the other
+  T* masked;  // one row after the other
   float* sums;
-  bool stream;  // store past the caches; needs columns % 32 == 0 and `masked` aligned to 64 bytes
+  bool stream;  // store past the caches; needs rows of whole cache lines, and `masked` aligned to them
 };
 
 // Searches key j, by its hash, in *buckets[j], j < count <= 64: rows[j] becomes its row there, or -1.
@@ -188,7 +190,10 @@ struct Kernels {
   void (*update_rows)(const UpdateRows&);
   SearchOutcome (*search_buckets)(const SearchBuckets&);
   double (*sum_squares)(const UpdateRows&, int64_t first_row);  // of the gradients; rows before it do not count
-  void (*mask_gradient)(const MaskGradient&);
+  void (*mask_bfloat16)(const MaskGradient<uint16_t>&);
+  void (*mask_float)(const MaskGradient<float>&);
+  void (*dot_pairs)(const PairDots<float>&);  // null, and so the next, where the set has no fused multiply-add
+  void (*pair_gradients)(const PairGradients<float>&);
 };
 
 // The set in use: the best that the CPU runs, or the one selected.

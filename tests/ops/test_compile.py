@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.nn import MLP, DotInteraction
 from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
-from terarec.ops.linear import has_bfloat16
+from terarec.ops.linear import _choice_and_range, has_bfloat16
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = row_rule("sgd", lr=0.1)
@@ -90,12 +90,26 @@ def test_the_op_stays_itself_in_an_exported_program():
         assert torch.equal(loaded(other.keys, other.offsets), module(other.keys, other.offsets))
 
 
-@pytest.mark.skipif(not (has_bfloat16() and has_pair_dots()), reason="the processor has no bfloat16 units")
-def test_bfloat16_layers_are_their_own_ops_forward_and_backward():
+@pytest.fixture
+def onednn(monkeypatch):
+    """Takes oneDNN whatever the processor."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setenv("TERAREC_LINEAR", "onednn")
+    _choice_and_range.cache_clear()
+    yield
+    _choice_and_range.cache_clear()
+
+
+@pytest.mark.parametrize("is_narrow", [True, False])
+@pytest.mark.usefixtures("onednn")
+def test_layers_are_their_own_ops_forward_and_backward(is_narrow):
+    if not has_pair_dots(is_narrow) or (is_narrow and not has_bfloat16()):
+        pytest.skip("the processor has no units for these products")
     torch.compiler.reset()
     bottom = MLP(32, (32,), generator=torch.Generator().manual_seed(1), relus=(True,))
     dots = DotInteraction(3, 32)
-    x, others = torch.randn(4096, 32), torch.randn(4096, 64, requires_grad=True)
+    x, others = torch.randn(4096, 32, requires_grad=True), torch.randn(4096, 64, requires_grad=True)
     called = set()
 
     def record(graph, inputs):
@@ -103,13 +117,14 @@ def test_bfloat16_layers_are_their_own_ops_forward_and_backward():
         return make_boxed_func(graph.forward)
 
     def loss(x, others):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
             return dots(bottom(x), others).float().square().mean()
 
     results = []
     for function in (loss, torch.compile(loss, backend=aot_autograd(fw_compiler=record), fullgraph=True)):
         value = function(x, others)
-        results.append((value, *torch.autograd.grad(value, [others, *bottom.parameters()])))
-    assert called == {f"terarec.{op}.default" for op in ("linear_relu", "mask_gradient", "pair_dots", "pair_gradients")}
+        results.append((value, *torch.autograd.grad(value, [x, others, *bottom.parameters()])))
+    ops = ("linear", "mask_gradient", "pair_dots", "pair_gradients", *(() if is_narrow else ("weight_gradient",)))
+    assert called == {f"terarec.{op}.default" for op in ops}
     for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=2**-7, atol=1e-6)
+        torch.testing.assert_close(compiled, eager, rtol=2**-7 if is_narrow else 1e-5, atol=1e-6)

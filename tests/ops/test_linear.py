@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from terarec.kernels.ref import dense as ref
 from terarec.nn import MLP
 from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice, linear_relu
-from terarec.ops.linear import has_bfloat16
+from terarec.ops.linear import _choice_and_range, _multiplies_weight_gradients, has_bfloat16, least_products
 from tests.errors import at
 from tests.processes import run_python
 
@@ -31,9 +32,9 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
-    linear_choice.cache_clear()
+    _choice_and_range.cache_clear()
     yield
-    linear_choice.cache_clear()
+    _choice_and_range.cache_clear()
 
 
 def draw(rows: int, in_width: int, width: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,15 +211,45 @@ def test_the_environment_forces_a_library() -> None:
 def test_onednn_requested_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    linear_choice.cache_clear()
+    _choice_and_range.cache_clear()
     with pytest.raises(KernelError, check=at("TERAREC_LINEAR")):
         linear_choice()
-    linear_choice.cache_clear()
+    _choice_and_range.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "least", "has_weight_gradients"),
+    [(0, None, False), (23, None, False), (25, 1 << 26, False), (26, 1 << 22, True)],
+)
+def test_the_processor_and_the_size_choose_the_library(
+    family: int, least: int | None, has_weight_gradients: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkl.is_available():
+        pytest.skip("this torch has one library alone")
+    monkeypatch.delenv("TERAREC_LINEAR", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(import_module("terarec.ops.linear"), "_amd_family", lambda: family)
+    _choice_and_range.cache_clear()
+    try:
+        assert linear_choice().implementation == ("torch" if least is None else "onednn")
+        assert least_products(False) == (least or 0)
+        x, weight, _ = draw(1 << 10, 1 << 8, 1 << 8)  # 2^26 multiplications
+        weight.requires_grad_()
+        assert is_onednn(linear(x, weight)) == (least is not None)
+        assert is_onednn(linear(x[:512], weight)) == (least == 1 << 22)
+        assert _multiplies_weight_gradients() == has_weight_gradients
+        out = linear_relu(x, weight)
+        out.sum().backward()
+        expected = (out.detach() > 0).double().t() @ x.double()
+        torch.testing.assert_close(weight.grad.double(), expected, **ROUNDING)
+    finally:
+        _choice_and_range.cache_clear()
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(("rows", "in_width", "width"), [(4096, 100, 16), (331, 211, 127), (7, 13, 5), (0, 4, 4)])
 @pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.usefixtures("onednn")
 def test_positive_part_and_gradients_equal_those_in_float64(
     rows: int, in_width: int, width: int, has_bias: bool, autocast: bool
 ) -> None:
@@ -239,26 +270,31 @@ def test_positive_part_and_gradients_equal_those_in_float64(
         assert error <= (0.02 if autocast else 1e-5) * max(scale, 1.0)
 
 
-def test_positive_part_is_fused_under_bfloat16_autocast_and_has_second_gradients() -> None:
-    if not has_bfloat16():
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.usefixtures("onednn")
+def test_positive_part_is_fused_and_has_second_gradients(autocast: bool) -> None:
+    if autocast and not has_bfloat16():
         pytest.skip("oneDNN does not multiply bfloat16 here")
     x, weight, bias = (tensor.requires_grad_() for tensor in draw(512, 128, 128))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         out = linear_relu(x, weight, bias)
-        assert out.grad_fn.name() == "_LinearReLUBackward"
-        assert "_LinearReLU" not in linear_relu(x[:1], weight, bias).grad_fn.name()
+        assert is_onednn(out)
+        assert not is_onednn(linear_relu(x[:1], weight, bias))
         with torch.backends.mkldnn.flags(enabled=False):
-            assert "_LinearReLU" not in linear_relu(x, weight, bias).grad_fn.name()
+            assert not is_onednn(linear_relu(x, weight, bias))
     (first,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), weight)
     assert second.abs().max() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("instructions", host.instruction_sets())
 @pytest.mark.parametrize(("rows", "width"), [(0, 5), (1, 1), (300, 33), (257, 8), (513, 13), (4097, 1024), (8192, 300)])
-def test_gradient_of_a_positive_part_and_its_sums_equal_torchs(rows: int, width: int, instructions: str) -> None:
+def test_gradient_of_a_positive_part_and_its_sums_equal_torchs(
+    rows: int, width: int, instructions: str, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(rows)
-    grad, part = (torch.randn(rows, width, generator=generator).bfloat16() for _ in range(2))
+    grad, part = (torch.randn(rows, width, generator=generator).to(dtype) for _ in range(2))
     part.relu_()
     before = host.features()
     host.select(instructions)
@@ -285,8 +321,11 @@ def test_gradient_of_a_positive_part_and_its_sums_equal_torchs(rows: int, width:
     torch.testing.assert_close(sums, expected_sums, rtol=2**-7, atol=1e-3)
 
 
-def test_sums_of_a_gradient_do_not_depend_on_the_threads(set_threads: Callable[[int], None]) -> None:
-    grad, part = torch.randn(2000, 40).bfloat16(), torch.randn(2000, 40).relu().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_of_a_gradient_do_not_depend_on_the_threads(
+    set_threads: Callable[[int], None], dtype: torch.dtype
+) -> None:
+    grad, part = torch.randn(2000, 40).to(dtype), torch.randn(2000, 40).relu().to(dtype)
     expected = cpu.mask_gradient(grad, part)
     for threads in (1, 3):
         set_threads(threads)

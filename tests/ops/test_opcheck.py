@@ -8,7 +8,7 @@ from terarec.kernels.contract import KernelGradient
 from terarec.kernels.row_rules import number_names
 from terarec.ops import quantize_rows
 from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
-from terarec.ops.linear import _linear_relu_op, _mask_gradient_op, has_bfloat16
+from terarec.ops.linear import _linear_op, _mask_gradient_op, _weight_gradient_op, has_bfloat16
 from terarec.ops.pair_dots import _pair_dots_op, _pair_gradients_op
 from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
@@ -26,7 +26,7 @@ def lookup_arguments(rows, held, is_weighted, implementation="auto"):
 def test_these_are_all_ops():
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("terarec::")}
     checked = {_bag_lookup_op, key_weight_gradient_op, _quantized_bag_lookup_op, _row_update_op}
-    checked |= {_linear_relu_op, _mask_gradient_op, _pair_dots_op, _pair_gradients_op}
+    checked |= {_linear_op, _weight_gradient_op, _mask_gradient_op, _pair_dots_op, _pair_gradients_op}
     assert registered == {op._qualname for op in checked}
 
 
@@ -107,16 +107,22 @@ def test_row_update(kind, mode, pooling, dtype, is_weighted):
     )
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_linear_relu(has_bias):
-    if not has_bfloat16():
-        pytest.skip("oneDNN does not multiply bfloat16 here")
-    x, weight, bias = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((9, 6), (5, 6), (5,)))
-    opcheck(_linear_relu_op, (x, weight, bias if has_bias else None))
-    opcheck(_mask_gradient_op, (torch.randn(9, 5).bfloat16(), torch.randn(9, 5).bfloat16().relu_()))
+@pytest.mark.parametrize(
+    ("dtype", "activation", "has_bias"),
+    [(torch.bfloat16, "relu", True), (torch.float32, "relu", False), (torch.float32, "none", True)],
+)
+def test_linear(dtype, activation, has_bias):
+    if not torch.backends.mkldnn.is_available() or (dtype is torch.bfloat16 and not has_bfloat16()):
+        pytest.skip("oneDNN does not multiply this type here")
+    x, weight, bias = (torch.randn(shape).to(dtype).requires_grad_() for shape in ((9, 6), (5, 6), (5,)))
+    opcheck(_linear_op, (x, weight, bias if has_bias else None, activation))
+    grad, part = torch.randn(9, 5).to(dtype), torch.randn(9, 5).to(dtype).relu_()
+    opcheck(_mask_gradient_op, (grad, part))
+    opcheck(_weight_gradient_op, (grad, x.detach()))
 
 
-def test_pair_dots():
-    first, others = torch.randn(7, 8).bfloat16().requires_grad_(), torch.randn(7, 32).requires_grad_()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_pair_dots(dtype):
+    first, others = torch.randn(7, 8).to(dtype).requires_grad_(), torch.randn(7, 32).requires_grad_()
     opcheck(_pair_dots_op, (first, others, 32, "auto"))
-    opcheck(_pair_gradients_op, (torch.randn(7, 32).bfloat16(), first.detach(), others.detach(), "auto"))
+    opcheck(_pair_gradients_op, (torch.randn(7, 32).to(dtype), first.detach(), others.detach(), "auto"))

@@ -1,4 +1,4 @@
-"""Dots of all pairs of vectors in bfloat16: the kernel against the plain formula, and both against float64."""
+"""Dots of all pairs of vectors, in bfloat16 and float32: kernel and plain formula, and both against float64."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from terarec.errors import KernelError
 from terarec.kernels.cpu.dense import has_pair_dots
-from terarec.kernels.cpu.host import features, select
+from terarec.kernels.cpu.host import features, instruction_sets, select
 from terarec.nn import DotInteraction
 from terarec.ops import pair_dots, takes_pair_dots
 from tests.errors import at
@@ -16,12 +16,21 @@ from tests.errors import at
 SHAPES = [(0, 3, 4), (1, 2, 1), (7, 5, 3), (130, 27, 64), (65, 27, 16), (33, 40, 48), (9, 17, 128), (64, 33, 40)]
 """Samples, vectors and their width."""
 
-needs_units = pytest.mark.skipif(not has_pair_dots(), reason="the processor has no AVX512-BF16")
+TYPES = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not has_pair_dots(is_narrow), reason=f"the processor has no {units}"))
+    for dtype, is_narrow, units in (
+        (torch.bfloat16, True, "AVX512-BF16"),
+        (torch.float32, False, "fused multiply-add"),
+    )
+]
+UNITS = {torch.bfloat16: 2**-7, torch.float32: 2**-20}
+"""Types of the first vector that have a kernel -> tolerance of their sums."""
+by_kernel = pytest.mark.parametrize("dtype", TYPES)
 
 
-def draw(batch_size: int, num_vectors: int, width: int) -> tuple[Tensor, Tensor, int]:
+def draw(batch_size: int, num_vectors: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
     generator = torch.Generator().manual_seed(batch_size)
-    first = torch.randn(batch_size, width, generator=generator).bfloat16()
+    first = torch.randn(batch_size, width, generator=generator).to(dtype)
     others = torch.randn(batch_size, (num_vectors - 1) * width, generator=generator)
     return first, others, DotInteraction(num_vectors, width).out_width
 
@@ -33,21 +42,23 @@ def with_gradients(first: Tensor, others: Tensor, out_width: int, implementation
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
-@needs_units
+@by_kernel
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_kernel_gives_what_torch_gives(shape: tuple[int, int, int]) -> None:
-    inputs = draw(*shape)
+def test_the_kernel_gives_what_torch_gives(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    inputs = draw(*shape, dtype)
     for got, expected in zip(with_gradients(*inputs, "cpu"), with_gradients(*inputs, "ref"), strict=True):
         assert (got.dtype, got.is_contiguous()) == (expected.dtype, True)
-        torch.testing.assert_close(got, expected, rtol=2**-7, atol=1e-4)  # another order of sums may round differently
+        # Another order of sums may round differently.
+        torch.testing.assert_close(got, expected, rtol=UNITS[dtype], atol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["ref", pytest.param("cpu", marks=needs_units)])
+@pytest.mark.parametrize("implementation", ["auto", "ref"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES[1:])
-def test_equals_the_formula_in_float64(shape: tuple[int, int, int], implementation: str) -> None:
-    first, others, out_width = draw(*shape)
+def test_equals_the_formula_in_float64(shape: tuple[int, int, int], dtype: torch.dtype, implementation: str) -> None:
+    first, others, out_width = draw(*shape, dtype)
     got = with_gradients(first, others, out_width, implementation)
-    exact = [first.double().requires_grad_(), others.bfloat16().double().requires_grad_()]
+    exact = [first.double().requires_grad_(), others.to(dtype).double().requires_grad_()]
     vectors = torch.cat(exact, dim=1).unflatten(1, (-1, shape[2]))
     rows, columns = torch.tril_indices(shape[1], shape[1], offset=-1)
     dots = torch.cat([exact[0], (vectors @ vectors.mT)[:, rows, columns]], dim=1)
@@ -55,12 +66,14 @@ def test_equals_the_formula_in_float64(shape: tuple[int, int, int], implementati
     expected = [dots.detach(), *torch.autograd.grad(dots, exact, grad[:, : dots.shape[1]])]
     assert not got[0][:, dots.shape[1] :].any()
     for mine, right in zip([got[0][:, : dots.shape[1]], *got[1:]], expected, strict=True):
-        assert (mine.double() - right).abs().max() <= 2**-7 * right.abs().max()
+        assert (mine.double() - right).abs().max() <= UNITS[dtype] * right.abs().max()
 
 
-@needs_units
-def test_other_layouts_in_memory_and_any_number_of_threads(set_threads: Callable[[int], None]) -> None:
-    first, others, out_width = draw(130, 27, 64)
+@by_kernel
+def test_other_layouts_in_memory_and_any_number_of_threads(
+    set_threads: Callable[[int], None], dtype: torch.dtype
+) -> None:
+    first, others, out_width = draw(130, 27, 64, dtype)
     expected = with_gradients(first, others, out_width, "cpu")
     wide = torch.cat([others, others], dim=1)[:, : others.shape[1]]
     apart = torch.stack([first, first], dim=2)[:, :, 0]
@@ -71,9 +84,9 @@ def test_other_layouts_in_memory_and_any_number_of_threads(set_threads: Callable
         assert all(torch.equal(*pair) for pair in zip(again, expected, strict=True))
 
 
-@needs_units
-def test_numbers_that_are_none_pass_through() -> None:
-    first, others, out_width = draw(7, 5, 16)
+@by_kernel
+def test_numbers_that_are_none_pass_through(dtype: torch.dtype) -> None:
+    first, others, out_width = draw(7, 5, 16, dtype)
     others[3, 20] = float("nan")
     others[4, 0] = float("inf")
     for got, expected in zip(
@@ -83,21 +96,38 @@ def test_numbers_that_are_none_pass_through() -> None:
         assert torch.equal(got.isinf(), expected.isinf())
 
 
-@needs_units
-def test_the_layer_takes_the_kernel_for_bfloat16_alone() -> None:
-    first, others, _ = draw(7, 5, 8)
+@pytest.mark.skipif(not has_pair_dots(False), reason="the processor has no fused multiply-add")
+def test_all_sets_give_the_same_bits_in_float32() -> None:
+    before = features()
+    results = []
+    try:
+        for name in [*instruction_sets(), "wide"]:
+            select(name)
+            if has_pair_dots(False):
+                results.append([with_gradients(*draw(*shape, torch.float32), "cpu") for shape in SHAPES])
+    finally:
+        select(before)
+    for other in results[1:]:
+        for got, expected in zip(other, results[0], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+@by_kernel
+def test_the_layer_takes_the_kernel_for_its_types_alone(dtype: torch.dtype) -> None:
+    first, others, _ = draw(7, 5, 8, dtype)
     layer = DotInteraction(5, 8)
     first.requires_grad_()
     assert "pair_dots" in layer(first, others).grad_fn.name()
     assert layer(first.half(), others).grad_fn.name() == "_InteractBackward"
-    assert layer(first.float(), others).grad_fn.name() == "_InteractBackward"
+    assert layer(first.double(), others.double()).grad_fn.name() == "_InteractBackward"
     assert layer(first, others.bfloat16()).grad_fn.name() == "_InteractBackward"
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(first, others), layer(first, others))
 
 
-def test_a_set_without_units_runs_the_reference_or_raises() -> None:
-    first, others, out_width = draw(7, 5, 8)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_set_without_units_runs_the_reference_or_raises(dtype: torch.dtype) -> None:
+    first, others, out_width = draw(7, 5, 8, dtype)
     before = features()
     select("generic")
     try:

@@ -36,6 +36,7 @@ constexpr int kLanes = TERAREC_LANES;
 #include "embedding/isa/rules.inc"
 #include "embedding/isa/update.inc"
 #include "embedding/isa/dense.inc"
+#include "embedding/isa/pair_dots.inc"
 
 // The loop that compares keys with buckets.
 
@@ -83,6 +84,7 @@ extern const Kernels TERAREC_TABLE = {TERAREC_TEXT(TERAREC_SET), TERAREC_SET::ha
                                       TERAREC_SET::pool_bags, TERAREC_SET::spread_max, TERAREC_SET::dot_rows,
                                       TERAREC_SET::add_bags, TERAREC_SET::add_terms, TERAREC_SET::update_rows,
                                       TERAREC_SET::search_buckets, TERAREC_SET::sum_squares,
-                                      TERAREC_SET::mask_gradient};
+                                      TERAREC_SET::mask_gradient<uint16_t>, TERAREC_SET::mask_gradient<float>,
+                                      TERAREC_SET::kDotPairs, TERAREC_SET::kPairGradients};
 
 }  // namespace terarec

@@ -41,7 +41,7 @@ struct Buffer {
   float* dots;
   uint16_t* packed;
 
-  explicit Buffer(const SampleVectors& of)
+  explicit Buffer(const SampleVectors<uint16_t>& of)
       : padded_vectors((of.vectors + 15) / 16 * 16), row_pairs((of.width + 31) / 32 * 16),
         rows(static_cast<uint32_t*>(of.buffer)), columns(rows + padded_vectors * row_pairs),
         dots(reinterpret_cast<float*>(columns + padded_vectors * row_pairs)),
@@ -50,7 +50,7 @@ struct Buffer {
   }
 };
 
-inline void read_vectors(const SampleVectors& of, int64_t sample, const Buffer& buffer) {
+inline void read_vectors(const SampleVectors<uint16_t>& of, int64_t sample, const Buffer& buffer) {
   __builtin_memcpy(buffer.rows, of.first + sample * of.first_stride, 2 * of.width);
   const float* other = of.others + sample * of.others_stride;
   uint16_t* row = reinterpret_cast<uint16_t*>(buffer.rows + buffer.row_pairs);
@@ -95,8 +95,8 @@ inline void dot_tile(const Buffer& buffer, int64_t row, int64_t column) {
   }
 }
 
-inline void write_dots(const PairDots& call, int64_t sample, const Buffer& buffer) {
-  const SampleVectors& of = call.of;
+inline void write_dots(const PairDots<uint16_t>& call, int64_t sample, const Buffer& buffer) {
+  const SampleVectors<uint16_t>& of = call.of;
   uint16_t* packed = buffer.packed;  // what is written behind the end of a row of the triangle, the next ones overwrite
   for (int64_t i = 1; i < of.vectors; packed += i++) {
     const float* const dots = buffer.dots + i * buffer.padded_vectors;
@@ -142,8 +142,8 @@ inline void pair_rows(const Buffer& buffer) {
 
 // The gradients of four vectors from `row` on, in 16 * kVectors columns from `column` on.
 template <int kVectors>
-inline void gradient_tile(const PairGradients& call, int64_t sample, const Buffer& buffer, int64_t row, int64_t column) {
-  const SampleVectors& of = call.of;
+inline void gradient_tile(const PairGradients<uint16_t>& call, int64_t sample, const Buffer& buffer, int64_t row, int64_t column) {
+  const SampleVectors<uint16_t>& of = call.of;
   __m512 sums[4][kVectors] = {};
   const uint32_t* factors[4];
   for (int r = 0; r < 4; r++) factors[r] = reinterpret_cast<const uint32_t*>(numbers_of(buffer, row + r));
@@ -174,8 +174,8 @@ inline void gradient_tile(const PairGradients& call, int64_t sample, const Buffe
 
 }  // namespace
 
-void dot_pairs(const PairDots& shared) {
-  const PairDots call = shared;
+void dot_pairs(const PairDots<uint16_t>& shared) {
+  const PairDots<uint16_t> call = shared;
   const Buffer buffer(call.of);
   for (int64_t sample = 0; sample < call.of.samples; sample++) {
     read_vectors(call.of, sample, buffer);
@@ -194,9 +194,9 @@ void dot_pairs(const PairDots& shared) {
   }
 }
 
-void pair_gradients(const PairGradients& shared) {
-  const PairGradients call = shared;
-  const SampleVectors& of = call.of;
+void pair_gradients(const PairGradients<uint16_t>& shared) {
+  const PairGradients<uint16_t> call = shared;
+  const SampleVectors<uint16_t>& of = call.of;
   const Buffer buffer(of);
   for (int64_t sample = 0; sample < of.samples; sample++) {
     read_vectors(of, sample, buffer);
@@ -215,8 +215,8 @@ void pair_gradients(const PairGradients& shared) {
 #else
 namespace terarec {
 
-void dot_pairs(const PairDots&) {}
-void pair_gradients(const PairGradients&) {}
+void dot_pairs(const PairDots<uint16_t>&) {}
+void pair_gradients(const PairGradients<uint16_t>&) {}
 
 }  // namespace terarec
 #endif

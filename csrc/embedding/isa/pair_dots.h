@@ -1,13 +1,15 @@
-// The dots of all pairs of vectors of a sample in bfloat16, for processors with AVX512-BF16.
+// The dots of all pairs of vectors of a sample: in float by the sets of kernels.h with fused multiply-add, in bfloat16
+// (uint16_t) here, for processors with AVX512-BF16.
 #pragma once
 
 #include <cstdint>
 
 namespace terarec {
 
-// The vectors of each sample: `first`, bfloat16, and `others`, which are rounded to it.
+// The vectors of each sample: `first`, and `others`, which are rounded to its type.
+template <class T>
 struct SampleVectors {
-  const uint16_t* first;
+  const T* first;
   int64_t first_stride;
   const float* others;
   int64_t others_stride;
@@ -16,29 +18,31 @@ struct SampleVectors {
 };
 
 // Writes rows of `first`, the dots of vectors (1, 0), (2, 0), (2, 1), ..., and zeros.
+template <class T>
 struct PairDots {
-  SampleVectors of;
-  uint16_t* out;
+  SampleVectors<T> of;
+  T* out;
   int64_t out_stride;
 };
 
-// Writes the gradients of the vectors, rounded to bfloat16, from that of the rows; without gaps.
+// Writes the gradients of the vectors, rounded to T, from that of the rows; without gaps.
+template <class T>
 struct PairGradients {
-  SampleVectors of;
-  const uint16_t* grad;
+  SampleVectors<T> of;
+  const T* grad;
   int64_t grad_stride;
-  uint16_t* grad_first;
+  T* grad_first;
   float* grad_others;
   bool stream;  // past the caches; needs width % 16 == 0 and `grad_others` aligned to 64 bytes
 };
 
-// Bytes of memory that a sample needs.
+// Bytes of memory that a sample needs: its vectors twice, a number for each pair of them, and those of the triangle.
 static inline int64_t pair_bytes(int64_t vectors, int64_t width) {
   const int64_t rows = (vectors + 15) / 16 * 16, columns = (width + 31) / 32 * 32;
-  return 4 * rows * columns + 4 * rows * rows + 2 * rows * rows + 4 * rows * columns;
+  return 4 * (rows * columns + rows * rows + rows * rows + rows * columns);
 }
 
-void dot_pairs(const PairDots& call);
-void pair_gradients(const PairGradients& call);
+void dot_pairs(const PairDots<uint16_t>& call);
+void pair_gradients(const PairGradients<uint16_t>& call);
 
 }  // namespace terarec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,40 @@ from terarec.kernels.environment import forced_linear
 from terarec.kernels.registry import Choice, choose
 from terarec.ops.checks import is_traced
 
-_FIRST_FAMILY = 26
-"""Zen 5, the first of AMD's processors that multiply 512 bits in one step.
-
-MKL takes its AVX2 code on all of them: 93 GFLOP/s a core against 210 by oneDNN (EPYC of Zen 5, torch 2.13). Those
-before have units of 256 bits, which AVX2 fills; on Intel's, MKL takes AVX-512 itself.
-"""
-_LEAST_PRODUCTS = 1 << 22
 _LEAST_WIDTH = 8
-"""Smaller products are as fast or faster by MKL: a call of oneDNN takes 13 us, one of MKL 2 (Zen 5, torch 2.13).
+"""Products with fewer columns than 4 took oneDNN up to 1.3 times as long as MKL (Zen 5, torch 2.13)."""
 
-With so many multiplications oneDNN takes 0.4 to 1.2 of MKL's time, with less than 4 columns up to 1.3.
-"""
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Products that are faster by oneDNN.
+
+    Attributes:
+        least: Multiplications of the smallest.
+        has_weight_gradients: Whether the products of two transposed matrices are among them.
+    """
+
+    least: int
+    has_weight_gradients: bool
+
+
+# MKL takes its AVX2 code on all of AMD's processors, which multiply 512 bits in one step from Zen 5 (family 26) on: 93
+# GFLOP/s a core against 210 by oneDNN. A call of oneDNN takes 13 us, one of MKL 2; with so many multiplications oneDNN
+# takes 0.4 to 1.2 of MKL's time (EPYC of Zen 5, torch 2.13).
+_ZEN_5 = _Range(1 << 22, has_weight_gradients=True)
+# Zen 4 (family 25 with AVX-512) has units of 256 bits, which AVX2 fills, but MKL does not: 8192 x 1024 by 1024 x 512
+# took 64 ms by it and 45 by oneDNN. oneDNN takes 0.6 to 1.05 of MKL's time, median 0.87; with 2^24 multiplications 1.0
+# to 1.1, and for gradients of weights 0.9 to 1.6 (two cores of an EPYC, torch 2.13).
+_ZEN_4 = _Range(1 << 26, has_weight_gradients=False)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the product y = x W^T + b of a fully connected layer, with gradients.
 
-    Large products of float32 run by oneDNN where `linear_choice` says so. All others, and those under a compiler, an
-    exporter, autocast, `torch.func` or forward-mode differentiation, are `torch.nn.functional.linear`. The choice
-    depends on the processor and the shapes alone: the same machine gives the same bits on the same number of threads.
+    Large products of float32 run by oneDNN where `linear_choice` says so, in compiled graphs too. All others, and those
+    under an exporter, autocast, `torch.func` or forward-mode differentiation, are `torch.nn.functional.linear`. The
+    choice depends on the processor and the shapes alone: the same machine gives the same bits on the same number of
+    threads.
 
     Args:
         x: float[..., n].
@@ -47,24 +62,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         float[..., m].
     """
-    if not _is_by_onednn(x, weight, bias):
-        return by_torch(x, weight, bias)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        out: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
-    else:
-        out = _product(rows, weight, bias)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
+    if is_compiling():
+        is_own = not torch.is_autocast_enabled("cpu") and _is_in_graph(x, weight)
+        return _linear_op(x, weight, bias, "none") if is_own else by_torch(x, weight, bias)
+    return _by_onednn(x, weight, bias, "none") if _is_by_onednn(x, weight, bias) else by_torch(x, weight, bias)
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute max(0, x W^T + b), with gradients.
 
-    Under bfloat16 autocast on a CPU with bfloat16 instructions, oneDNN adds the bias and takes the maximum while it
-    writes the product: 1024 x 1024 weights and 8192 samples took 41 ms instead of 46 (2 Zen 4 cores, torch 2.13). All
-    else is `linear` and `torch.relu`.
+    Where oneDNN multiplies, it adds the bias and takes the maximum while it writes the product: in bfloat16 1024 x 1024
+    weights and 8192 samples took 41 ms instead of 46 (2 Zen 4 cores, torch 2.13). It multiplies what `linear` says, and
+    bfloat16 under autocast on a CPU with bfloat16 instructions. All else is `linear` and `torch.relu`.
 
     Args:
         x: float[..., n].
@@ -74,85 +83,126 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         float[..., m].
     """
-    if not _is_fused_in_bfloat16(x, weight):
-        return torch.relu_(linear(x, weight, bias))
-    inputs = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
+    if torch.is_autocast_enabled("cpu"):
+        if not _is_fused_in_bfloat16(x, weight):
+            return torch.relu_(linear(x, weight, bias))
+        inputs = [None if tensor is None else tensor.to(torch.bfloat16) for tensor in (x, weight, bias)]
+        if is_compiling():
+            compiled: Tensor = _linear_op(*inputs, "relu")
+            return compiled
+        out: Tensor = _Linear.apply(*inputs, "relu")  # type: ignore[no-untyped-call]
+        return out
     if is_compiling():
-        compiled: Tensor = _linear_relu_op(*inputs)
-        return compiled
-    out: Tensor = _LinearReLU.apply(*inputs)  # type: ignore[no-untyped-call]
-    return out
+        return _linear_op(x, weight, bias, "relu") if _is_in_graph(x, weight) else by_torch(x, weight, bias).relu()
+    if not _is_by_onednn(x, weight, bias):
+        return torch.relu_(by_torch(x, weight, bias))
+    return _by_onednn(x, weight, bias, "relu")
 
 
-@functools.cache
 def linear_choice() -> Choice:
     """Return the library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
 
     Raises:
         KernelError: ``TERAREC_LINEAR`` has an unknown value, or asks for oneDNN, which cannot run here.
     """
+    return _choice_and_range()[0]
+
+
+@functools.cache
+def _choice_and_range() -> tuple[Choice, _Range | None]:
+    """Return `linear_choice`, and the products that run by oneDNN; None for none."""
     forced, lack = forced_linear(), _lack()
     if forced == "onednn" and lack:
         raise KernelError("TERAREC_LINEAR", f"got 'onednn', which cannot run here: {lack}")
     if forced is not None:
-        return Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
+        choice = Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
+        return choice, _ZEN_5 if forced == "onednn" else None
     if reason := lack or _why_mkl_is_fast():
-        return Choice(implementation="torch", why=reason)
-    return Choice(implementation="onednn", why="MKL leaves half of this processor's AVX-512 units idle")
+        return Choice(implementation="torch", why=reason), None
+    if _amd_family() == _FAMILY_OF_ZEN_4:
+        return Choice(implementation="onednn", why="MKL is the slower one for large products on Zen 4"), _ZEN_4
+    return Choice(implementation="onednn", why="MKL leaves half of this processor's AVX-512 units idle"), _ZEN_5
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        out: Tensor = _Linear.apply(rows, weight, bias, activation)  # type: ignore[no-untyped-call]
+    else:
+        out = _product(rows, weight, bias, activation)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
 
 
 class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+    """A product with its activation, "none" or "relu", in float32 or bfloat16."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        has_x, has_weight, has_bias = ctx.needs_input_grad
-        grad_bias = grad.sum(0) if has_bias else None
-        if torch.is_grad_enabled():  # create_graph=True: torch's products have gradients themselves
-            return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, grad_bias
-        grad = grad.contiguous()
-        grad_x = _product(grad, weight.t()) if has_x else None
-        return grad_x, _weight_gradient(grad, x) if has_weight else None, grad_bias
-
-
-class _LinearReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = _product(x, weight, bias, activation="relu")
-        ctx.save_for_backward(x, weight, out)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        out = _product(x, weight, bias, activation)
+        ctx.save_for_backward(x, weight, out if activation == "relu" else None)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight, out = ctx.saved_tensors
-        has_x, has_weight, has_bias = ctx.needs_input_grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight, part = ctx.saved_tensors
+        has_x, has_weight, has_bias, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: torch's products have gradients themselves
+            grad = grad if part is None else grad * (part > 0)
+            grad_bias = grad.sum(0) if has_bias else None
+            return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, grad_bias, None
         grad_bias = None
-        if torch.is_grad_enabled():  # create_graph=True goes through the product, which has a gradient itself
-            grad = grad * (out > 0)
+        if part is None:
+            grad = grad.contiguous()
             grad_bias = grad.sum(0) if has_bias else None
         elif has_bias:
-            # One pass: 8192 x 1024 took 4.0 ms where torch's two took 7.5 (one Zen 4 core, torch 2.13).
-            grad, grad_bias = choose("mask_gradient", grad.device)(grad, out)
+            # One pass: in bfloat16 8192 x 1024 took 4.0 ms where torch's two took 7.5 (one Zen 4 core, torch 2.13).
+            grad, grad_bias = choose("mask_gradient", grad.device)(grad, part)
         else:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, grad_bias
+            grad = torch.ops.aten.threshold_backward(grad, part, 0)
+        grad_x = _input_gradient(grad, weight) if has_x else None
+        return grad_x, _weight_gradient(grad, x) if has_weight else None, grad_bias, None
+
+
+def _input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """[B, n]. Products of bfloat16 are oneDNN's by torch's own choice."""
+    return _product(grad, weight.t()) if grad.dtype is torch.float32 else grad.mm(weight)
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
+    if grad.dtype is not torch.float32 or not _multiplies_weight_gradients():
+        return grad.t().mm(x)
+    if x.shape[1] < grad.shape[1]:
+        return _product(x.t(), grad.t()).t().contiguous()
+    return _product(grad.t(), x.t())
+
+
+def _multiplies_weight_gradients() -> bool:
+    _, products = _choice_and_range()
+    return products is not None and products.has_weight_gradients
 
 
 # The same as ops in a compiled graph, which has no gradients of gradients.
-def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _product(x, weight, bias, activation="relu")
+def _linear_in_graph(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return _product(x, weight, bias, activation)
 
 
-_linear_relu_op = torch.library.custom_op("terarec::linear_relu", mutates_args=())(_linear_relu)
+_linear_op = torch.library.custom_op("terarec::linear", mutates_args=())(_linear_in_graph)
 
 
-@_linear_relu_op.register_fake
-def _linear_relu_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+@_linear_op.register_fake
+def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
+
+
+_weight_gradient_op = torch.library.custom_op("terarec::weight_gradient", mutates_args=())(_weight_gradient)
+
+
+@_weight_gradient_op.register_fake
+def _weight_gradient_fake(grad: Tensor, x: Tensor) -> Tensor:
+    return grad.new_empty(grad.shape[1], x.shape[1])
 
 
 def _mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,25 +219,28 @@ def _mask_gradient_fake(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _ = inputs
-    ctx.save_for_backward(x, weight, output)
+    x, weight, _, activation = inputs
+    ctx.save_for_backward(x, weight, output if activation == "relu" else None)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    x, weight, out = ctx.saved_tensors
-    has_x, has_weight, has_bias = ctx.needs_input_grad
-    grad, sums = _mask_gradient_op(grad, out)
-    return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, sums if has_bias else None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    x, weight, part = ctx.saved_tensors
+    has_x, has_weight, has_bias, _ = ctx.needs_input_grad
+    grad_bias = None
+    if part is not None:
+        grad, grad_bias = _mask_gradient_op(grad, part)
+    elif has_bias:
+        grad_bias = grad.sum(0)
+    is_float = grad.dtype is torch.float32
+    grad_x = grad_weight = None
+    if has_x:
+        grad_x = _linear_op(grad, weight.t(), None, "none") if is_float else grad.mm(weight)
+    if has_weight:
+        grad_weight = _weight_gradient_op(grad, x) if is_float else grad.t().mm(x)
+    return grad_x, grad_weight, grad_bias if has_bias else None, None
 
 
-_linear_relu_op.register_autograd(_backward, setup_context=_save)
-
-
-def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """float32[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
-    if x.shape[1] < grad.shape[1]:
-        return _product(x.t(), grad.t()).t().contiguous()
-    return _product(grad.t(), x.t())
+_linear_op.register_autograd(_backward, setup_context=_save)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
@@ -201,7 +254,8 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not _is_eager_matrix(x, weight):
         return False
     width, in_width = weight.shape
-    if x.numel() * width < _LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
+    count = x.numel() * width
+    if count < _ZEN_5.least or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
         return False
     if not (_is_plain(x) and _is_plain(weight) and x.shape[-1] == in_width):
         return False
@@ -209,7 +263,8 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or not _may_replace_torch():
         return False
-    return linear_choice().implementation == "onednn"
+    _, products = _choice_and_range()
+    return products is not None and count >= products.least
 
 
 def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
@@ -217,24 +272,39 @@ def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
     Exporters and tracers see torch's operations.
     """
-    if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+    if torch.get_autocast_dtype("cpu") is not torch.bfloat16:
         return False
     if is_compiling():
-        return _is_fused_in_graph(x, weight)
+        return _is_in_graph(x, weight)
     if not _is_eager_matrix(x, weight) or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
-    return x.numel() * weight.shape[0] >= _LEAST_PRODUCTS and _may_replace_torch() and has_bfloat16()
+    return x.numel() * weight.shape[0] >= _ZEN_5.least and _may_replace_torch() and has_bfloat16()
 
 
-def _is_fused_in_graph(x: Tensor, weight: Tensor) -> bool:
+def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product of a graph that is being compiled runs by oneDNN, in bfloat16 under autocast."""
     if is_exporting() or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
-    if x.shape[0] * weight.numel() < _LEAST_PRODUCTS:
-        return False
-    from terarec.ops.traced import has_onednn_bfloat16
+    from terarec.ops.traced import least_products
 
-    is_fast: bool = has_onednn_bfloat16()
-    return is_fast
+    is_narrow = torch.is_autocast_enabled("cpu")
+    if is_narrow:
+        if torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+            return False
+    elif not x.dtype is weight.dtype is torch.float32 or min(weight.shape) < _LEAST_WIDTH:
+        return False
+    least: int = least_products(is_narrow)
+    return least > 0 and x.shape[0] * weight.numel() >= least
+
+
+def least_products(is_narrow: bool) -> int:
+    """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
+    if not _may_replace_torch():
+        return 0
+    if is_narrow:
+        return _ZEN_5.least if has_bfloat16() else 0
+    _, products = _choice_and_range()
+    return 0 if products is None else products.least
 
 
 @functools.cache
@@ -285,11 +355,17 @@ def _why_mkl_is_fast() -> str:
         return "this torch has no MKL, and multiplies by another library"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return "torch does not take AVX-512"
+    return "" if _amd_family() >= _FAMILY_OF_ZEN_4 else "MKL is fast on this processor"
+
+
+_FAMILY_OF_ZEN_4 = 25  # that of Zen 3, too, which has no AVX-512
+
+
+def _amd_family() -> int:
+    """Return the family of an AMD processor; 0 for others."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "the processor is unknown"
+        return 0
     family = re.search(r"^vendor_id\s*:\s*AuthenticAMD$.*?^cpu family\s*:\s*(\d+)$", text, re.MULTILINE | re.DOTALL)
-    if family is None or int(family.group(1)) < _FIRST_FAMILY:
-        return "MKL is fast on this processor"
-    return ""
+    return int(family.group(1)) if family else 0

@@ -1,4 +1,4 @@
-"""`pair_dots`: the dots of all pairs of vectors of a sample, in bfloat16 on a CPU."""
+"""`pair_dots`: the dots of all pairs of vectors of a sample, in bfloat16 or float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ from terarec.ops.checks import is_traced
 def takes_pair_dots(first: Tensor, others: Tensor) -> bool:
     """Return whether `pair_dots` has a kernel for these vectors.
 
-    It has one for a bfloat16 and float32 vectors in host memory, on a processor with AVX512-BF16, eagerly and in
-    compiled graphs. Exporters and tracers see torch's operations.
+    It has one for float32 vectors in host memory on a processor with fused multiply-add, where the first may be
+    bfloat16 with AVX512-BF16, eagerly and in compiled graphs. Exporters and tracers see torch's operations.
     """
-    if first.dtype is not torch.bfloat16 or others.dtype is not torch.float32 or first.device.type != "cpu":
+    if first.dtype not in (torch.bfloat16, torch.float32) or others.dtype is not torch.float32:
         return False
+    if not first.device.type == others.device.type == "cpu":
+        return False
+    is_narrow = first.dtype is torch.bfloat16
     if is_compiling():
         if is_exporting():
             return False
         from terarec.ops.traced import has_pair_dots
 
-        is_there: bool = has_pair_dots()
+        is_there: bool = has_pair_dots(is_narrow)
         return is_there
-    return not is_traced(first) and torch._C._get_tracing_state() is None and _has_kernel()
+    return not is_traced(first) and torch._C._get_tracing_state() is None and _has_kernel(is_narrow)
 
 
 def pair_dots(first: Tensor, others: Tensor, out_width: int, *, implementation: str = "auto") -> Tensor:
     """Return the dots of all pairs of F vectors, behind the first vector itself, with gradients.
 
-    One pass reads the vectors, rounds them to bfloat16, multiplies them and packs the dots, where torch takes five:
-    8192 samples of 27 x 64 took 7 ms instead of 16 forward and 13 instead of 17 backward, to the same bits (one Zen 4
-    core, torch 2.13).
+    One pass reads the vectors, rounds them to bfloat16 if the first is, multiplies them and packs the dots, where torch
+    takes five: in bfloat16 8192 samples of 27 x 64 took 7 ms instead of 16 forward and 13 instead of 17 backward, to
+    the same bits (one Zen 4 core, torch 2.13); in float32 8 instead of 27, and 8 instead of 78 (two cores).
 
     Args:
-        first: bfloat16[B, D].
+        first: bfloat16 or float32[B, D].
         others: float32[B, (F - 1) * D], the other vectors side by side.
         out_width: Width of the result, at least D + F (F - 1) / 2.
         implementation: "auto", or one of `terarec.kernels.registry.IMPLEMENTATIONS` by name.
 
     Returns:
-        bfloat16[B, out_width]: `first`, the dots of vectors (1, 0), (2, 0), (2, 1), ..., and zeros.
+        [B, out_width] of `first`'s type: `first`, the dots of vectors (1, 0), (2, 0), (2, 1), ..., and zeros.
 
     Raises:
         KernelError: An implementation requested by name that cannot run here.
@@ -54,7 +57,7 @@ def pair_dots(first: Tensor, others: Tensor, out_width: int, *, implementation: 
 
 
 def _pair_dots(first: Tensor, others: Tensor, out_width: int, implementation: str) -> Tensor:
-    out: Tensor = _kernel("pair_dots", implementation)(first, others, out_width)
+    out: Tensor = _kernel("pair_dots", first, implementation)(first, others, out_width)
     return out
 
 
@@ -67,7 +70,7 @@ def _pair_dots_fake(first: Tensor, others: Tensor, out_width: int, implementatio
 
 
 def _pair_gradients(grad: Tensor, first: Tensor, others: Tensor, implementation: str) -> tuple[Tensor, Tensor]:
-    of_first, of_others = _kernel("pair_gradients", implementation)(grad, first, others)
+    of_first, of_others = _kernel("pair_gradients", first, implementation)(grad, first, others)
     return of_first, of_others
 
 
@@ -92,10 +95,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
 _pair_dots_op.register_autograd(_backward, setup_context=_save)
 
 
-def _has_kernel() -> bool:
-    found: bool = choose("has_pair_dots", "cpu")()
+def _has_kernel(is_narrow: bool) -> bool:
+    found: bool = choose("has_pair_dots", "cpu")(is_narrow)
     return found
 
 
-def _kernel(op: str, implementation: str) -> Any:
-    return choose(op, "cpu", implementation, ("cpu", "ref") if _has_kernel() else ("ref",))
+def _kernel(op: str, first: Tensor, implementation: str) -> Any:
+    has_fast = _has_kernel(first.dtype is torch.bfloat16)
+    return choose(op, "cpu", implementation, ("cpu", "ref") if has_fast else ("ref",))

@@ -12,15 +12,15 @@ from terarec.kernels.registry import choose
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def has_pair_dots() -> bool:
-    """Return whether `terarec.ops.pair_dots` has a kernel on this processor."""
-    found: bool = choose("has_pair_dots", "cpu")()
+def has_pair_dots(is_narrow: bool) -> bool:
+    """Return whether `terarec.ops.pair_dots` has a kernel on this processor, for bfloat16 if `is_narrow`."""
+    found: bool = choose("has_pair_dots", "cpu")(is_narrow)
     return found
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def has_onednn_bfloat16() -> bool:
-    """Return whether oneDNN is on, and multiplies bfloat16 on this processor."""
-    from terarec.ops.linear import has_bfloat16
+def least_products(is_narrow: bool) -> int:
+    """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
+    from terarec.ops.linear import least_products as by_this_processor
 
-    return bool(torch.backends.mkldnn.enabled) and has_bfloat16()
+    return by_this_processor(is_narrow)

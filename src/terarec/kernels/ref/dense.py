@@ -1,4 +1,4 @@
-"""The bfloat16 kernels of dense layers, other than products, in plain PyTorch."""
+"""The kernels of dense layers, other than products, in plain PyTorch. T is bfloat16 or float32."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of what a positive part was taken of, and the sums of its columns.
 
     Args:
-        grad: bfloat16[B, n], the gradient of `part`.
-        part: bfloat16[B, n], the positive part.
+        grad: T[B, n], the gradient of `part`.
+        part: T[B, n], the positive part.
 
     Returns:
-        bfloat16[B, n]; bfloat16[n], added in float32.
+        T[B, n]; T[n], added in float32.
     """
     masked = torch.ops.aten.threshold_backward(grad, part, 0)
     return masked, masked.sum(0, dtype=torch.float32).to(grad.dtype)
 
 
-def has_pair_dots() -> bool:
+def has_pair_dots(is_narrow: bool) -> bool:
     """Return whether `pair_dots` is faster than torch's operations: no."""
     return False
 
@@ -29,12 +29,12 @@ def pair_dots(first: Tensor, others: Tensor, out_width: int) -> Tensor:
     """Return the dots of all pairs of F vectors, behind the first vector itself.
 
     Args:
-        first: bfloat16[B, D].
-        others: float32[B, (F - 1) * D]; rounded to bfloat16 before the products, which are added in float32.
+        first: T[B, D].
+        others: float32[B, (F - 1) * D]; rounded to T before the products, which are added in float32.
         out_width: At least D + F (F - 1) / 2.
 
     Returns:
-        bfloat16[B, out_width]: `first`, the dots of vectors (1, 0), (2, 0), (2, 1), ..., and zeros.
+        T[B, out_width]: `first`, the dots of vectors (1, 0), (2, 0), (2, 1), ..., and zeros.
     """
     vectors = _vectors(first, others)
     rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
@@ -47,12 +47,12 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
     """Return the gradients of `pair_dots`' inputs.
 
     Args:
-        grad: bfloat16[B, out_width], the gradient of the result.
+        grad: T[B, out_width], the gradient of the result.
         first: As for `pair_dots`.
         others: As for `pair_dots`.
 
     Returns:
-        bfloat16[B, D]; float32[B, (F - 1) * D]. The gradients through the dots are rounded to bfloat16.
+        T[B, D]; float32[B, (F - 1) * D]. The gradients through the dots are rounded to T.
     """
     vectors = _vectors(first, others)
     batch_size, num_vectors, width = vectors.shape
@@ -64,7 +64,7 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
 
 
 def _vectors(first: Tensor, others: Tensor) -> Tensor:
-    """Return the vectors bfloat16[B, F, D]."""
+    """Return the vectors T[B, F, D]."""
     batch_size, width = first.shape
     side_by_side = torch.cat([first, others.to(first.dtype)], dim=1)
     return side_by_side.view(batch_size, side_by_side.shape[1] // width, width)
