@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.ps.redis_processes import PROGRAM, running
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection
+from terarec.embedding import EmbeddingCollection, LookupCollection
 from terarec.models.artifact import tables, without_tables
 from terarec.models.registry import build_model
-from terarec.ps import EmbeddingCache, HostMemoryTier, RedisServer, RedisTier, TableTiers, Tier
+from terarec.ps import HostMemoryTier, ModelCaches, RedisServer, RedisTier, TableTiers, Tier
 from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.spec import (
     CacheSpec,
@@ -47,6 +48,8 @@ from terarec.storage import Rows
 WIDTH = 128
 ASKED = 16_384
 CHUNK = 1 << 16
+BATCHES = 2  # in a turn, each new to the caches
+WARMING = 60  # batches that fill the caches
 
 
 def filled(tier: Tier, rows: int, *, flushes: bool = True) -> Tier:
@@ -79,7 +82,12 @@ def lookups(rows: int, turns: int) -> Iterator[Row]:
         tiers = {
             "host memory": filled(HostMemoryTier("t", WIDTH), rows),
             "host memory, 8 partitions": filled(HostMemoryTier("t", WIDTH, HostMemorySpec(num_partitions=8)), rows),
-            "row file, warm": filled(row_file_tier(RowFileSpec(path="."), folder / "rows", "t", WIDTH), rows),
+            "row file, warm": filled(
+                row_file_tier(RowFileSpec(path=".", cache_bytes=1 << 30), folder / "rows", "t", WIDTH), rows
+            ),
+            "row file without a cache, warm": filled(
+                row_file_tier(RowFileSpec(path=".", cache_bytes=0), folder / "pages", "t", WIDTH), rows
+            ),
         }
         if importlib.util.find_spec("rocksdict"):
             tiers["RocksDB"] = filled(rocksdb_tier(RocksDBSpec(path="."), folder / "rocks", "t", WIDTH), rows)
@@ -103,10 +111,22 @@ def lookups(rows: int, turns: int) -> Iterator[Row]:
             tier.close()
 
 
-def zipf_keys(rows: int, count: int, exponent: float, rng: np.random.Generator) -> np.ndarray:
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    ranks = rng.choice(rows, size=count, p=weights / weights.sum())
-    return np.random.default_rng(7).permutation(rows)[ranks]
+class Zipf:
+    """Batches of keys of 26 features, of Zipf 1.05."""
+
+    def __init__(self, rows: int, batch_size: int) -> None:
+        self._shares = (np.arange(1, rows + 1, dtype=np.float64) ** -1.05).cumsum()
+        self._order = np.random.default_rng(7).permutation(rows)
+        self._batch_size = batch_size
+
+    def batches(self, seed: int) -> Iterator[Batch]:
+        rng = np.random.default_rng(seed)
+        names = tuple(f"C{number}" for number in range(26))
+        offsets = torch.arange(26 * self._batch_size + 1)
+        while True:
+            ranks = self._shares.searchsorted(rng.random(26 * self._batch_size) * self._shares[-1])
+            sparse = Jagged(names=names, keys=torch.from_numpy(self._order[ranks]), offsets=offsets)
+            yield Batch(dense=torch.rand(self._batch_size, 13), label=torch.zeros(self._batch_size, 1), sparse=sparse)
 
 
 def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
@@ -120,19 +140,19 @@ def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
     )
     spec = DLRMSpec(width=WIDTH, bottom=(512, 256, WIDTH), top=(1024, 1024, 512, 256))
     whole = build_model(spec, dataset).eval()
-    rng = np.random.default_rng(0)
-    batches = []
-    for _ in range(4):
-        keys = np.concatenate([zipf_keys(rows, batch_size, 1.05, rng) for _ in range(26)])
-        names = tuple(column.name for column in dataset.categorical)
-        sparse = Jagged(names=names, keys=torch.from_numpy(keys), offsets=torch.arange(26 * batch_size + 1))
-        batches.append(Batch(dense=torch.rand(batch_size, 13), label=torch.zeros(batch_size, 1), sparse=sparse))
     held_rows = {name: table.export(table.keys()) for name, table in tables(whole).items()}
+    drawn = Zipf(rows, batch_size)
+    prepared = list(itertools.islice(drawn.batches(0), (turns + 1) * BATCHES))
 
-    def score(model: torch.nn.Module) -> None:
-        with torch.inference_mode():
-            for batch in batches:
-                model(batch)
+    def scorer(model: torch.nn.Module) -> Callable[[], None]:
+        coming = iter(prepared)
+
+        def score() -> None:
+            with torch.inference_mode():
+                for batch in itertools.islice(coming, BATCHES):
+                    model(batch)
+
+        return score
 
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -140,44 +160,54 @@ def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
         if PROGRAM is not None:
             process = held.enter_context(running(folder / "redis", "--appendonly", "no"))
             server = RedisServer(process.spec(num_partitions=8, timeout_seconds=30.0))
-        made, caches = {}, {}
-        for kind in ("row file", "Redis") if server else ("row file",):
-            lookups = {}
+        timed, caches = {}, {}
+        kinds = {"row files": RowFileSpec(path="."), "row files alone": RowFileSpec(path=".", cache_bytes=0)}
+        for kind in (*kinds, "Redis") if server else kinds:
+            behind = {}
             for name, part in held_rows.items():
                 if kind == "Redis":
                     assert server is not None
                     tier: Tier = RedisTier(server, f"hps_et.m.{name}", WIDTH)
                 else:
-                    tier = row_file_tier(RowFileSpec(path="."), folder / name, name, WIDTH)
+                    tier = row_file_tier(kinds[kind], folder / kind / name, name, WIDTH)
                 tier.insert(part.keys, part.weights)
                 tier.flush()
-                cache = EmbeddingCache(TableTiers([tier]), rows // 10, CacheSpec())
-                lookups[name] = cache.lookup
-                caches[kind, name] = cache
+                behind[name] = TableTiers([tier])
+            caches[kind] = ModelCaches(behind, dict.fromkeys(behind, rows // 10), CacheSpec())
+            held.callback(caches[kind].close)
             model = build_model(spec, dataset).eval()
             model.load_state_dict(
                 {key: value for key, value in whole.state_dict().items() if ".tables." not in key}, strict=False
             )
-            made[kind] = without_tables(model)
-            for module in made[kind].modules():
-                if hasattr(module, "connect"):
-                    module.connect(lookups)
-            score(made[kind])
-        timed = {kind: lambda model=model: score(model) for kind, model in made.items()}
-        timed["memory"] = lambda: score(whole)
-        found = measure_in_turns(timed, turns)
-        samples = len(batches) * batch_size
-        for kind in made:
-            statistics = [cache.statistics() for (of, _), cache in caches.items() if of == kind]
-            rate = sum(one.hits for one in statistics) / sum(one.keys for one in statistics)
+            model = without_tables(model)
+            lookups = {name: cache.lookup for name, cache in caches[kind].caches.items()}
+            connected = [module for module in model.modules() if isinstance(module, LookupCollection)]
+            for module in connected:
+                module.connect(lookups, caches[kind].bags)
+            for batch in itertools.islice(drawn.batches(1), WARMING):
+                connected[0](batch.sparse)
+            with torch.inference_mode():
+                assert torch.equal(model(prepared[0]), whole(prepared[0]))
+            timed[kind] = scorer(model)
+        before = {kind: hits_of(caches[kind]) for kind in timed}
+        found = measure_in_turns({**timed, "memory": scorer(whole)}, turns)
+        samples = BATCHES * batch_size
+        for kind in timed:
+            hits, keys = (now - then for now, then in zip(hits_of(caches[kind]), before[kind], strict=True))
             yield Row(
-                case=f"DLRM 26 x {rows:,} rows x {WIDTH}, batches of {batch_size:,}, Zipf 1.05, hit rate {rate:.2f}",
+                case=f"DLRM 26 x {rows:,} rows x {WIDTH}, batches of {batch_size:,}, Zipf 1.05, "
+                f"hit rate {hits / keys:.2f}",
                 metric=f"session with a cache of 10 % over {kind}",
                 value=samples / found[kind].median,
                 unit="samples/s",
                 peer="tables in memory",
                 peer_value=samples / found["memory"].median,
             )
+
+
+def hits_of(caches: ModelCaches) -> tuple[int, int]:
+    counted = [cache.statistics() for cache in caches.caches.values()]
+    return sum(one.hits for one in counted), sum(one.keys for one in counted)
 
 
 @contextmanager
@@ -234,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=("lookups", "sessions", "updates"), action="append")
     parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--table-rows", type=int, default=4_000)
+    parser.add_argument("--table-rows", type=int, default=20_000)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--dry", action="store_true", help="print the rows and keep none")

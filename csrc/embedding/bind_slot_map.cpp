@@ -23,8 +23,8 @@ SlotSpan slots(uintptr_t address, int64_t size) { return {at<const int64_t>(addr
 
 // Arrays in the order of SlotArrays.
 SlotArrays arrays(const std::vector<uintptr_t>& of) {
-  return {at<int64_t>(of[0]), at<int64_t>(of[1]), at<int32_t>(of[2]), at<bool>(of[3]),
-          at<int32_t>(of[4]), at<uint8_t>(of[5]), at<int16_t>(of[6]), at<int32_t>(of[7])};
+  return {at<int64_t>(of[0]), at<int64_t>(of[1]), at<int32_t>(of[2]), at<bool>(of[3]), at<bool>(of[4]),
+          at<int32_t>(of[5]), at<uint8_t>(of[6]), at<int16_t>(of[7]), at<int32_t>(of[8])};
 }
 
 // (address, bytes of a row, offset in a packed row) of each.
@@ -75,6 +75,13 @@ void bind_slot_map(nb::module_& module) {
              int threads) {
             map.assign({at<const int64_t>(rows), at<const int64_t>(of_tables), at<const int64_t>(tables), size},
                        at<int64_t>(out), threads);
+          },
+          Unlocked())
+      .def(
+          "admit",
+          [](SlotMap& map, uintptr_t rows, int64_t size, int64_t at_once, uintptr_t out, int threads) {
+            const auto admitted = map.admit(keys(rows, size), at_once, at<int64_t>(out), threads);
+            return std::tuple(admitted.new_rows, admitted.released);
           },
           Unlocked())
       .def("release", [](SlotMap& map, uintptr_t of, int64_t size, int threads) { map.release(slots(of, size), threads); },

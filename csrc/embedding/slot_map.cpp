@@ -84,6 +84,7 @@ void SlotMap::assign(const OwnedRows& rows, int64_t* slots, int threads) {
     a.rows[slot] = rows.rows[i];
     a.keys[slot] = rows.keys[i];
     a.tables[slot] = static_cast<int32_t>(rows.tables[i]);
+    a.is_held[slot] = true;
     a.is_dirty[slot] = false;
     a.wanted[slot] = 0;
     a.counts[slot] = 1;
@@ -92,26 +93,45 @@ void SlotMap::assign(const OwnedRows& rows, int64_t* slots, int threads) {
   age(rows.size);
 }
 
+SlotMap::Admitted SlotMap::admit(KeySpan rows, int64_t at_once, int64_t* slots, int threads) {
+  const CallMemory memory(5 * rows.size * sizeof(int64_t));
+  auto* const used = static_cast<int64_t*>(memory.get());
+  int64_t *absent = used + rows.size, *keys = absent + rows.size, *given = keys + rows.size, *tables = given + rows.size;
+  const Touched touched = touch(rows, true, slots, used, absent, threads);
+  int64_t released = 0;
+  if (touched.absent > room()) {
+    std::vector<int64_t> gone(std::max(touched.absent - room(), at_once));
+    released = victims(static_cast<int64_t>(gone.size()), 0, false, gone.data());
+    release({gone.data(), released}, threads);
+  }
+  const int64_t admitted = std::min(touched.absent, room());
+  for (int64_t i = 0; i < admitted; i++) keys[i] = rows.keys[absent[i]];
+  std::fill_n(tables, admitted, 0);
+  assign({keys, keys, tables, admitted}, given, threads);
+  for (int64_t i = 0; i < admitted; i++) slots[absent[i]] = given[i];
+  let_go({given, admitted});
+  let_go({used, touched.used});
+  return {admitted, released};
+}
+
 void SlotMap::release(SlotSpan slots, int threads) {
   const SlotArrays a = arrays_;
   const CallMemory memory(2 * slots.size * sizeof(int64_t));
   auto* const rows = static_cast<int64_t*>(memory.get());
   int64_t held = 0;
   for (int64_t i = 0; i < slots.size; i++) {
-    const int64_t row = a.rows[slots.slots[i]];
-    rows[held] = row;
-    held += row >= 0;
+    rows[held] = a.rows[slots.slots[i]];
+    held += a.is_held[slots.slots[i]];
   }
   // As many rows come soon: giving memory back and taking it again took 30 ms of a step with 40 K of 200 K slots.
   index_.erase({rows, held}, rows + slots.size, threads, false);
   for (int64_t i = 0; i < slots.size; i++) {
     const int64_t slot = slots.slots[i];
-    const bool is_pinned = a.pins[slot] > 0;
-    a.is_dirty[slot] = false;
+    a.is_held[slot] = a.is_dirty[slot] = false;
     a.wanted[slot] = 0;
     a.counts[slot] = 0;
-    a.rows[slot] = is_pinned ? kOrphan : kNoRow;
-    if (is_pinned) continue;
+    a.rows[slot] = kNoRow;
+    if (a.pins[slot] > 0) continue;
     a.pins[slot] = kFree;
     free_.push_back(slot);
   }

@@ -13,13 +13,14 @@ namespace terarec {
 
 // Of `capacity` elements each.
 struct SlotArrays {
-  int64_t* rows;    // kNoRow for none
+  int64_t* rows;    // kNoRow for none; any number is a row where is_held says so
   int64_t* keys;    // of the rows in their tables
   int32_t* tables;  // of the rows
+  bool* is_held;  // whether the slot has a row
   bool* is_dirty;
   int32_t* wanted;  // number of the last coming batch that wants the row
   uint8_t* counts;  // of uses
-  int16_t* pins;    // kFree for a slot that may be assigned
+  int16_t* pins;    // kFree for a slot that may be assigned; a pinned one may have lost its row
   int32_t* marks;   // number of the last call that named the slot
 };
 
@@ -39,7 +40,6 @@ struct SlotSpan {
 class SlotMap {
  public:
   static constexpr int64_t kNoRow = -1;
-  static constexpr int64_t kOrphan = -2;  // the row was taken away while the slot was pinned
   static constexpr int16_t kFree = -1;
   static constexpr uint8_t kMostUses = 255;
   // Counts are halved after so many uses for each slot.
@@ -72,6 +72,13 @@ class SlotMap {
   // Gives slots, which are pinned, to distinct rows without one; there is room. Throws std::bad_alloc, having changed
   // nothing.
   void assign(const OwnedRows& rows, int64_t* slots, int threads);
+
+  struct Admitted {
+    int64_t new_rows, released;
+  };
+  // Writes the slots of distinct rows, none of which is pinned by this. Those without one get one; if there is no room,
+  // the slots of the fewest uses are released, `at_once` or more. Writes -1 for rows that find all others pinned.
+  Admitted admit(KeySpan rows, int64_t at_once, int64_t* slots, int threads);
 
   // Takes the rows of distinct slots away.
   void release(SlotSpan slots, int threads);

@@ -66,6 +66,24 @@ def test_victims_are_the_rows_that_fewest_batches_used(implementation: str) -> N
     assert sorted(slots.victims(9, 4, keeps_dirty=True).tolist()) == [3, 4, 5]
 
 
+def test_rows_are_let_in_for_those_of_the_fewest_uses(implementation: str) -> None:
+    slots = new_slot_map(4, CPU, implementation)
+    rows = torch.tensor([-5, 2**63 - 1, -(2**63), -1])
+    first = slots.admit(rows, 1)
+    assert (first.slots.tolist(), first.num_new, first.num_released) == ([0, 1, 2, 3], 4, 0)
+    slots.touch(rows[[0, 1, 3]], pins=False)
+    pinned = slots.touch(rows[[0, 3]], pins=True)
+    more = slots.admit(torch.tensor([7, -1, 8, 9]), 1)
+    assert (more.num_new, more.num_released) == (2, 2)
+    assert more.slots.tolist()[1] == 3
+    assert sorted(more.slots.tolist()) == [-1, 1, 2, 3]
+    assert slots.find(rows).tolist() == [0, -1, -1, 3]
+    slots.let_go(pinned.used)
+    assert (slots.num_pinned, len(slots)) == (0, 4)
+    assert slots.admit(torch.tensor([10]), 3).num_released == 3
+    assert slots.is_held.sum() == 2
+
+
 def test_rows_that_were_used_as_often_go_in_turns(implementation: str) -> None:
     slots = new_slot_map(5, CPU, implementation)
     slots.let_go(slots.assign(batch(*range(5))))

@@ -1,6 +1,8 @@
 """Embedding caches: what they return, keep, read in the background and refresh."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,10 @@ import torch
 
 from terarec.errors import ConfigError, StorageError
 from terarec.formats.hugectr import SparseRows, write_sparse_folder
-from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ParameterServer, TableTiers
-from terarec.ps.cache_slots import CacheSlots
+from terarec.ops import BagLayout
+from terarec.ops.bag_lookup import pool_rows
+from terarec.ops.layout import Pooling
+from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ModelCaches, ParameterServer, TableTiers
 from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec
 from tests.errors import at
 
@@ -34,7 +38,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 def assert_rows(got: torch.Tensor, expected: torch.Tensor, form: str) -> None:
-    assert torch.allclose(got, expected, atol=2 / 510 if form == "int8" else 0.0, rtol=0.0)
+    assert torch.allclose(got, expected, atol=8 / 510 if form == "int8" else 0.0, rtol=0.0)
 
 
 def test_every_lookup_equals_the_tiers(form: str) -> None:
@@ -174,23 +178,66 @@ def test_threads_share_a_cache() -> None:
     assert not wrong
 
 
-def test_slots_of_any_keys_against_a_dictionary() -> None:
-    generator = torch.Generator().manual_seed(3)
-    slots, held = CacheSlots(32, torch.device("cpu")), dict[int, int]()
-    for size in (5, 32, 1, 20, 32, 31, 0, 17):
-        keys = KEYS[torch.randperm(KEYS.numel(), generator=generator)[:size]]
-        given, evicted = slots.assign(keys)
-        before = len(held)
-        present = slots.find(torch.tensor(list(held), dtype=torch.int64))
-        gone = [key for key, slot in zip(held, present.tolist(), strict=True) if slot < 0]
-        assert len(gone) == evicted
-        for key in gone:
-            del held[key]
-        held.update(zip(keys.tolist(), given.tolist(), strict=True))
-        assert len(slots) == len(held) == min(32, len(held))
-        assert len(set(held.values())) == len(held)
-        assert before <= 32
-        assert sorted(slots.held_keys(0, 32).tolist()) == sorted(held)
+class Interrupted(HostMemoryTier):
+    """A tier of which something else happens right after a lookup."""
+
+    then: Callable[[], None] | None = None
+
+    def lookup(self, keys: torch.Tensor) -> Found:
+        found = super().lookup(keys)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+def test_a_row_that_an_update_changes_while_it_is_read_is_not_kept() -> None:
+    tier = Interrupted("t", WIDTH)
+    tier.insert(KEYS, rows_of(KEYS))
+    cache = EmbeddingCache(TableTiers([tier]), 100, CacheSpec())
+
+    def update(salt: float) -> None:
+        tier.insert(KEYS[:5], rows_of(KEYS[:5], salt))
+        cache.update(KEYS[:5], rows_of(KEYS[:5], salt))
+
+    tier.then = partial(update, 2.0)
+    assert cache.lookup(KEYS[:10]).equal(rows_of(KEYS[:10]))
+    assert cache.lookup(KEYS[:5]).equal(rows_of(KEYS[:5], 2.0))
+    tier.then = partial(update, 3.0)
+    cache.refresh()
+    assert cache.lookup(KEYS[:5]).equal(rows_of(KEYS[:5], 3.0))
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_caches_of_several_tables_are_looked_up_together(form: str, pooling: Pooling) -> None:
+    """Features of two tables, one of which has two, with bags of any length, whatever the caches hold."""
+    tables = {"a": tiers(default=0.5), "b": tiers()}
+    tables["b"].insert(KEYS, rows_of(KEYS, salt=1.0))
+    caches = ModelCaches(tables, {"a": 40, "b": 60}, CacheSpec(form=form))  # type: ignore[arg-type]
+    assert caches.caches["a"].memory is caches.caches["b"].memory
+    caches.caches["a"].fill(KEYS[:20], rows_of(KEYS[:20]))
+    caches.caches["b"].fill(KEYS[:9], rows_of(KEYS[:9], salt=1.0))
+    layout = BagLayout(
+        table_names=("a", "b"),
+        table_base=(0, 0),
+        table_rows=(0, 0),
+        feature_names=("x", "y", "z"),
+        feature_table=(0, 1, 1),
+        pooling=(pooling,) * 3,
+        width=WIDTH,
+    )
+    generator = torch.Generator().manual_seed(5)
+    for batch_size, span in ((4, 10), (1, 1), (8, 300), (5, 30), (3, 1002)):
+        counts = torch.randint(0, 4, (3 * batch_size,), generator=generator)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        keys = KEYS[torch.randint(0, span, (int(offsets[-1]),), generator=generator)]
+        of_a = int(offsets[batch_size])
+        rows = torch.cat([rows_of(keys[:of_a]), rows_of(keys[of_a:], salt=1.0)])
+        expected = pool_rows(rows, offsets, layout)
+        assert_rows(caches.bags(keys, offsets, layout), expected, "int8" if form == "int8" else "")
+    counted = [cache.statistics() for cache in caches.caches.values()]
+    assert all(0 < one.hits < one.keys for one in counted)
+    caches.close()
 
 
 def test_the_server_makes_one_cache_for_a_table_and_a_device(tmp_path: Path) -> None:

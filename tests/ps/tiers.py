@@ -8,6 +8,7 @@ from pathlib import Path
 from terarec.ps import HostMemoryTier, RedisServer, RedisTier, Tier
 from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.spec import HostMemorySpec, RocksDBSpec, RowFileSpec
+from terarec.storage.slots import SLOT_BYTES
 from tests.ps.redis_processes import RedisProcess
 
 _NUMBERS = itertools.count()
@@ -34,6 +35,14 @@ def _row_file(path: Path, width: int, server: Callable[[], RedisProcess]) -> Tie
     return row_file_tier(RowFileSpec(path=str(path)), path / "t", "t", width)
 
 
+def _row_file_in_small_memory(path: Path, width: int, server: Callable[[], RedisProcess]) -> Tier:
+    return row_file_tier(RowFileSpec(path=str(path), cache_bytes=9 * (4 * width + SLOT_BYTES)), path / "t", "t", width)
+
+
+def _row_file_alone(path: Path, width: int, server: Callable[[], RedisProcess]) -> Tier:
+    return row_file_tier(RowFileSpec(path=str(path), cache_bytes=0), path / "t", "t", width)
+
+
 def _rocksdb(path: Path, width: int, server: Callable[[], RedisProcess]) -> Tier:
     return rocksdb_tier(RocksDBSpec(path=str(path)), path / "t", "t", width)
 
@@ -44,6 +53,8 @@ KINDS: dict[str, Make] = {
     "redis": _redis,
     "redis in small batches": _redis_in_small_batches,
     "row file": _row_file,
+    "row file in small memory": _row_file_in_small_memory,
+    "row file alone": _row_file_alone,
 }
 if importlib.util.find_spec("rocksdict"):
     KINDS["rocksdb"] = _rocksdb

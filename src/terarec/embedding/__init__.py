@@ -2,13 +2,14 @@
 
 from terarec.embedding.collection import EmbeddingCollection
 from terarec.embedding.found_rows import FoundRows
-from terarec.embedding.lookups import LookupCollection, RowLookup
+from terarec.embedding.lookups import BagSource, LookupCollection, RowLookup
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
 from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.tables import share_tiers
 
 __all__ = [
+    "BagSource",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",

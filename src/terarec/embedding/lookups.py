@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from terarec.batch import Jagged, check_offsets
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
 from terarec.embedding.tables import POOLING_KINDS, AnyTableSpec, LookupGroup, check_names
 from terarec.errors import ConfigError
-from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.bag_lookup import pool_rows
 from terarec.ops.layout import BagLayout
 from terarec.spec import FeatureSpec
 
@@ -24,6 +23,15 @@ class RowLookup(Protocol):
 
     def __call__(self, keys: Tensor, /) -> Tensor:
         """Return float32[n, D] for ``keys int64[n]``; every key has a row, or the table's default vector."""
+
+
+class BagSource(Protocol):
+    """Looks up bags of features in rows that lie elsewhere."""
+
+    def __call__(
+        self, keys: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Tensor | None = None, /
+    ) -> Tensor:
+        """Return what `terarec.ops.bag_lookup` does; features of one table are one after the other."""
 
 
 class LookupCollection(nn.Module):
@@ -59,11 +67,16 @@ class LookupCollection(nn.Module):
         self.output_width = sum(widths[feature.table] for feature in features if feature.pooling != "none")
         self._groups = _groups(tables, features)
         self._lookups: Mapping[str, RowLookup] = {}
+        self._bags: BagSource | None = None
         if lookups is not None:
             self.connect(lookups)
 
-    def connect(self, lookups: Mapping[str, RowLookup]) -> None:
+    def connect(self, lookups: Mapping[str, RowLookup], bags: BagSource | None = None) -> None:
         """Look rows up in `lookups`, which has every table.
+
+        Args:
+            lookups: Table -> its rows.
+            bags: Looks up the bags of tables of one width at once, in place of `lookups`.
 
         Raises:
             ConfigError: A table is missing.
@@ -71,10 +84,12 @@ class LookupCollection(nn.Module):
         missing = [table.name for table in self.specs if table.name not in lookups]
         if missing:
             raise ConfigError("lookups", f"got none of table {missing[0]!r}, expected one of each table")
-        self._lookups = dict(lookups)
+        self._lookups, self._bags = dict(lookups), bags
 
     def __deepcopy__(self, memo: dict[int, object]) -> LookupCollection:
-        made = LookupCollection(self.specs, self.features, self._lookups or None)  # which stay those of the original
+        made = LookupCollection(self.specs, self.features)
+        if self._lookups:
+            made.connect(self._lookups, self._bags)  # which stay those of the original
         memo[id(self)] = made
         return made.train(self.training)
 
@@ -91,12 +106,11 @@ class LookupCollection(nn.Module):
         looked_up = []
         for group in self._groups:
             part = bags_of(jagged, group)
-            rows = self._rows(part, group.layout)
-            if group.layout.is_pooled:
-                keys = torch.arange(part.keys.numel(), device=rows.device)
-                layout = replace(group.layout, table_rows=(keys.numel(),) * len(group.layout.table_names))
-                key_weights = part.weights if layout.takes_key_weights else None
-                rows = bag_lookup(rows, keys, part.offsets, layout, key_weights=key_weights)
+            key_weights = part.weights if group.layout.takes_key_weights else None
+            if self._bags is not None and part.batch_size:
+                rows = self._bags(part.keys, part.offsets, group.layout, key_weights).to(part.keys.device)
+            else:
+                rows = pool_rows(self._rows(part, group.layout), part.offsets, group.layout, key_weights)
             looked_up.append((group, part, rows))
         return assemble(self.features, looked_up, jagged)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.registry import choose
 
-NO_ROW, ORPHAN = -1, -2
-"""Owner of a slot without a row, and of a pinned one whose row was taken away."""
+NO_ROW = -1
+"""Owner of a slot without a row."""
 MOST_USES = 255
 USES_OF_SLOT = 64
 """Counts are halved after so many uses for each slot: 64 let rows that come in every tenth of such a time stay."""
@@ -54,6 +54,20 @@ class Touched(NamedTuple):
     absent: Tensor
 
 
+class Admitted(NamedTuple):
+    """Rows that were let in.
+
+    Attributes:
+        slots: int64[n], the slot of each row, -1 for those that found all slots pinned.
+        num_new: How many of them had none before.
+        num_released: Rows that lost theirs.
+    """
+
+    slots: Tensor
+    num_new: int
+    num_released: int
+
+
 class RowPart(NamedTuple):
     """A tensor that holds a part of each row, such as an optimizer state.
 
@@ -72,6 +86,7 @@ class SlotMap(Protocol):
     capacity: int
     device: torch.device
     owners: RowBatch
+    is_held: Tensor
     is_dirty: Tensor
 
     def __len__(self) -> int:
@@ -106,6 +121,9 @@ class SlotMap(Protocol):
 
     def assign(self, batch: RowBatch) -> Tensor:
         """Give slots int64[n], pinned once, to distinct rows without one; there is `room` for them."""
+
+    def admit(self, rows: Tensor, at_once: int) -> Admitted:
+        """Give slots to ``rows int64[n]``, distinct, in place of at least `at_once` rows of the fewest uses."""
 
     def release(self, slots: Tensor) -> None:
         """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""

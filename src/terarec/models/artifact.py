@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
-from terarec.embedding import EmbeddingCollection, LookupCollection, RowLookup
+from terarec.embedding import BagSource, EmbeddingCollection, LookupCollection, RowLookup
 from terarec.embedding.recording import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset
@@ -123,11 +123,11 @@ class ModelWithoutTables(NamedTuple):
     checkpoint: Checkpoint
     tables: Mapping[str, TableSpec | DynamicTableSpec]
 
-    def connect(self, lookups: Mapping[str, RowLookup]) -> None:
-        """Look the rows of each table up in `lookups`."""
+    def connect(self, lookups: Mapping[str, RowLookup], bags: BagSource | None = None) -> None:
+        """Look the rows of each table up in `lookups`; see `terarec.embedding.LookupCollection.connect`."""
         for module in self.model.modules():
             if isinstance(module, LookupCollection):
-                module.connect(lookups)
+                module.connect(lookups, bags)
 
 
 def load_without_tables(

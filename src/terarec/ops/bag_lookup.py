@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -126,6 +127,23 @@ def bag_lookup(
     except BadKeyError as error:
         raise checks.named(error, layout) from None
     return result
+
+
+def pool_rows(rows: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Tensor | None = None) -> Tensor:
+    """Pool rows float32[N, D] that were found for N keys, as `bag_lookup` pools those of an arena.
+
+    Args:
+        rows: The row of each key.
+        offsets: int64[S * B + 1], feature-major, rising from 0 to N.
+        layout: The S features; without pooling, the rows are the result.
+        key_weights: As for `bag_lookup`.
+    """
+    if not layout.is_pooled:
+        return rows
+    keys = torch.arange(rows.shape[0], device=rows.device)
+    tables = len(layout.table_names)
+    found = replace(layout, table_base=(0,) * tables, table_rows=(rows.shape[0],) * tables)
+    return bag_lookup(rows, keys, offsets, found, key_weights=key_weights)
 
 
 def _learns(weights: Tensor, key_weights: Tensor | None) -> bool:

@@ -4,6 +4,7 @@ from terarec.ps.cache import CacheStatistics, EmbeddingCache
 from terarec.ps.defaults import DefaultRows, constant_rows, default_rows
 from terarec.ps.disk import RowStoreTier
 from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.model_caches import ModelCaches
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
 from terarec.ps.server import Loading, LoadProgress, ParameterServer
@@ -18,6 +19,7 @@ __all__ = [
     "HostMemoryTier",
     "LoadProgress",
     "Loading",
+    "ModelCaches",
     "ParameterServer",
     "RedisServer",
     "RedisTier",

@@ -5,27 +5,28 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.kernels.contract import ROW_TAIL_BYTES
-from terarec.kernels.rows import allocate_rows
-from terarec.ops import bag_lookup, quantize_rows, quantized_bag_lookup
-from terarec.ops.layout import single_layout
-from terarec.ps.cache_slots import CacheSlots
-from terarec.ps.fair_lock import FairLock
-from terarec.ps.table import TableTiers
+from terarec.kernels.slots import new_slot_map, row_set
+from terarec.ops import BagLayout
+from terarec.ops.bag_lookup import pool_rows
+from terarec.ps.cache_memory import CacheMemory
+from terarec.ps.table import TableTiers, find_together
+from terarec.ps.tier import Found
 from terarec.spec import CacheSpec
+from terarec.storage.slots import SLOT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
 INSERT_ROWS = 4_096
 """Rows inserted under one hold of the lock, for which a lookup waits."""
+_EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
+_REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,25 +64,49 @@ class CacheStatistics:
 class EmbeddingCache:
     """Rows of a table in the memory of a device. Any thread may use it.
 
+    Rows of the fewest uses give their slots to others (`terarec.kernels.slots`).
+
     Args:
         table: The tiers behind it.
         rows: Most rows C.
         spec: Form and policies.
         device: Device of the rows and of results.
+        memory: Memory of the rows that other caches share; None for one of its own.
+        first: First row in that memory.
 
     Raises:
         StorageError: Not enough memory for the rows.
     """
 
-    def __init__(self, table: TableTiers, rows: int, spec: CacheSpec, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        table: TableTiers,
+        rows: int,
+        spec: CacheSpec,
+        device: torch.device | None = None,
+        *,
+        memory: CacheMemory | None = None,
+        first: int = 0,
+    ) -> None:
         if rows < 1:
             raise ConfigError("rows", f"got {rows}, expected at least 1")
         self.spec = spec
         self.device = device or torch.device("cpu")
-        self._table = table
-        self._slots = CacheSlots(rows, self.device)
-        self._arena: _Arena = (_Codes if spec.form == "int8" else _Floats)(rows, table.width, self.device)
-        self._lock = FairLock()
+        self.first = first
+        self.table = table
+        self.memory = memory or CacheMemory(rows, table.width, self.device, is_coded=spec.form == "int8")
+        self._slots = new_slot_map(rows, self.device)
+        self.layout = BagLayout(
+            table_names=("cache",),
+            table_base=(first,),
+            table_rows=(rows,),
+            feature_names=("keys",),
+            feature_table=(0,),
+            pooling=("none",),
+            width=table.width,
+        )
+        self._lock = self.memory.lock
+        self._changes = 0  # updates so far: rows that were read from the tiers before one may be old
         self._count = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
         self._waiting: queue.Queue[Tensor | None] = queue.Queue(_MOST_WAITING)
         self._workers: list[threading.Thread] = []
@@ -92,7 +117,7 @@ class EmbeddingCache:
     @property
     def width(self) -> int:
         """Length D of a vector."""
-        return self._table.width
+        return self.table.width
 
     @property
     def capacity(self) -> int:
@@ -102,7 +127,7 @@ class EmbeddingCache:
     @property
     def memory_bytes(self) -> int:
         """Bytes of rows and index."""
-        return self._slots.memory_bytes + self._arena.memory_bytes
+        return self.capacity * (SLOT_BYTES + self.memory.row_bytes)
 
     def lookup(self, keys: Tensor) -> Tensor:
         """Return the rows float32[n, D] of ``keys int64[n]`` on any device.
@@ -113,39 +138,37 @@ class EmbeddingCache:
         Raises:
             ConfigError: Keys of another shape or type.
         """
-        if keys.ndim != 1 or keys.dtype != torch.int64:
-            raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
-        keys = keys.to(self.device)
-        with self._lock:
-            slots = self._slots.find(keys)
-            is_hit = slots >= 0
-            hits = int(is_hit.count_nonzero())
-            self._count["keys"] += keys.numel()
-            self._count["hits"] += hits
-            held = slots if hits == keys.numel() else slots[is_hit]
-            self._slots.use(held)
-            rows = self._arena.read(slots.clamp_(min=0))
-            num_held = 0 if hits == keys.numel() else self._slots.num_distinct(held)
-        if hits < keys.numel():
-            is_missing = ~is_hit
-            missing, places = torch.unique(keys[is_missing], return_inverse=True)
-            if num_held / (num_held + missing.numel()) >= self.spec.hit_rate_threshold:
-                rows[is_missing] = self._table.default(keys[is_missing].cpu()).to(self.device)
-                self._read_later(missing, int(is_missing.count_nonzero()))
-            else:
-                rows[is_missing] = self._read_now(missing)[places]
-        return rows
+        offsets = torch.tensor([0, keys.numel()], device=self.device)
+        return look_up([(self, keys)], offsets, self.layout)
 
-    def insert(self, keys: Tensor, rows: Tensor) -> None:
-        """Insert ``rows float32[n, D]`` of ``keys int64[n]``, distinct; others may lose their slots."""
-        for begin in range(0, keys.numel(), min(INSERT_ROWS, self.capacity)):
-            part = slice(begin, begin + min(INSERT_ROWS, self.capacity))
-            some, values = keys[part].to(self.device), self._arena.packed(rows[part].to(self.device))
+    def insert(self, keys: Tensor, rows: Tensor, changes: int | None = None) -> None:
+        """Insert ``rows float32[n, D]`` of ``keys int64[n]``, distinct; others may lose their slots.
+
+        Args:
+            keys: As above.
+            rows: As above.
+            changes: What `begin` returned before the rows were read: they are left out after an update; None for rows
+                that are as new as any.
+        """
+        step = min(INSERT_ROWS, self.capacity)
+        for begin in range(0, keys.numel(), step):
+            part = slice(begin, begin + step)
+            some, values = keys[part].to(self.device), self.memory.packed(rows[part])
             with self._lock:
-                slots, evicted = self._slots.assign(some)
-                self._arena.write(slots, values)
-                self._count["inserted"] += some.numel()
-                self._count["evicted"] += evicted
+                places = self.admit(some, changes)
+                self.memory.write_held(places, values)
+
+    def admit(self, keys: Tensor, changes: int | None) -> Tensor:
+        """Give ``keys int64[n]``, distinct, places int64[n] in the memory of rows. The caller holds the lock.
+
+        A place is -1 where there is none: after an update, and where lookups that are under way hold all slots.
+        """
+        if changes is not None and changes != self._changes:
+            return torch.full_like(keys, -1)
+        slots, num_new, num_released = self._slots.admit(keys, self.capacity // _EVICTED_SHARE)
+        self._count["inserted"] += num_new
+        self._count["evicted"] += num_released
+        return torch.where(slots >= 0, slots + self.first, -1)
 
     def fill(self, keys: Tensor, rows: Tensor) -> bool:
         """Insert rows while there is room, as before the first lookup; return whether there is room for more."""
@@ -159,16 +182,18 @@ class EmbeddingCache:
             part = slice(begin, begin + INSERT_ROWS)
             some = keys[part].to(self.device)
             with self._lock:
+                self._changes += 1
                 slots = self._slots.find(some)
                 is_held = slots >= 0
                 if bool(is_held.any()):
-                    values = self._arena.packed(rows[part].to(self.device)[is_held])
-                    self._arena.write(slots[is_held], values)
+                    values = self.memory.packed(rows[part].to(self.device)[is_held])
+                    self.memory.write(slots[is_held] + self.first, values)
 
     def forget(self, keys: Tensor) -> None:
         """Remove the rows of ``keys int64[n]``."""
         with self._lock:
-            self._slots.release(torch.unique(keys.to(self.device)))
+            self._changes += 1
+            self._release(torch.unique(keys.to(self.device)))
 
     def refresh(self) -> int:
         """Read all rows again from the tiers, a part at a time; those that no tier has any more leave.
@@ -197,16 +222,27 @@ class EmbeddingCache:
             worker.join()
         self._workers = []
 
-    def _read_now(self, missing: Tensor) -> Tensor:
-        found = self._table.find(missing.cpu())
-        with self._lock:
-            self._count["read"] += missing.numel()
-        if self.spec.form != "static":
-            # A key that no tier has may get a row later: it is asked for again.
-            self.insert(missing.cpu()[found.mask], found.rows[found.mask])
-        return found.rows.to(self.device)
+    def begin(self, keys: Tensor) -> _Asked:
+        """Find the slots of ``keys int64[n]``, which keep their rows until `end`. The caller holds the lock."""
+        slots, used, absent = self._slots.touch(keys, pins=True)
+        self._count["keys"] += keys.numel()
+        self._count["hits"] += keys.numel() - absent.numel()
+        return _Asked(self, keys, slots, used, absent, self._changes)
 
-    def _read_later(self, missing: Tensor, occurrences: int) -> None:
+    def end(self, used: Tensor) -> None:
+        """Let slots that `begin` found go. The caller holds the lock."""
+        self._slots.let_go(used)
+
+    def find(self, keys: Tensor) -> Tensor:
+        """Return the slots int64[n] of ``keys int64[n]``, -1 where a key has none. The caller holds the lock."""
+        return self._slots.find(keys)
+
+    def note_read(self, count: int) -> None:
+        """Count distinct keys that were read from the tiers. The caller holds the lock."""
+        self._count["read"] += count
+
+    def read_later(self, missing: Tensor, occurrences: int) -> None:
+        """Read rows of ``missing int64[n]``, distinct, in the background; they were asked for `occurrences` times."""
         with self._lock:
             self._count["deferred"] += occurrences
             if not any(worker.name == "terarec-cache-read" for worker in self._workers):
@@ -217,6 +253,10 @@ class EmbeddingCache:
             with self._lock:
                 self._count["dropped"] += missing.numel()
 
+    def _release(self, keys: Tensor) -> None:
+        slots = self._slots.find(keys)
+        self._slots.release(slots[slots >= 0])
+
     def _read_waiting(self) -> None:
         while True:
             missing = self._waiting.get()
@@ -224,8 +264,12 @@ class EmbeddingCache:
                 if missing is None or self._is_closed.is_set():
                     return
                 with self._lock:
-                    missing = missing[self._slots.find(missing) < 0]
-                self._read_now(missing)
+                    missing, changes = missing[self._slots.find(missing) < 0], self._changes
+                found = self.table.find(missing.cpu())
+                with self._lock:
+                    self.note_read(missing.numel())
+                if self.spec.form != "static":
+                    self.insert(missing.cpu()[found.mask], found.rows[found.mask], changes)
             except TerarecError as error:
                 _LOGGER.warning("embedding cache: %s; the rows are asked for again by the next lookup", error)
             finally:
@@ -241,21 +285,26 @@ class EmbeddingCache:
                 _LOGGER.warning("embedding cache: refresh: %s; the rows stay as they are", error)
 
     def _refresh(self, begin: int, end: int) -> int:
-        with self._lock:
-            keys = self._slots.held_keys(begin, end)
-        if not keys.numel() or self._is_closed.is_set():
-            return 0
-        found = self._table.find(keys.cpu())
-        values = self._arena.packed(found.rows.to(self.device))
-        mask = found.mask.to(self.device)
-        with self._lock:
-            slots = self._slots.find(keys)
-            stays = (slots >= 0) & mask
-            self._arena.write(slots[stays], values[stays])
-            self._count["refreshed"] += int(stays.count_nonzero())
-            if all(tier.is_available for tier in self._table.statistics().tiers):
-                self._slots.release(keys[~mask])
-        return keys.numel()
+        for _ in range(_REFRESH_ATTEMPTS):
+            with self._lock:
+                keys = self._slots.owners.rows[begin:end][self._slots.is_held[begin:end]]
+                changes = self._changes
+            if not keys.numel() or self._is_closed.is_set():
+                return 0
+            found = self.table.find(keys.cpu())
+            values, mask = self.memory.packed(found.rows), found.mask.to(self.device)
+            may_drop = all(tier.is_available for tier in self.table.statistics().tiers)
+            with self._lock:
+                if changes != self._changes:
+                    continue
+                slots = self._slots.find(keys)
+                stays = (slots >= 0) & mask
+                self.memory.write(slots[stays] + self.first, values[stays])
+                self._count["refreshed"] += int(stays.count_nonzero())
+                if may_drop:
+                    self._release(keys[~mask])
+            return keys.numel()
+        return 0
 
     def _start(self, work: Callable[[], None], name: str = "terarec-cache-refresh") -> None:
         worker = threading.Thread(target=work, name=name, daemon=True)
@@ -263,56 +312,145 @@ class EmbeddingCache:
         worker.start()
 
 
-class _Arena(Protocol):
-    """Rows of slots in some form."""
+class _Asked:
+    """Keys that one lookup asks of one cache."""
 
-    memory_bytes: int
+    def __init__(
+        self, cache: EmbeddingCache, keys: Tensor, slots: Tensor, used: Tensor, absent: Tensor, changes: int
+    ) -> None:
+        self.cache = cache
+        self.slots = slots
+        self.used = used
+        self.absent = absent
+        self._keys = keys
+        self.changes = changes
+        self.missing = self.new_keys = self._places = keys[:0]
+        self._rows = self.new_rows = torch.empty(0, cache.width, device=keys.device)
+        self._is_deferred = False
 
-    def packed(self, rows: Tensor) -> Tensor:
-        """Return ``rows float32[n, D]`` in this form."""
+    def defer(self) -> bool:
+        """Return whether absent keys are read in the background, and begin to if so."""
+        cache, absent_keys = self.cache, self._keys[self.absent]
+        found = row_set(absent_keys)
+        self.missing, self._places = absent_keys[found.firsts], found.places
+        held, missing = self.used.numel(), self.missing.numel()
+        self._is_deferred = held / (held + missing) >= cache.spec.hit_rate_threshold
+        if self._is_deferred:
+            self._rows = cache.table.default(self.missing.cpu()).to(cache.device)
+            cache.read_later(self.missing, self.absent.numel())
+        return self._is_deferred
 
-    def write(self, slots: Tensor, values: Tensor) -> None:
-        """Set the rows of ``slots int64[n]`` to packed values."""
+    def take(self, found: Found) -> None:
+        """Take over the rows of missing keys, which are inserted by `insert_together`."""
+        self._rows = found.rows.to(self.cache.device)
+        # A key that no tier has may get a row later: it is asked for again.
+        is_complete = bool(found.mask.all())
+        mask = found.mask.to(self.cache.device)
+        self.new_keys = self.missing if is_complete else self.missing[mask]
+        self.new_rows = self._rows if is_complete else self._rows[mask]
 
-    def read(self, slots: Tensor) -> Tensor:
-        """Return copies of the rows float32[n, D] of ``slots int64[n]``."""
+    def find_again(self) -> None:
+        """Find the slots that the rows were inserted in. The caller holds the lock."""
+        if not self._is_deferred:
+            self.slots[self.absent] = self.cache.find(self.missing)[self._places]
 
-
-class _Floats:
-    """Rows as float32."""
-
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        is_here = device.type == "cpu"
-        shape = rows, width
-        self._rows = torch.from_numpy(allocate_rows(shape)) if is_here else torch.zeros(shape, device=device)
-        self._layout = single_layout(rows, width, "none")
-        self.memory_bytes = 4 * self._rows.numel()
-
-    def packed(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def write(self, slots: Tensor, values: Tensor) -> None:
-        self._rows.index_copy_(0, slots, values)
-
-    def read(self, slots: Tensor) -> Tensor:
-        offsets = torch.tensor([0, slots.numel()], device=slots.device)
-        return bag_lookup(self._rows, slots, offsets, self._layout)
+    def copy_rows(self, rows: Tensor) -> None:
+        """Copy the rows of absent keys that have no slot to ``rows float32[n, D]`` of all keys."""
+        if not self.absent.numel():
+            return
+        is_absent = self.slots[self.absent] < 0
+        rows[self.absent[is_absent]] = self._rows[self._places[is_absent]]
 
 
-class _Codes:
-    """Rows as 8-bit codes with a scale and an offset."""
+def look_up(
+    asked: Sequence[tuple[EmbeddingCache, Tensor]],
+    offsets: Tensor,
+    layout: BagLayout,
+    key_weights: Tensor | None = None,
+) -> Tensor:
+    """Look up bags of keys in caches that share their memory, in one pass over its rows.
 
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        self._rows = torch.zeros(rows, width + ROW_TAIL_BYTES, dtype=torch.uint8, device=device)
-        self._layout = single_layout(rows, width, "none")
-        self.memory_bytes = self._rows.numel()
+    Args:
+        asked: Caches, each with its keys int64[n] on any device; the keys of all are those of the bags.
+        offsets: int64[S * B + 1], bags of features.
+        layout: Features, with the rows of the caches as tables.
+        key_weights: Factors of the keys' vectors.
 
-    def packed(self, rows: Tensor) -> Tensor:
-        return quantize_rows(rows)
+    Returns:
+        As `terarec.ops.bag_lookup`.
 
-    def write(self, slots: Tensor, values: Tensor) -> None:
-        self._rows.index_copy_(0, slots, values)
+    Raises:
+        ConfigError: Keys of another shape or type.
+    """
+    memory = asked[0][0].memory
+    for _, keys in asked:
+        if keys.ndim != 1 or keys.dtype != torch.int64:
+            raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
+    parts: list[_Asked] = []
+    try:
+        with memory.lock:
+            parts.extend(cache.begin(keys.to(memory.device)) for cache, keys in asked)
+            absent = [part for part in parts if part.absent.numel()]
+            if not absent:
+                return memory.lookup(_joined(parts), offsets, layout, key_weights)
+        _read(memory, [part for part in absent if not part.defer()])
+        with memory.lock:
+            for part in absent:
+                part.find_again()
+            slots = _joined(parts)
+            if bool((slots >= 0).all()):
+                return memory.lookup(slots, offsets, layout, key_weights)
+            counts = [part.slots.numel() for part in parts]
+            rows = torch.cat(
+                [memory.lookup(part.slots.clamp(min=0), _one_bag(part), part.cache.layout) for part in parts]
+            )
+    finally:
+        with memory.lock:
+            for part in parts:
+                part.cache.end(part.used)
+    for part, held in zip(parts, torch.split(rows, counts), strict=True):
+        part.copy_rows(held)
+    return pool_rows(rows, offsets, layout, key_weights)
 
-    def read(self, slots: Tensor) -> Tensor:
-        offsets = torch.tensor([0, slots.numel()], device=slots.device)
-        return quantized_bag_lookup(self._rows, slots, offsets, self._layout)
+
+def _read(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
+    """Read the rows of absent keys from the tiers and insert them."""
+    if not parts:
+        return
+    for part, found in zip(
+        parts, find_together([(part.cache.table, part.missing.cpu()) for part in parts]), strict=True
+    ):
+        part.take(found)
+    with memory.lock:
+        for part in parts:
+            part.cache.note_read(part.missing.numel())
+    waiting: list[_Asked] = []
+    for part in parts:
+        if part.cache.spec.form == "static":
+            continue
+        if part.new_keys.numel() > min(INSERT_ROWS, part.cache.capacity):
+            part.cache.insert(part.new_keys, part.new_rows, part.changes)
+            continue
+        if sum(other.new_keys.numel() for other in waiting) + part.new_keys.numel() > INSERT_ROWS:
+            _insert(memory, waiting)
+            waiting = []
+        waiting.append(part)
+    _insert(memory, waiting)
+
+
+def _insert(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
+    """Insert the rows of several caches under one hold of the lock, with one copy."""
+    if not parts:
+        return
+    values = memory.packed(torch.cat([part.new_rows for part in parts]))
+    with memory.lock:
+        places = torch.cat([part.cache.admit(part.new_keys, part.changes) for part in parts])
+        memory.write_held(places, values)
+
+
+def _joined(parts: Sequence[_Asked]) -> Tensor:
+    return parts[0].slots if len(parts) == 1 else torch.cat([part.slots for part in parts])
+
+
+def _one_bag(part: _Asked) -> Tensor:
+    return torch.tensor([0, part.slots.numel()], device=part.slots.device)

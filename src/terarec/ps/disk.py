@@ -7,17 +7,20 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from terarec.errors import FormatError, StorageError
+from terarec.kernels.cpu.host import empty_floats
+from terarec.kernels.slots import RowBatch
 from terarec.ps.row_bytes import as_bytes, as_rows
 from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
 from terarec.spec import RocksDBSpec, RowFileSpec
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowColumn, RowFile, read_description
+from terarec.storage.row_levels import CachedRows, TableStores
 from terarec.storage.row_store import LEAST_ROW_BYTES, SCAN_ROWS, RowStore
+from terarec.storage.slots import SLOT_BYTES
 
 WEIGHTS = "weights"
 
@@ -36,6 +39,7 @@ class RowStoreTier:
         width: Length D of a vector.
         create: Creates the store when the first row is inserted, or again after `clear`; None to serve it read-only.
         column: Offset in bytes and element type of the vector in a row.
+        cache_bytes: Most host memory for rows that were read or written; 0 for none.
     """
 
     def __init__(
@@ -45,10 +49,13 @@ class RowStoreTier:
         width: int,
         create: Callable[[], RowStore] | None = None,
         column: tuple[int, str] = (0, "float32"),
+        cache_bytes: int = 0,
     ) -> None:
         self.name = name
         self.width = width
         self.store = store
+        self._cache_bytes = cache_bytes
+        self._rows: TableStores | CachedRows | None = None if store is None else self._level(store)
         self._create = create
         self._column = column
         self._lock = threading.Lock()
@@ -66,40 +73,40 @@ class RowStoreTier:
 
     def count(self) -> int:
         """Return the number of rows."""
-        return 0 if self.store is None else len(self.store)
+        return 0 if self._rows is None else self._rows.count(0)
 
     def lookup(self, keys: Tensor) -> Found:
         """See `Tier.lookup`."""
-        keys, store = check_keys(keys), self.store
-        if store is None:
+        keys, store, rows = check_keys(keys), self.store, self._rows
+        if store is None or rows is None:
             self._add(keys=keys.numel())
             return Found(torch.empty(keys.numel(), self.width), torch.zeros(keys.numel(), dtype=torch.bool))
-        held = np.empty((keys.numel(), store.row_bytes), np.uint8)
-        mask = torch.from_numpy(store.read(keys.numpy(), held))
+        held = empty_floats(keys.numel(), -(-store.row_bytes // 4)).view(torch.uint8)[:, : store.row_bytes]
+        mask = rows.read(_batch(keys), held)
         self._add(keys=keys.numel(), hits=int(mask.count_nonzero()))
-        return Found(as_rows(held, self.width, *self._column), mask)
+        return Found(as_rows(held.numpy(), self.width, *self._column), mask)
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """See `Tier.insert`. Rows are visible at once, and durable after `flush`."""
         keys, rows = check_insert(keys, rows, self.width)
-        store = self._writable()
-        store.write(keys.numpy(), as_bytes(rows, store.row_bytes))
+        store, level = self._writable()
+        level.write(_batch(keys), torch.from_numpy(as_bytes(rows, store.row_bytes)))
         self._add(inserted=keys.numel())
 
     def erase(self, keys: Tensor) -> None:
         """See `Tier.erase`."""
         if self.store is not None or self._create is None:
-            self._writable().erase(check_keys(keys).numpy())
+            self._writable()[1].erase(_batch(torch.unique(check_keys(keys))))
 
     def clear(self) -> None:
         """Remove all rows."""
         if self.store is None:
             return
-        store = self._writable()
-        held = [keys for keys, _ in store.items(SCAN_ROWS)]
+        _, level = self._writable()
+        held = [keys for keys, _ in level.items(0, SCAN_ROWS)]
         for keys in held:
-            store.erase(keys)
-        store.commit()
+            level.erase(_batch(keys))
+        level.commit({})
 
     def flush(self) -> None:
         """Make what was inserted and erased durable."""
@@ -107,11 +114,14 @@ class RowStoreTier:
 
     def commit(self, metadata: Mapping[str, str]) -> None:
         """Make what was inserted and erased durable, with `metadata`."""
-        self._writable().commit(metadata)
+        self._writable()[1].commit(metadata)
 
     def refresh(self) -> bool:
         """See `Tier.refresh`: only a row file that is read-only has another writer."""
-        return isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
+        has_moved = isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
+        if has_moved and isinstance(self._rows, CachedRows):
+            self._rows.forget()
+        return has_moved
 
     def statistics(self) -> TierStatistics:
         """Return what the tier did so far."""
@@ -122,13 +132,22 @@ class RowStoreTier:
         if self.store is not None:
             self.store.close()
 
-    def _writable(self) -> RowStore:
+    def _level(self, store: RowStore) -> TableStores | CachedRows:
+        stores = TableStores([store])
+        if not self._cache_bytes:
+            return stores
+        return CachedRows(
+            self._cache_bytes, store.row_bytes, stores, slot_bytes=SLOT_BYTES, name=self.name, keeps_read=True
+        )
+
+    def _writable(self) -> tuple[RowStore, TableStores | CachedRows]:
         if self._create is None:
             raise StorageError(self.name, "is open for reading only, expected no insertion")
         with self._lock:
-            if self.store is None:
+            if self.store is None or self._rows is None:
                 self.store = self._create()
-            return self.store
+                self._rows = self._level(self.store)
+            return self.store, self._rows
 
     def _add(self, *, keys: int = 0, hits: int = 0, inserted: int = 0) -> None:
         with self._lock:
@@ -158,11 +177,11 @@ def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) ->
     if not is_there:
         if spec.read_only:
             raise FormatError(directory, "no such row file, expected one to open for reading only")
-        return RowStoreTier(spec.kind, None, width, create)
+        return RowStoreTier(spec.kind, None, width, create, cache_bytes=spec.cache_bytes)
     column = _vector_column(directory, width)
     is_writable = not spec.read_only and len(read_description(directory).columns) == 1 and column == (0, "float32")
     store = RowFile.open(directory, read_only=spec.read_only)
-    return RowStoreTier(spec.kind, store, width, create if is_writable else None, column)
+    return RowStoreTier(spec.kind, store, width, create if is_writable else None, column, spec.cache_bytes)
 
 
 def rocksdb_tier(spec: RocksDBSpec, directory: Path, table: str, width: int) -> RowStoreTier:
@@ -190,6 +209,11 @@ def rocksdb_tier(spec: RocksDBSpec, directory: Path, table: str, width: int) -> 
 def remove_files(directory: Path) -> None:
     """Remove the files of a table's row store, which is closed."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _batch(keys: Tensor) -> RowBatch:
+    """Return keys of the only table of a store."""
+    return RowBatch(keys, keys, torch.zeros_like(keys))
 
 
 def _row_bytes(width: int) -> int:

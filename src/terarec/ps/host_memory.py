@@ -10,10 +10,10 @@ from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.ps.fair_lock import FairLock
 from terarec.ps.partitions import by_partition
 from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
+from terarec.storage.fair_lock import FairLock
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 

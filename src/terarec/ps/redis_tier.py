@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -51,18 +52,34 @@ class RedisTier:
         names = [self._hash(number) for number in range(self._spec.num_partitions)]
         return sum(self._server.run([Request(name, _command("HLEN", name)) for name in names]))
 
+    @property
+    def server(self) -> RedisServer:
+        """The connections."""
+        return self._server
+
     def lookup(self, keys: Tensor) -> Found:
         """See `Tier.lookup`. Rows of another size than the table's are counted and not found."""
-        keys = check_keys(keys)
-        row_bytes = 4 * self.width
+        return look_up_tables([(self, keys)])[0]
+
+    def requests(self, keys: Tensor) -> tuple[list[Tensor | slice], list[Request]]:
+        """Return the commands that read rows, and the places of the keys of each."""
         asked = list(self._batches(keys))
-        requests = [Request(name, packed_get(name, keys[places].numpy())) for name, places in asked]
-        replies = self._server.run(requests)
+        return [places for _, places in asked], [
+            Request(name, packed_get(name, keys[places].numpy())) for name, places in asked
+        ]
+
+    def found(self, keys: Tensor, asked: Sequence[Tensor | slice], replies: Sequence[Any]) -> Found:
+        """Return the rows in replies to `requests`."""
+        row_bytes = 4 * self.width
         held = np.empty((keys.numel(), row_bytes), np.uint8)
         mask, damaged = torch.zeros(keys.numel(), dtype=torch.bool), 0
-        for (_, places), reply in zip(asked, replies, strict=True):
-            is_good = np.fromiter((row is not None and len(row) == row_bytes for row in reply), np.bool_, len(reply))
+        for places, reply in zip(asked, replies, strict=True):
             rows = [row for row in reply if row is not None and len(row) == row_bytes]
+            if len(rows) == len(reply):
+                mask[places] = True
+                held[_positions(places)] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, row_bytes)
+                continue
+            is_good = np.fromiter((row is not None and len(row) == row_bytes for row in reply), np.bool_, len(reply))
             mask[places] = torch.from_numpy(is_good)
             held[_positions(places)[is_good]] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, row_bytes)
             damaged += len(reply) - len(rows) - reply.count(None)
@@ -169,6 +186,21 @@ class RedisTier:
                 evicted=old.evicted + evicted,
                 damaged=old.damaged + damaged,
             )
+
+
+def look_up_tables(asked: Sequence[tuple[RedisTier, Tensor]]) -> list[Found]:
+    """Look up ``keys int64[n]`` of tables on one server, in one exchange with each of its nodes.
+
+    Raises:
+        StorageError: The server cannot be reached.
+    """
+    checked = [(tier, check_keys(keys)) for tier, keys in asked]
+    wanted = [tier.requests(keys) for tier, keys in checked]
+    replies = iter(checked[0][0].server.run([request for _, requests in wanted for request in requests]))
+    return [
+        tier.found(keys, places, list(islice(replies, len(requests))))
+        for (tier, keys), (places, requests) in zip(checked, wanted, strict=True)
+    ]
 
 
 def packed_get(name: str, keys: NDArray[np.int64]) -> bytes:

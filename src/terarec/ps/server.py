@@ -19,6 +19,7 @@ from terarec.ps.cache import EmbeddingCache
 from terarec.ps.defaults import DefaultRows, constant_rows
 from terarec.ps.disk import RowStoreTier, rocksdb_tier, row_file_tier
 from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.model_caches import ModelCaches
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
 from terarec.ps.sources import RowChunk, TableSource, open_source
@@ -116,7 +117,7 @@ class _Version:
         self.spec = spec
         self.tables = tables
         self.sources = sources
-        self.caches: dict[tuple[str, torch.device, CacheSpec], EmbeddingCache] = {}
+        self.caches: dict[tuple[torch.device, CacheSpec], ModelCaches] = {}
 
     def close(self) -> None:
         for cache in self.caches.values():
@@ -242,15 +243,25 @@ class ParameterServer:
             FormatError: The source of the rows is damaged.
             StorageError: Not enough memory for the rows.
         """
+        _ = self.model(model, version).table(table)
+        return self.caches(model, version, device, spec).caches[table]
+
+    def caches(
+        self,
+        model: str,
+        version: int | None = None,
+        device: torch.device | None = None,
+        spec: CacheSpec | None = None,
+    ) -> ModelCaches:
+        """Return the caches of all tables of a model on a device; arguments and errors are those of `cache`."""
         found, device = self._version(model, version), device or torch.device("cpu")
-        _ = found.spec.table(table)
         spec = spec or found.spec.cache
         if spec is None:
             raise ConfigError("cache", f"model {model!r} has none, expected ServedModelSpec(cache=CacheSpec(...))")
         with self._caching:
-            place = table, device, spec
+            place = device, spec
             if place not in found.caches:
-                found.caches[place] = _new_cache(found, table, spec, device)
+                found.caches[place] = _new_caches(found, spec, device)
             return found.caches[place]
 
     def model(self, name: str, version: int | None = None) -> ServedModelSpec:
@@ -329,7 +340,7 @@ class ParameterServer:
         tiers.erase(removed)
         tiers.insert(keys, rows)
         with self._caching:
-            caches = [cache for (name, *_), cache in found.caches.items() if name == table]
+            caches = [held.caches[table] for held in found.caches.values()]
         for cache in caches:
             cache.forget(removed)
             cache.update(keys, rows)
@@ -469,16 +480,21 @@ class ParameterServer:
         version.close()
 
 
-def _new_cache(version: _Version, table: str, spec: CacheSpec, device: torch.device) -> EmbeddingCache:
-    """Return a cache with the first rows of a table's source."""
-    tiers, source = version.tables[table], version.sources[table]
-    held = source.num_rows if source is not None else tiers.tiers[-1].count()
-    cache = EmbeddingCache(tiers, spec.rows or max(1, math.ceil(spec.share * held)), spec, device)
-    if source is not None:
-        for chunk in source.read():
-            if not cache.fill(*chunk):
-                break
-    return cache
+def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> ModelCaches:
+    """Return caches with the first rows of each table's source."""
+    rows = {}
+    for name, tiers in version.tables.items():
+        source = version.sources[name]
+        held = source.num_rows if source is not None else tiers.tiers[-1].count()
+        rows[name] = spec.rows or max(1, math.ceil(spec.share * held))
+    made = ModelCaches(version.tables, rows, spec, device)
+    for name, cache in made.caches.items():
+        source = version.sources[name]
+        if source is not None:
+            for chunk in source.read():
+                if not cache.fill(*chunk):
+                    break
+    return made
 
 
 def _try(action: Callable[[], None]) -> None:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.ps.defaults import DefaultRows, constant_rows
+from terarec.ps.redis_tier import RedisTier, look_up_tables
 from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
 
 _LOGGER = logging.getLogger(__name__)
@@ -99,16 +101,18 @@ class TableTiers:
 
     def find(self, keys: Tensor) -> Found:
         """Return rows and which keys have one; the others have the default vector."""
-        keys = check_keys(keys)
-        found = self._find(keys)
-        num_missing = keys.numel() - int(found.mask.count_nonzero())
-        if num_missing:
-            missing = ~found.mask
-            found.rows[missing] = self.default(keys[missing])
+        return find_together([(self, keys)])[0]
+
+    def note_lookup(self, keys: int, defaults: int) -> None:
+        """Count keys that were looked up, and those that got the default vector."""
         with self._lock:
-            self._keys += keys.numel()
-            self._defaults += num_missing
-        return found
+            self._keys += keys
+            self._defaults += defaults
+
+    @property
+    def guarded(self) -> Sequence[_GuardedTier]:
+        """The tiers, each with its rests after errors."""
+        return self._guarded
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """Set rows in all tiers that can be written, the slowest first.
@@ -154,28 +158,96 @@ class TableTiers:
         for guarded in self._guarded:
             guarded.tier.close()
 
-    def _find(self, keys: Tensor) -> Found:
-        """Return what the tiers have; rows of other keys have any numbers."""
-        first = self._guarded[0].lookup(keys)
-        found = first or Found(torch.empty(keys.numel(), self.width), torch.zeros(keys.numel(), dtype=torch.bool))
-        if len(self._guarded) == 1:
-            return found
-        missing = (~found.mask).nonzero()[:, 0]
-        for number, guarded in enumerate(self._guarded[1:], 1):
-            if not missing.numel():
-                break
-            # Slow tiers are asked once for a key.
-            wanted, places = torch.unique(keys[missing], return_inverse=True)
-            part = guarded.lookup(wanted)
-            if part is None:
-                continue
-            has_row = part.mask[places]
-            found.rows[missing[has_row]] = part.rows[places[has_row]]
-            found.mask[missing[has_row]] = True
-            missing = missing[~has_row]
-            for faster in self._guarded[:number]:
-                faster.keep(wanted[part.mask], part.rows[part.mask])
-        return found
+
+def find_together(asked: Sequence[tuple[TableTiers, Tensor]]) -> list[Found]:
+    """Look up ``keys int64[n]`` of several tables; those whose rows are on one server are asked for at once.
+
+    Returns:
+        Rows and which keys have one, of each table; the others have the default vector.
+
+    Raises:
+        ConfigError: Keys of another shape or type.
+    """
+    searches = [_Search(table, check_keys(keys)) for table, keys in asked]
+    for level in range(max(len(table.tiers) for table, _ in asked)):
+        open_ones = [search for search in searches if search.wants(level)]
+        wanted = [(search.table.guarded[level], search.wanted(level)) for search in open_ones]
+        for search, part in zip(open_ones, _look_up_level(wanted), strict=True):
+            search.take(level, part)
+    return [search.result() for search in searches]
+
+
+class _Search:
+    """A lookup in the tiers of a table, one after the other."""
+
+    def __init__(self, table: TableTiers, keys: Tensor) -> None:
+        self.table = table
+        self._keys = keys
+        self._found: Found | None = None
+        self._missing = self._wanted = keys
+        self._places: Tensor | None = None  # of the missing keys among the wanted ones
+
+    def wants(self, level: int) -> bool:
+        """Return whether there is such a tier, and keys to ask it for."""
+        return level < len(self.table.tiers) and (level == 0 or bool(self._missing.numel()))
+
+    def wanted(self, level: int) -> Tensor:
+        """Return the keys to ask a tier for; slow tiers are asked once for a key."""
+        if level:
+            self._wanted, self._places = torch.unique(self._keys[self._missing], return_inverse=True)
+        return self._wanted
+
+    def take(self, level: int, part: Found | None) -> None:
+        """Take over what a tier has; None for one that fails or rests."""
+        if level == 0:
+            count = self._keys.numel()
+            self._found = part or Found(torch.empty(count, self.table.width), torch.zeros(count, dtype=torch.bool))
+            self._missing = (~self._found.mask).nonzero()[:, 0]
+        elif part is not None:
+            assert self._found is not None
+            assert self._places is not None
+            has_row = part.mask[self._places]
+            self._found.rows[self._missing[has_row]] = part.rows[self._places[has_row]]
+            self._found.mask[self._missing[has_row]] = True
+            self._missing = self._missing[~has_row]
+            for faster in self.table.guarded[:level]:
+                faster.keep(self._wanted[part.mask], part.rows[part.mask])
+
+    def result(self) -> Found:
+        """Return the rows, default vectors for keys that no tier has."""
+        assert self._found is not None
+        if self._missing.numel():
+            self._found.rows[self._missing] = self.table.default(self._keys[self._missing])
+        self.table.note_lookup(self._keys.numel(), self._missing.numel())
+        return self._found
+
+
+def _look_up_level(asked: Sequence[tuple[_GuardedTier, Tensor]]) -> list[Found | None]:
+    """Look keys up in a tier of each table; None for one that fails or rests."""
+    found: dict[int, Found | None] = {}
+    by_server: dict[int, list[int]] = {}
+    for place, (guarded, keys) in enumerate(asked):
+        if isinstance(guarded.tier, RedisTier):
+            by_server.setdefault(id(guarded.tier.server), []).append(place)
+        else:
+            found[place] = guarded.lookup(keys)
+    for places in by_server.values():
+        tried = [place for place in places if asked[place][0].may_try()]
+        found |= dict.fromkeys(places)
+        try:
+            parts = (
+                look_up_tables([(cast(RedisTier, asked[place][0].tier), asked[place][1]) for place in tried])
+                if tried
+                else []
+            )
+        except StorageError as error:
+            for place in tried:
+                asked[place][0].note_error(error)
+            continue
+        for place, part in zip(tried, parts, strict=True):
+            asked[place][0].note_success()
+            found[place] = part
+    return [found[place] for place in range(len(asked))]
 
 
 class _GuardedTier:
@@ -192,24 +264,24 @@ class _GuardedTier:
 
     def lookup(self, keys: Tensor) -> Found | None:
         """Return what the tier has; None if it fails or rests."""
-        if not self._may_try():
+        if not self.may_try():
             return None
         try:
             found = self.tier.lookup(keys)
         except StorageError as error:
-            self._note_error(error)
+            self.note_error(error)
             return None
-        self._note_success()
+        self.note_success()
         return found
 
     def keep(self, keys: Tensor, rows: Tensor) -> None:
         """Insert rows that a slower tier had, if this one keeps them."""
-        if not self._keeps_found or not keys.numel() or not self._may_try(counts=False):
+        if not self._keeps_found or not keys.numel() or not self.may_try(counts=False):
             return
         try:
             self.tier.insert(keys, rows)
         except StorageError as error:
-            self._note_error(error)
+            self.note_error(error)
 
     def statistics(self) -> TierUseStatistics:
         with self._lock:
@@ -221,7 +293,8 @@ class _GuardedTier:
                 counted=self.tier.statistics(),
             )
 
-    def _may_try(self, *, counts: bool = True) -> bool:
+    def may_try(self, *, counts: bool = True) -> bool:
+        """Return whether the tier does not rest, or it is time to try it again."""
         if not self._pause:
             return True
         with self._lock:
@@ -232,7 +305,8 @@ class _GuardedTier:
             self._rests_until = now + self._pause  # others wait for the outcome of this try
             return True
 
-    def _note_error(self, error: StorageError) -> None:
+    def note_error(self, error: StorageError) -> None:
+        """Let the tier rest."""
         with self._lock:
             is_first = not self._pause
             self._errors += 1
@@ -241,7 +315,8 @@ class _GuardedTier:
         if is_first:
             _LOGGER.warning("tier %s: %s; lookups go on without it until it answers again", self.tier.name, error)
 
-    def _note_success(self) -> None:
+    def note_success(self) -> None:
+        """Note that the tier answered."""
         if self._pause:
             with self._lock:
                 self._pause = 0.0

@@ -17,7 +17,7 @@ from torch import nn
 from terarec.batch import Batch, Jagged, to_device
 from terarec.checkpoint import Checkpoint
 from terarec.data import open_reader, read_spec
-from terarec.embedding import LookupCollection, RowLookup
+from terarec.embedding import LookupCollection
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.formats.delta import StateId
@@ -27,7 +27,7 @@ from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
-from terarec.serve.tables import ServedRun, ServedTables, serve_tables
+from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
 from terarec.spec import DatasetSpec, RunSpec
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -157,7 +157,7 @@ class InferenceSession:
         if self.served is not None:
             self.served.close()
 
-    def move_on(self, checkpoint: Checkpoint, lookups: Mapping[str, RowLookup] | None = None) -> None:
+    def move_on(self, checkpoint: Checkpoint, lookups: ServedLookups | None = None) -> None:
         """Score with the dense weights of another checkpoint from the next batch on.
 
         Args:
@@ -173,7 +173,7 @@ class InferenceSession:
         if lookups is not None:
             for module in model.modules():
                 if isinstance(module, LookupCollection):
-                    module.connect(lookups)
+                    module.connect(*lookups)
         self._model, self.step, self.state = model, checkpoint.step, checkpoint.state
 
     def __enter__(self) -> Self:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from terarec.checkpoint import Checkpoint
-from terarec.embedding import RowLookup
+from terarec.embedding import BagSource, RowLookup
 from terarec.models.artifact import ModelWithoutTables
 from terarec.ps import ParameterServer, default_rows
 from terarec.spec import (
@@ -34,6 +35,18 @@ class ServedTables:
     server: ParameterServer | ParameterServerSpec
     name: str = "model"
     cache: CacheSpec | None = None
+
+
+class ServedLookups(NamedTuple):
+    """How the tables of a run are looked up.
+
+    Attributes:
+        rows: Table -> its rows.
+        bags: Looks up the bags of tables of one width at once; None for one table after the other.
+    """
+
+    rows: Mapping[str, RowLookup]
+    bags: BagSource | None = None
 
 
 class ServedRun:
@@ -62,7 +75,7 @@ class ServedRun:
         self._cache = described.cache
         self._device = device
 
-    def load(self, checkpoint: Checkpoint) -> Mapping[str, RowLookup]:
+    def load(self, checkpoint: Checkpoint) -> ServedLookups:
         """Load the rows of a checkpoint, unless its version is there, and return the lookups of the tables.
 
         Raises:
@@ -80,13 +93,10 @@ class ServedRun:
             spec = ServedModelSpec(name=self.name, version=version, tables=tuple(tables))
             self.server.load(spec, defaults).wait()
         self.version = version
-        lookups: dict[str, RowLookup] = {}
-        for name in self.tables:
-            if self._cache is None:
-                lookups[name] = self.server.table(self.name, name, version).lookup
-            else:
-                lookups[name] = self.server.cache(self.name, name, version, self._device, self._cache).lookup
-        return lookups
+        if self._cache is None:
+            return ServedLookups({name: self.server.table(self.name, name, version).lookup for name in self.tables})
+        held = self.server.caches(self.name, version, self._device, self._cache)
+        return ServedLookups({name: cache.lookup for name, cache in held.caches.items()}, held.bags)
 
     def close(self) -> None:
         """Close the parameter server, if it is for this run alone."""
@@ -104,7 +114,7 @@ def serve_tables(loaded: ModelWithoutTables, described: ServedTables, device: to
     """
     served = ServedRun(described, loaded.tables, device)
     try:
-        loaded.connect(served.load(loaded.checkpoint))
+        loaded.connect(*served.load(loaded.checkpoint))
     except BaseException:
         served.close()
         raise

@@ -145,15 +145,18 @@ class RowFileSpec:
         path: Directory of the files.
         read_only: Whether to open files that another process writes; no rows are loaded then.
         load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
+        cache_bytes: Most host memory of a table for rows that were read or written; 0 for none.
     """
 
     kind: ClassVar[str] = "row_file"
     path: str
     read_only: bool = False
     load_share: float = 1.0
+    cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
         _check_disk(self)
+        checks.positive_int(self, "cache_bytes", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

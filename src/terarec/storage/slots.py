@@ -11,7 +11,7 @@ from terarec.kernels.slots import SlotMap
 
 _LAST_BATCH = 2**31 - 1
 SLOT_BYTES = 60
-"""Bytes that a slot takes besides its row: some 24 in the index, and 36 for its owner and its use."""
+"""Bytes that a slot takes besides its row: some 23 in the index, and 37 for its owner and its use."""
 
 
 class Pin:
@@ -80,5 +80,5 @@ class SlotLimit:
         slots.hold(tail)  # a pinned slot without a row is never assigned
         slots.release(tail)
         self.limit = limit
-        held = (slots.owners.rows[limit : slots.used_slots] >= 0).nonzero()
+        held = slots.is_held[limit : slots.used_slots].nonzero()
         return limit + (int(held[-1]) + 1 if held.numel() else 0)

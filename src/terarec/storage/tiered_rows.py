@@ -587,7 +587,7 @@ class TieredRows:
     def _release(self, memory: FastTier, victims: Tensor) -> None:
         """Write the rows of ``victims int64[n]`` back where they changed, and take their slots away."""
         slots = memory.slots
-        memory.write_back(victims[slots.is_dirty[victims] & (slots.owners.rows[victims] >= 0)])
+        memory.write_back(victims[slots.is_dirty[victims] & slots.is_held[victims]])
         slots.release(victims)
 
     def _packed(self, weights: Tensor, state: Mapping[str, Tensor]) -> Tensor:

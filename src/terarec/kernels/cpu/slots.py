@@ -12,7 +12,7 @@ from torch import Tensor
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding, empty_integers
 from terarec.kernels.hash_index import check_vector
-from terarec.kernels.slots import RowBatch, RowPart, Touched, row_bytes_of
+from terarec.kernels.slots import Admitted, RowBatch, RowPart, Touched, row_bytes_of
 
 _CPU = torch.device("cpu")
 
@@ -25,6 +25,7 @@ class SlotMap:
         device: The CPU.
         owners: The row of each slot, its key and its table, [C] each; a row of -1 for none, and 0 for slots behind
             `used_slots`.
+        is_held: bool[C], whether the slot has a row.
         is_dirty: bool[C], whether the slot's row was changed since it was read.
 
     Args:
@@ -38,10 +39,11 @@ class SlotMap:
         self.owners = RowBatch(
             _zeros(capacity, torch.int64), _zeros(capacity, torch.int64), _zeros(capacity, torch.int32)
         )
+        self.is_held = _zeros(capacity, torch.bool)
         self.is_dirty = _zeros(capacity, torch.bool)
         types = (torch.int32, torch.uint8, torch.int16, torch.int32)
         self._numbers = [_zeros(capacity, dtype) for dtype in types]  # the core keeps their addresses
-        addresses = [held.data_ptr() for held in (*self.owners, self.is_dirty, *self._numbers)]
+        addresses = [held.data_ptr() for held in (*self.owners, self.is_held, self.is_dirty, *self._numbers)]
         self._core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
 
     def __len__(self) -> int:
@@ -119,6 +121,22 @@ class SlotMap:
         except MemoryError:
             raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
         return slots
+
+    def admit(self, rows: Tensor, at_once: int) -> Admitted:
+        """Give slots to rows in place of others; see `terarec.kernels.ref.slots.SlotMap.admit`.
+
+        Raises:
+            StorageError: No memory for the index.
+        """
+        rows = check_vector("rows", rows, self.device)
+        slots = torch.empty_like(rows)
+        try:
+            counted = self._core.admit(
+                rows.data_ptr(), rows.numel(), at_once, slots.data_ptr(), torch.get_num_threads()
+            )
+        except MemoryError:
+            raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
+        return Admitted(slots, *counted)
 
     def release(self, slots: Tensor) -> None:
         """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""

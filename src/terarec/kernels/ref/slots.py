@@ -8,20 +8,24 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.hash_index import new_hash_index
-from terarec.kernels.slots import MOST_USES, NO_ROW, ORPHAN, USES_OF_SLOT, RowBatch, RowPart, Touched, row_bytes_of
+from terarec.kernels.slots import MOST_USES, NO_ROW, USES_OF_SLOT, Admitted, RowBatch, RowPart, Touched, row_bytes_of
+
+_FREE = -1  # pins of a slot that may be assigned
 
 
 class SlotMap:
-    """The slots of rows. Rows without a slot get one by `assign`; `victims` names those that may be released for them.
+    """The slots of rows; any int64 is a row.
 
-    Those of the fewest uses go first. A use is a batch that needed the row; counts are halved from time to time, so
-    that rows that were needed long ago go, too. Rows that are pinned stay, and rows that a coming batch wants stay
-    while there are others. Of equal counts, slots go in turns.
+    Rows without a slot get one by `assign`; `victims` names those that may be released for them. Those of the fewest
+    uses go first. A use is a batch that needed the row; counts are halved from time to time, so that rows that were
+    needed long ago go, too. Rows that are pinned stay, and rows that a coming batch wants stay while there are others.
+    Of equal counts, slots go in turns.
 
     Attributes:
         capacity: Number of slots C.
         device: Device of the numbers.
         owners: The row of each slot, its key and its table, [C] each; a row of `NO_ROW` for none.
+        is_held: bool[C], whether the slot has a row.
         is_dirty: bool[C], whether the slot's row was changed since it was read.
 
     Args:
@@ -38,7 +42,7 @@ class SlotMap:
             return torch.zeros(capacity, dtype=dtype, device=device)
 
         self.owners = RowBatch(numbers(torch.int64).fill_(NO_ROW), numbers(torch.int64), numbers(torch.int32))
-        self.is_dirty = numbers(torch.bool)
+        self.is_held, self.is_dirty = numbers(torch.bool), numbers(torch.bool)
         self._wanted, self._counts, self._pins = numbers(torch.int32), numbers(torch.uint8), numbers(torch.int16)
         self._scratch = numbers(torch.int32)
         self._free: list[Tensor] = []
@@ -121,6 +125,7 @@ class SlotMap:
         self._next += batch.rows.numel() - reused
         for held, values in zip(self.owners, batch, strict=True):
             held[slots] = values.to(held.dtype)
+        self.is_held[slots] = True
         self.is_dirty[slots] = False
         self._wanted[slots] = 0
         self._counts[slots] = 1
@@ -128,16 +133,36 @@ class SlotMap:
         self._age(batch.rows.numel())
         return slots
 
+    def admit(self, rows: Tensor, at_once: int) -> Admitted:
+        """Give slots to rows without a pin; those of the fewest uses give theirs where there is no room.
+
+        Args:
+            rows: int64[n], distinct; they are their own keys, of table 0.
+            at_once: Fewest slots to release where there is no room, for finding them passes over all.
+        """
+        slots, used, absent = self.touch(rows, pins=True)
+        released = 0
+        if absent.numel() > self.room:
+            victims = self.victims(max(absent.numel() - self.room, at_once), 0)
+            self.release(victims)
+            released = victims.numel()
+        absent = absent[: self.room]
+        given = self.assign(RowBatch(rows[absent], rows[absent], torch.zeros_like(absent)))
+        slots[absent] = given
+        self.let_go(given)
+        self.let_go(used)
+        return Admitted(slots, absent.numel(), released)
+
     def release(self, slots: Tensor) -> None:
         """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
-        rows = self.owners.rows[slots]
-        self._index.erase(rows[rows >= 0])
+        self._index.erase(self.owners.rows[slots[self.is_held[slots]]])
+        self.is_held[slots] = False
         self.is_dirty[slots] = False
         self._wanted[slots] = 0
         self._counts[slots] = 0
-        is_pinned = self._pins[slots] > 0
-        self.owners.rows[slots] = torch.where(is_pinned, ORPHAN, NO_ROW)
-        self._free.append(slots[~is_pinned])
+        self.owners.rows[slots] = NO_ROW
+        self._free.append(slots[self._pins[slots] <= 0])  # the others once they are not pinned
+        self._pins[self._free[-1]] = _FREE
         self._num_free += self._free[-1].numel()
 
     def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
@@ -152,7 +177,7 @@ class SlotMap:
             int64[m], distinct; fewer where all other rows stay.
         """
         used = slice(0, self._next)
-        may_go = (self.owners.rows[used] != NO_ROW) & (self._pins[used] == 0)
+        may_go = self._pins[used] == 0
         if keeps_dirty:
             may_go &= ~self.is_dirty[used]
         is_wanted = self._wanted[used] > batch
