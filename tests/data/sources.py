@@ -1,6 +1,7 @@
 """A source of tiny row groups and what tests ask of batches."""
 
 import json
+from unittest import mock
 
 import torch
 
@@ -24,6 +25,19 @@ class TinyGroups:
         self.reads.append(group)
         start = sum(self.group_rows[:group])
         return slice_rows(self.block, start, start + self.group_rows[group])
+
+
+def first_of_workers(loader):
+    """Return the first batch of a loader with worker processes, which end before this returns or raises.
+
+    After an error in a worker, torch waits 5 s for each of them to leave by itself and then ends it.
+    """
+    iterator = iter(loader)
+    try:
+        return next(iterator)
+    finally:
+        with mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1):
+            iterator._shutdown_workers()
 
 
 def row_numbers(batches):

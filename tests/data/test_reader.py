@@ -13,7 +13,7 @@ from terarec.data.reader import DatasetSource
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import PARTS_FILE, write_dataset, write_parts
 from terarec.spec import MetadataColumn
-from tests.data.sources import TinyGroups, row_numbers
+from tests.data.sources import TinyGroups, first_of_workers, row_numbers
 from tests.errors import at
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
@@ -208,7 +208,7 @@ def test_d11_a_data_loader_gives_the_batches_of_the_reader() -> None:
 def test_d11_a_data_loader_with_workers_is_rejected() -> None:
     loader = DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2)
     with pytest.raises(ConfigError, match="num_workers=2"):
-        next(iter(loader))
+        first_of_workers(loader)
 
 
 @pytest.fixture

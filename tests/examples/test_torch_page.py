@@ -18,7 +18,7 @@ from terarec.errors import ConfigError
 from terarec.export import export_onnx
 from terarec.optim import RowOptimizer
 from terarec.spec import DynamicTableSpec, FeatureSpec, SGDSpec, TableSpec
-from tests.data.sources import TinyGroups
+from tests.data.sources import TinyGroups, first_of_workers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
 KEYS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -94,7 +94,7 @@ def loaded_too_early() -> None:
 
 
 def read_by_workers() -> None:
-    next(iter(DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2)))
+    first_of_workers(DataLoader(Reader(TinyGroups((10,)), batch_size=4), batch_size=None, num_workers=2))
 
 
 def exported() -> None:
