@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -308,6 +309,24 @@ def column_codes(batch: Batch, name: str) -> Tensor:
         return values
     codes = values.dictionary_encode().indices.fill_null(-1)  # a missing value is a value of its own
     return torch.from_numpy(codes.to_numpy(zero_copy_only=False).astype("int64"))
+
+
+def column_digests(batch: Batch, name: str) -> Tensor:
+    """Return numbers int64[B] that are equal where the values of a column are, in the batches of all processes.
+
+    Raises:
+        ConfigError: See `column`.
+    """
+    values = column(batch, name)
+    if isinstance(values, Tensor):
+        return values
+    encoded = values.dictionary_encode()
+    digests = [
+        int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little", signed=True)
+        for value in [*encoded.dictionary.to_pylist(), None]  # a missing value is a value of its own
+    ]
+    codes = encoded.indices.fill_null(len(digests) - 1).to_numpy(zero_copy_only=False).astype("int64")
+    return torch.tensor(digests)[torch.from_numpy(codes)]
 
 
 def _check_covered(jagged: Jagged) -> None:

@@ -124,8 +124,10 @@ def test_a_file_with_a_wrong_field_is_rejected_with_its_path(tmp_path: Path) -> 
     assert "$.tables[0].placement.kind" in str(caught.value) and "row_wise" in str(caught.value)
 
 
-def test_a_static_table_in_tiers_stays_whole(tmp_path: Path) -> None:
+def test_the_rows_of_a_table_in_tiers_stay_whole(tmp_path: Path) -> None:
     spec = TableSpec(name="item", rows=101, width=8, tiers=Tiers(host="1MiB", file=str(tmp_path)))
-    PlacedTable(spec, TableWise(rank=0), plan(TableWise(rank=0)))
+    for placement in (TableWise(rank=0), RowWise(), Hybrid(hot_keys=(3,))):
+        part = PlacedTable(spec, placement, plan(placement)).part(1)
+        assert part.tiers == Tiers(host="1MiB", file=str(tmp_path / "rank-1"))
     with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "tiers")):
-        PlacedTable(spec, RowWise(), plan(RowWise()))
+        PlacedTable(spec, ColumnWise(), plan(ColumnWise()))

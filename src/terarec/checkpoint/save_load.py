@@ -74,24 +74,23 @@ def save(
     """
     if kind not in ("full", "base", "delta"):
         raise ConfigError("kind", f"got {kind!r}, expected 'full', 'base' or 'delta'")
-    if writers is not None and writers.size > 1:
-        if kind != "full":
-            raise ConfigError("kind", f"got {kind!r} for tables on {writers.size} ranks, expected 'full'")
+    link = _link(directory, state) if kind == "delta" else None
+    is_together = writers is not None and writers.size > 1
+    if writers is not None and is_together:
+        if kind == "delta" and not all(writers.gather("changes since a checkpoint", link is not None)):
+            link = None  # a rank does not know what changed
 
         def write_share(checkpoint: Path, shares: Mapping[str, TableShare]) -> Sequence[FileEntry]:
-            return _write_files(checkpoint, state, None, shares, with_rest=writers.rank == 0).files
+            return _write_files(checkpoint, state, link, shares, with_rest=writers.rank == 0).files
 
-        save_together(directory, state, writers, write_share)
-        if keep is not None and writers.rank == 0:
-            keep_newest(directory, keep)
-        return step_path(directory, state.step)
-    link = _link(directory, state) if kind == "delta" else None
-    with staged(directory, state.step) as checkpoint:
-        write_manifest(checkpoint, _write_files(checkpoint, state, link))
+        save_together(directory, state, writers, write_share, link)
+    else:
+        with staged(directory, state.step) as checkpoint:
+            write_manifest(checkpoint, _write_files(checkpoint, state, link))
     path = step_path(directory, state.step)
     if kind != "full":
         follow_changes(state.tables, path)
-    if keep is not None:
+    if keep is not None and (writers is None or writers.rank == 0):
         keep_newest(directory, keep)
     return path
 
@@ -132,7 +131,7 @@ def _write_files(
     row_files: list[RowFileEntry] = []
     for table in state.tables.values():
         if link is not None:
-            files += write_table_changes(checkpoint, table)
+            files += write_table_changes(checkpoint, table, None if shares is None else shares[table.name])
             continue
         written, row_file = write_table(checkpoint, table, None if shares is None else shares[table.name])
         files += written

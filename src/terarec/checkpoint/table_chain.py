@@ -26,6 +26,7 @@ from terarec.checkpoint.table_files import (
     Arrays,
     TableFiles,
     TableShape,
+    TableShare,
     files_by_table,
     prefixed,
     rows_of,
@@ -44,35 +45,43 @@ _NO_KEYS = np.empty(0, dtype=np.int64)
 _REMOVED_AT_ONCE = 1 << 24
 
 
-def write_table_changes(checkpoint: Path, table: Store) -> Iterator[FileEntry]:
-    """Write what changed in a table after its ``changes_since``, in a bounded amount of memory."""
-    for index, changes in enumerate(_changes(table)):
+def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None = None) -> Iterator[FileEntry]:
+    """Write what changed in a table after its ``changes_since``, in a bounded amount of memory.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        table: The table.
+        share: Place of its rows, if others write further ones.
+    """
+    first_file = 0 if share is None else share.first_file
+    table_rows = share.num_rows if share is not None and table.is_dynamic else len(table)
+    for index, changes in enumerate(_changes(table, table_rows), first_file):
         file = changes_file(table.name, index)
         sha256 = write_changes(checkpoint / file, changes)
         yield FileEntry(file=file, bytes=(checkpoint / file).stat().st_size, sha256=sha256)
-    yield from write_memory(checkpoint, table)
+    yield from write_memory(checkpoint, table, first_file)
 
 
-def _changes(table: Store) -> Iterator[TableChanges]:
+def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
     """Yield what changed, at least one piece: keys that were removed come before rows."""
     removed = as_array(KEYS, table.removed_since())
     for begin in range(0, len(removed), _REMOVED_AT_ONCE):
-        yield _piece(table, removed[begin : begin + _REMOVED_AT_ONCE], None)
+        yield _piece(table, table_rows, removed[begin : begin + _REMOVED_AT_ONCE], None)
     is_empty = not len(removed)
     for rows in table.export_since(shard_rows(table)):
         is_empty = False
-        yield _piece(table, _NO_KEYS, rows)
+        yield _piece(table, table_rows, _NO_KEYS, rows)
     if is_empty:
-        yield _piece(table, _NO_KEYS, None)
+        yield _piece(table, table_rows, _NO_KEYS, None)
 
 
-def _piece(table: Store, removed: NDArray[np.int64], rows: Rows | None) -> TableChanges:
+def _piece(table: Store, table_rows: int, removed: NDArray[np.int64], rows: Rows | None) -> TableChanges:
     keys, values = _NO_KEYS, {}
     if rows is not None:
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         keys = as_array(KEYS, rows.keys)
         values = {name: as_array(name, tensor) for name, tensor in tensors.items()}
-    return TableChanges(table=table.name, table_rows=len(table), removed=removed, keys=keys, rows=values)
+    return TableChanges(table=table.name, table_rows=table_rows, removed=removed, keys=keys, rows=values)
 
 
 class TableChain:
@@ -192,7 +201,7 @@ class TableChain:
                 if len(changes.keys):
                     rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
                     table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
-            if len(table) != table_rows:
+            if len(table) != table_rows and not table.is_part:
                 raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")
         for piece in self.memories(table.name) if with_state else ():
             table.import_memory(tensors_of(piece))

@@ -11,6 +11,7 @@ from terarec.checkpoint.directory import FileEntry, Manifest, staged, write_mani
 from terarec.checkpoint.state import TrainState
 from terarec.checkpoint.table_files import TableShare
 from terarec.errors import StorageError
+from terarec.formats.delta import DeltaLink
 from terarec.spec import from_data, to_data
 from terarec.spec.quoting import one_line
 
@@ -37,6 +38,7 @@ def save_together(
     state: TrainState,
     writers: Writers,
     write_files: Callable[[Path, Mapping[str, TableShare]], Sequence[FileEntry]],
+    link: DeltaLink | None = None,
 ) -> None:
     """Write a checkpoint; all writers call it with states of the same step.
 
@@ -45,6 +47,7 @@ def save_together(
         state: State to write, with the tables of this process.
         writers: The processes.
         write_files: Writes the files of this process with its shares of the tables; returns them.
+        link: Place of a delta; None for all rows.
 
     Raises:
         StorageError: One of them failed, and nothing was written.
@@ -66,7 +69,7 @@ def save_together(
         _check_all(found)
         if writers.rank == 0:
             entries = tuple(from_data(FileEntry, entry) for written in found for entry in written["files"])
-            write_manifest(checkpoint, Manifest(step=state.step, files=entries))
+            write_manifest(checkpoint, Manifest(step=state.step, files=entries, delta=link))
     writers.gather("end of a checkpoint", None)
 
 

@@ -1,6 +1,7 @@
-"""A check before the first collective: every pair of ranks opens a connection, and pairs that cannot are named.
+"""Connections between ranks: a check before the first collective, and another one where a collective has failed.
 
-The backend itself would only time out, without saying between which machines.
+Every pair of ranks opens a connection, and pairs that cannot are named. The backend itself would only time out, without
+saying between which machines.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -22,8 +24,45 @@ _TOKEN_BYTES = 4
 _ANSWER_AFTER = 0.2  # seconds between attempts to reach a rank that refuses: it may be about to listen
 
 
-def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[str, ...]:
-    """Connect every pair of ranks and return the host name of each rank.
+class Links:
+    """The addresses at which ranks answer for as long as they live.
+
+    Attributes:
+        hosts: Host name of each rank.
+
+    Args:
+        rank: Number of this rank.
+        addresses: Address, port and host name of each rank.
+        server: Socket at which this rank answers.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[tuple[str, int, str]], server: socket.socket) -> None:
+        self.hosts = tuple(host for _, _, host in addresses)
+        self._rank = rank
+        self._addresses = tuple(addresses)
+        self._server = server
+
+    def unreachable(self, ranks: Sequence[int], *, timeout: float) -> dict[int, str]:
+        """Return those of the ranks that do not answer this one, and why.
+
+        Args:
+            ranks: Numbers of ranks.
+            timeout: Seconds within which a rank has to answer.
+        """
+        others = [other for other in ranks if other != self._rank]
+        with ThreadPoolExecutor(_CALLERS) as pool:
+            reasons = list(pool.map(lambda other: _call(self._addresses[other], other, timeout), others))
+        return {other: reason for other, reason in zip(others, reasons, strict=True) if reason}
+
+    def close(self) -> None:
+        """Answer no more."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+        self._server.close()
+
+
+def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
+    """Connect every pair of ranks; they answer from then on.
 
     Args:
         store: Store that all ranks reach.
@@ -36,7 +75,8 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[
     """
     store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))
-    with socket.create_server(("", 0), backlog=size) as server:
+    server = socket.create_server(("", 0), backlog=size)
+    try:
         listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)
         listener.start()
         own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
@@ -52,13 +92,18 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[
         if rank == 0:  # whose process may hold the store: it stays until all have read it
             with suppress(RuntimeError):
                 store.wait([f"seen/{other}" for other in range(size)])
-    hosts = tuple(host for _, _, host in addresses)
+    except Exception:
+        server.close()
+        raise
+    links = Links(rank, addresses, server)
+    hosts = links.hosts
     lines = [
         ((here, int(there)), f"rank {here} ({hosts[here]}) cannot reach rank {there} ({hosts[int(there)]}): {reason}")
         for here, of_rank in enumerate(found)
         for there, reason in of_rank.items()
     ]
     if lines:
+        links.close()
         raise CollectiveError(
             f"{'; '.join(text for _, text in lines[:4])}"
             f"{f'; and {len(lines) - 4} further pairs' if len(lines) > 4 else ''}; expected every rank to reach every "
@@ -66,7 +111,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> tuple[
             collective="check of links",
             pairs=tuple(pair for pair, _ in lines),
         )
-    return hosts
+    return links
 
 
 def _address_of(store: Store, other: int, size: int, timeout: float) -> tuple[str, int, str]:

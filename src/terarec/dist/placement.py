@@ -11,7 +11,7 @@ from torch import Tensor
 
 from terarec.dist.plan import AnyTableSpec, ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
 from terarec.errors import ConfigError
-from terarec.spec import DynamicTableSpec, FilterAdmission, TableSpec, Tiers
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
 COPIES = -1
 """Stands for the rank of a row that every rank has."""
@@ -37,7 +37,7 @@ class PlacedTable:
         plan: The plan that it is of.
 
     Raises:
-        ConfigError: A static table in tiers whose rows would have other numbers than keys.
+        ConfigError: Columns of a table in tiers.
     """
 
     def __init__(self, spec: AnyTableSpec, placement: Placement, plan: ShardingPlan) -> None:
@@ -50,16 +50,11 @@ class PlacedTable:
         self._owners = torch.tensor(self.ranks)
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
         self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
-        if isinstance(getattr(spec, "admit", None), FilterAdmission) and len(self.ranks) > 1:
+        if spec.tiers is not None and self.by_column:
             raise ConfigError(
                 f"plan.tables: table {spec.name!r}",
-                "got counting_filter on several ranks, whose filters cannot be made one, expected freq or prob",
-            )
-        if spec.tiers is not None and (self.by_column or not self.keeps_numbers):
-            raise ConfigError(
-                f"plan.tables: table {spec.name!r}",
-                f"got {placement.kind!r} for a table in tiers, expected 'data_parallel' or 'table_wise', or a dynamic "
-                "table by rows",
+                f"got {placement.kind!r} for a table in tiers, whose rows lie whole in their files, expected a placement "
+                "by rows",
             )
 
     @property
@@ -112,8 +107,10 @@ class PlacedTable:
         if self.keeps_numbers and not self.by_column:
             return replace(spec, rows=spec.rows if holds else 1, init_scale=scale, tiers=self._own_tiers(rank))
         rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
-        held = self._hot.numel() + (rows if holds else 0)
-        return replace(spec, rows=max(1, held), width=self.width, init_scale=scale, initializer="zeros")
+        held = max(1, self._hot.numel() + (rows if holds else 0))
+        if spec.tiers is not None:  # which draw a row when it is first used
+            return replace(spec, rows=held, init_scale=scale, tiers=self._own_tiers(rank))
+        return replace(spec, rows=held, width=self.width, init_scale=scale, initializer="zeros")
 
     def columns(self, rank: int) -> slice:
         """Return the columns of the part on `rank`."""
@@ -135,19 +132,26 @@ class PlacedTable:
         """
         assert isinstance(self.spec, TableSpec), "rows of a dynamic table have no fixed keys"
         rows = torch.arange(first, stop)
+        keys = self.keys_of(rank, rows)
         if self.has_copies:
-            return rows, rows
+            return rows, keys
+        is_hot_row = rows < self._hot.numel()
         if rank not in self.ranks:
-            rows = rows[rows < self._hot.numel()]
-            return rows, self._hot[rows]
+            return rows[is_hot_row], keys[is_hot_row]
         if self.keeps_numbers:
-            return rows, rows
-        cold = rows - self._hot.numel()
-        keys = cold * len(self.ranks) + self.ranks.index(rank)
-        if self._hot.numel():
-            keys = torch.where(cold < 0, self._hot[rows.clamp(max=self._hot.numel() - 1)], keys)
-        is_used = (keys < self.spec.rows) & ((cold < 0) | ~self._is_hot(keys))
+            return rows, keys
+        is_used = (keys < self.spec.rows) & (is_hot_row | ~self._is_hot(keys))
         return rows[is_used], keys[is_used]
+
+    def keys_of(self, rank: int, rows: Tensor) -> Tensor:
+        """Return the keys int64[n] of ``rows int64[n]`` of the part on `rank`; of a row that no key has, any number."""
+        if self.keeps_numbers:
+            return rows
+        first = self.ranks.index(rank) if rank in self.ranks else 0
+        keys = (rows - self._hot.numel()) * len(self.ranks) + first
+        if not self._hot.numel():
+            return keys
+        return torch.where(rows < self._hot.numel(), self._hot[rows.clamp(max=self._hot.numel() - 1)], keys)
 
     def _is_hot(self, keys: Tensor) -> Tensor:
         if not self._hot.numel():

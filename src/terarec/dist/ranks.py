@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 import terarec
-from terarec.dist.links import check_links
+from terarec.dist.links import Links, check_links
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import is_launched, start_number
 from terarec.spec.codec import differences
@@ -27,6 +27,7 @@ DEFAULT_TIMEOUT = 300.0
 LINK_TIMEOUT = 30.0
 """Seconds within which the ranks have to reach each other at the start."""
 _SHOWN = 5  # differences that an error names
+_ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
 
 Reduction = Literal["sum", "max", "min"]
 _REDUCTIONS = {
@@ -52,6 +53,8 @@ class Ranks:
         group: Process group of `torch.distributed`.
         hosts: Host name of each rank.
         timeout: Seconds after which a collective fails, for errors.
+        links: Connections to all processes, to say which of them do not answer where a collective has failed.
+        members: Numbers of these ranks among all processes; empty for all.
     """
 
     def __init__(
@@ -60,8 +63,12 @@ class Ranks:
         *,
         hosts: Sequence[str] = ("",),
         timeout: float = DEFAULT_TIMEOUT,
+        links: Links | None = None,
+        members: Sequence[int] = (),
     ) -> None:
         self._group = group
+        self._links = links
+        self._members = tuple(members) or tuple(range(len(hosts)))
         self._timeout = timeout
         self.rank = 0 if group is None else distributed.get_rank(group)
         self.size = 1 if group is None else distributed.get_world_size(group)
@@ -125,6 +132,20 @@ class Ranks:
         counts = self.all_reduce_(what, torch.tensor(sizes)).tolist()
         everything = self.all_to_all(what, text.repeat(self.size), [text.numel()] * self.size, counts)
         return [json.loads(part.numpy().tobytes()) for part in torch.split(everything, counts)]
+
+    def gather_rows(self, what: str, values: Tensor) -> list[Tensor]:
+        """Return the rows ``[n, ...]`` of every rank, of any number each, in their order, on every rank."""
+        if self._group is None:
+            return [values]
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = values.shape[0]
+        counts = self.all_reduce_(what, sizes).tolist()
+        width = values.shape[1:].numel()
+        flat = values.contiguous().flatten()
+        everything = self.all_to_all(
+            what, flat.repeat(self.size), [flat.numel()] * self.size, [count * width for count in counts]
+        )
+        return list(torch.split(everything.view(sum(counts), *values.shape[1:]), counts))
 
     def share(self, count: int, rank: int | None = None) -> slice:
         """Return the part of `count` samples that a rank takes: equal parts but for one sample; None for this rank."""
@@ -204,10 +225,18 @@ class Ranks:
         group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout))
         if self.rank not in members:
             return None
-        return Ranks(group, hosts=[self.hosts[member] for member in members], timeout=self._timeout)
+        return Ranks(
+            group,
+            hosts=[self.hosts[member] for member in members],
+            timeout=self._timeout,
+            links=self._links,
+            members=[self._members[member] for member in members],
+        )
 
     def close(self) -> None:
         """Leave the group. Further collectives fail."""
+        if self._links is not None:
+            self._links.close()
         if self._group is not None and distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -216,13 +245,27 @@ class Ranks:
             collective()
         except RuntimeError as error:
             reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
+            absent = self._absent()
+            found = "; ".join(
+                f"rank {other} ({self.hosts[other]}) does not answer: {why}" for other, why in absent.items()
+            )
             raise CollectiveError(
-                f"failed on rank {self.rank} of {self.size} "
-                f"({self.hosts[self.rank]}): {reason}; expected all ranks to join it within {self._timeout:g} s",
+                f"failed on rank {self.rank} of {self.size} ({self.hosts[self.rank]}): "
+                f"{found or 'all ranks answer, but not all have joined it in time'} ({reason}); expected all ranks to "
+                f"join it within {self._timeout:g} s",
                 collective=what,
                 step=self.step,
                 rank=self.rank,
+                pairs=tuple((self.rank, other) for other in absent),
             ) from None
+
+    def _absent(self) -> dict[int, str]:
+        """Return the ranks that do not answer, and why."""
+        if self._links is None:
+            return {}
+        numbers = {member: rank for rank, member in enumerate(self._members)}
+        found = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
+        return {numbers[member]: reason for member, reason in found.items()}
 
 
 def share_of(count: int, rank: int, size: int) -> slice:
@@ -260,7 +303,7 @@ def join(
         ) from None
     # A store of torchrun outlives the processes, and so do the addresses of those before.
     store = distributed.PrefixStore(f"terarec/start-{start_number()}", store)  # type: ignore[attr-defined]
-    hosts = check_links(store, rank, size, timeout=link_timeout)
+    links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
     distributed.init_process_group(
         "gloo",
@@ -269,7 +312,7 @@ def join(
         world_size=size,
         timeout=timedelta(seconds=timeout),
     )
-    ranks = Ranks(distributed.group.WORLD, hosts=hosts, timeout=timeout)
+    ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links)
     try:
         ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
         ranks.check_same("settings", settings or {})

@@ -7,17 +7,18 @@ gradients to the ranks of the rows, where the row optimizer of the part on that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Jagged, check_offsets
+from terarec.batch import Jagged, check_offsets, select
 from terarec.dist.exchange import Exchange, Fetched, Occurrences, Routed, Wanted, route
-from terarec.dist.placement import PlacedTable
+from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
 from terarec.dist.tables import ShardedTable
@@ -31,9 +32,10 @@ from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
-from terarec.storage import DynamicArena, Rows
+from terarec.storage import DynamicArena, Rows, TierUse
 from terarec.storage.arena import first_scale
 from terarec.storage.growing_rows import GrowingRows
+from terarec.storage.tiered import TieredTable
 
 _ROWS_AT_ONCE = 1 << 18  # of first values or copies, which bounds their memory
 
@@ -180,6 +182,49 @@ class ShardedCollection(nn.Module):
             f"{', '.join(map(str, table.ranks))}"
             for table in self.placed
         )
+
+    def tier_use(self) -> TierUse | None:
+        """Return what the tiers of the tables did on this rank so far; None without any."""
+        return self.local.tier_use()
+
+    def prefetch(self, jagged: Jagged, number: int = 1) -> None:
+        """Read rows of this rank that a coming batch needs into memory, where tables have tiers.
+
+        Args:
+            jagged: Keys of the batch, or of some of its samples.
+            number: Number of lookups from now on to that of the batch: 1 for the next.
+        """
+        names = {feature.name for feature in self.features}
+        keys = self._own_keys({name: select(jagged, [name]).keys for name in jagged.names if name in names})
+        parts = [keys.get(table.spec.name, torch.empty(0, dtype=torch.int64)) for table in self.placed]
+        ends = torch.tensor([0, *accumulate(part.numel() for part in parts)])
+        self.local.prefetch(
+            Jagged(names=tuple(table.spec.name for table in self.placed), keys=torch.cat(parts), offsets=ends), number
+        )
+
+    def preload(self, keys: Mapping[str, Tensor]) -> None:
+        """Load rows of this rank that a part of the data needs; see `EmbeddingCollection.preload`."""
+        self.local.preload(self._own_keys(keys))
+
+    def preload_beside(
+        self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Load rows of the next part beside those of the present one; see `EmbeddingCollection.preload_beside`."""
+        self.local.preload_beside(self._own_keys(present), self._own_keys(keys), goes_on)
+
+    def _own_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return table in tiers -> keys int64[n] of its part here, of ``feature -> int64[n]``."""
+        found = {}
+        for table in self.placed:
+            readers = [f.name for f in self.features if f.table == table.spec.name and f.name in keys]
+            if table.spec.tiers is None or not readers:
+                continue
+            every = torch.unique(torch.cat([keys[name] for name in readers]))
+            if isinstance(table.spec, TableSpec):
+                every = every[(every >= 0) & (every < table.spec.rows)]
+            owners = table.owners(every)
+            found[table.spec.name] = table.local_keys(every[(owners == self._exchange.ranks.rank) | (owners == COPIES)])
+        return found
 
     def _counted(self, tables: Sequence[str], rank: int) -> Tensor | None:
         """Return 0 for tables of copies, whose gradients rank 0 counts, and 1 for others."""
@@ -415,6 +460,15 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
     """Give the part of a table on this rank its rows: first weights, or what the collection has."""
     whole, part = collection.tables[table.spec.name], local.tables[table.spec.name]
     columns = table.columns(rank)
+    if isinstance(part, TieredTable):
+        if not table.keeps_numbers:
+            part.arena.data.draw_by(part.number, partial(table.keys_of, rank))
+        is_recorded = isinstance(table.spec, TableSpec) and len(whole) != table.spec.rows
+        for piece in () if is_recorded else whole.export_changed(_ROWS_AT_ONCE):
+            holders = table.owners(piece.keys)
+            mine = (holders == rank) | (holders == COPIES)
+            part.import_(Rows(keys=table.local_keys(piece.keys[mine]), weights=piece.weights[mine]))
+        return
     if isinstance(table.spec, DynamicTableSpec):
         if table.by_column and isinstance(part.arena, DynamicArena) and isinstance(part.arena.data, GrowingRows):
             number = part.arena.table_names.index(table.spec.name)
@@ -434,7 +488,7 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
 
 def _draw(local: EmbeddingCollection, table: PlacedTable, rank: int, seed: int) -> None:
     """Give the part of a static table on this rank the first weights of a seed."""
-    if table.keeps_numbers and not table.by_column:
+    if (table.keeps_numbers and not table.by_column) or table.spec.tiers is not None:
         return  # a table of this name draws the same rows
     assert isinstance(table.spec, TableSpec), "rows of a dynamic table are drawn when they are inserted"
     part = local.tables[table.spec.name]

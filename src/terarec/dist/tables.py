@@ -19,6 +19,7 @@ from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 from terarec.storage import AnyTable, Rows
 
 _KEYED_MEMORY = ("admission_keys", "evicted")
+_ROWS_AT_ONCE = 1 << 20
 
 
 class ShardedTable:
@@ -73,11 +74,15 @@ class ShardedTable:
         """Rows of this rank's share."""
         if not self._exports:
             return 0
+        if self._is_sparse:
+            if not self.placed.has_hot_rows:
+                return self.part.num_changed
+            return sum(rows.keys.numel() for rows in self._own(self.part.export_changed(_ROWS_AT_ONCE)))
         if not self.is_dynamic and not self.placed.has_hot_rows:
             return self._static_keys(0, len(self.part))[0].numel()
         if not self.placed.has_hot_rows:
             return len(self.part)
-        return sum(rows.numel() for rows, _ in self._own_rows(1 << 20))
+        return sum(rows.numel() for rows, _ in self._own_rows(_ROWS_AT_ONCE))
 
     @property
     def row_bytes(self) -> int:
@@ -95,9 +100,14 @@ class ShardedTable:
         return isinstance(self.placed.spec, DynamicTableSpec)
 
     @property
+    def is_part(self) -> bool:
+        """True: other ranks may have further rows."""
+        return True
+
+    @property
     def changes_since(self) -> str | None:
-        """None: what changed is not noted."""
-        return None
+        """Id of the checkpoint after which all changes of rows on this rank are known; None if they are not."""
+        return self.part.changes_since
 
     def __len__(self) -> int:
         """Return the rows of the whole table if it is static, else those on this rank."""
@@ -124,10 +134,13 @@ class ShardedTable:
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return this rank's share under the keys of the whole table; nothing if it has none."""
         if self.placed.by_column:
-            yield from self._export_columns(chunk_rows)
+            yield from self._export_columns(self.part.keys(), chunk_rows)
             return
         is_empty = True
-        for rows, keys in self._own_rows(chunk_rows):
+        for held in self._own(self.part.export_changed(chunk_rows)) if self._is_sparse else ():
+            is_empty = False
+            yield held
+        for rows, keys in () if self._is_sparse else self._own_rows(chunk_rows):
             if keys.numel():
                 is_empty = False
                 yield replace(self.part.export(rows), keys=keys)
@@ -193,16 +206,22 @@ class ShardedTable:
         self.part.import_keys(keys[mine], {name: held[mine] for name, held in uses.items()})
 
     def follow_changes(self, since: str) -> None:
-        """Raise `StorageError`: changes of tables on several ranks are not noted."""
-        raise StorageError(f"table {self.name!r}", "got delta checkpoints for a table on several ranks, expected whole ones")
+        """Begin to note which rows on this rank change; see `Store.follow_changes`."""
+        self.part.follow_changes(since)
 
     def export_since(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return nothing: see `follow_changes`."""
-        return iter(())
+        """Return those of this rank's share that changed after `changes_since`; see `export_changed`."""
+        if self.placed.by_column:
+            found = [rows.keys for rows in self.part.export_since(chunk_rows)]
+            keys = torch.cat(found).sort().values if found else torch.empty(0, dtype=torch.int64)
+            yield from self._export_columns(keys, chunk_rows)
+        elif self._exports:
+            yield from self._own(self.part.export_since(chunk_rows))
 
     def removed_since(self) -> Tensor:
-        """Return no keys: see `follow_changes`."""
-        return torch.empty(0, dtype=torch.int64)
+        """Return those of the keys of this rank's share that were removed after `changes_since`."""
+        keys = self.part.removed_since() if self._exports else torch.empty(0, dtype=torch.int64)
+        return keys[self._is_mine(keys)]
 
     def remove(self, keys: Tensor) -> None:
         """Remove those of ``keys int64[n]`` that are on this rank."""
@@ -215,6 +234,11 @@ class ShardedTable:
                 evicted = self._ranks.all_reduce_(f"evicted rows of {self.name}", piece["num_evicted"].clone())
                 if self._ranks.is_first:
                     yield {**piece, "num_evicted": evicted}
+            elif "admission_filter" in piece:  # counts in the filter of all are none too low for the keys of any rank
+                what = f"counting filter of {self.name}"
+                cells = self._ranks.all_reduce_(what, piece["admission_filter"].clone(), "max")
+                if self._ranks.is_first:
+                    yield {**piece, "admission_filter": cells}
             elif self._exports:
                 yield piece
 
@@ -238,6 +262,36 @@ class ShardedTable:
             return self._ranks.rank == self.placed.ranks[0]
         return self._ranks.rank in self.placed.ranks or (self.placed.has_hot_rows and self._ranks.is_first)
 
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether a checkpoint has those rows alone that were trained or imported: static ones in tiers."""
+        return self.placed.spec.tiers is not None and not self.is_dynamic
+
+    def _own(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
+        """Yield what of pieces of the part is of this rank's share, under the keys of the whole table; no empty ones."""
+        if not self._exports:
+            return
+        for rows in pieces:
+            keys = self.placed.keys_of(self._ranks.rank, rows.keys)
+            is_mine = self._is_mine(keys)
+            if bool(is_mine.all()):
+                if keys.numel():
+                    yield replace(rows, keys=keys)
+            elif bool(is_mine.any()):
+                yield Rows(
+                    keys=keys[is_mine],
+                    weights=rows.weights[is_mine],
+                    state={name: held[is_mine] for name, held in rows.state.items()},
+                    uses={name: held[is_mine] for name, held in rows.uses.items()},
+                )
+
+    def _is_mine(self, keys: Tensor) -> Tensor:
+        """Return which of the keys of rows on this rank are of its share, bool[n]; not where it has none."""
+        if not self.placed.has_hot_rows:
+            return torch.ones_like(keys, dtype=torch.bool)
+        owners = self.placed.owners(keys)
+        return (owners == self._ranks.rank) | ((owners == COPIES) & self._ranks.is_first)
+
     def _is_here(self, keys: Tensor) -> Tensor:
         """Return whether this rank has the row of each key, bool[n]."""
         if self.placed.by_column:
@@ -260,16 +314,18 @@ class ShardedTable:
                 rows, whole = self._static_keys(first, stop)
             else:
                 rows = whole = keys[first:stop]
-            if self.placed.has_hot_rows:
-                owners = self.placed.owners(whole)
-                is_mine = (owners == self._ranks.rank) | ((owners == COPIES) & self._ranks.is_first)
-                rows, whole = rows[is_mine], whole[is_mine]
-            yield rows, whole
+            is_mine = self._is_mine(whole)
+            yield rows[is_mine], whole[is_mine]
 
-    def _export_columns(self, chunk_rows: int) -> Iterator[Rows]:
-        """Yield all rows with the columns of all ranks on the first of them; all ranks call it, and the others get none."""
-        is_member = self._ranks.rank in self.placed.ranks
-        keys = self.part.keys() if is_member else torch.empty(0, dtype=torch.int64)
+    def _export_columns(self, keys: Tensor, chunk_rows: int) -> Iterator[Rows]:
+        """Yield rows with the columns of all ranks on the first of them; all ranks call it, and the others get none.
+
+        Args:
+            keys: int64[n], rising; on ranks of the table the same.
+            chunk_rows: Rows at a time.
+        """
+        if self._ranks.rank not in self.placed.ranks:
+            keys = keys[:0]
         what = f"columns of {self.name}"
         count = int(self._ranks.all_reduce_(what, torch.tensor([keys.numel()]), "max"))
         for first in range(0, max(1, count), chunk_rows):

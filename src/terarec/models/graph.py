@@ -14,6 +14,7 @@ from terarec.batch import Batch, Jagged, select
 from terarec.config import read_graph
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput, pad_sequences
 from terarec.errors import ConfigError
+from terarec.nn.batch_ranks import BatchRanks, sum_over
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.losses import Loss
 from terarec.nn.registry import build_layer
@@ -54,6 +55,8 @@ class GraphModel(nn.Module):
     """
 
     _place: Tensor
+    batch_ranks: BatchRanks | None = None
+    """The processes that have a part of each batch, whose samples a penalty is divided by; None for this one alone."""
 
     def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
         super().__init__()
@@ -113,6 +116,9 @@ class GraphModel(nn.Module):
         for layer, module in self._losses:
             if module.regularizer is not None:
                 batch_size = tensors[layer.bottoms[1]].shape[0]
+                if self.batch_ranks is not None:  # the penalty of a step is one, and not one a rank
+                    of_all = sum_over(self.batch_ranks, "samples of a penalty", torch.tensor(batch_size))
+                    batch_size = int(of_all)
                 total = total + module.regularizer.penalty(self.layers.parameters(), batch_size)
         return total
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from terarec.batch import Batch, select
 from terarec.errors import ConfigError
 from terarec.models.columns import collection, join, mlp
+from terarec.nn.batch_ranks import BatchRanks, rows_of_all
 from terarec.nn.retrieval import ItemFrequency, in_batch_softmax
 from terarec.spec import CategoricalColumn, DatasetSpec, TwoTowerSpec
 from terarec.spec.quoting import did_you_mean
@@ -44,8 +45,10 @@ class TwoTower(nn.Module):
         ConfigError: A column that is not there, an item key that is none, or several outputs.
     """
 
-    pairs_samples: ClassVar[bool] = True
-    """The items of all samples of a batch are candidates of each query."""
+    batch_ranks: BatchRanks | None = None
+    """The processes that have a part of each batch, since the items of all samples are candidates of each query."""
+    adds_up: ClassVar[bool] = True
+    """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
     def __init__(
         self, spec: TwoTowerSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
@@ -95,11 +98,18 @@ class TwoTower(nn.Module):
             )
         log_q = None
         if self.frequency is not None:
+            every = keys if self.batch_ranks is None else rows_of_all(self.batch_ranks, "keys of items", keys)[0]
             if self.training:
-                self.frequency.update(keys)
-            log_q = self.frequency.log_probability(keys)
+                self.frequency.update(every)
+            log_q = self.frequency.log_probability(every)
         return in_batch_softmax(
-            output.user, output.item, keys, log_q=log_q, queries=batch.label[:, 0] > 0, weights=batch.weight
+            output.user,
+            output.item,
+            keys,
+            log_q=log_q,
+            queries=batch.label[:, 0] > 0,
+            weights=batch.weight,
+            ranks=self.batch_ranks,
         )
 
     def _scaled(self, vectors: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from terarec.nn.batch_ranks import BatchRanks, normalize
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.layer_option import choice, number
 from terarec.nn.normalization import BatchNorm1d
@@ -139,6 +140,9 @@ class PReLUDice(Layer):
     SHAPES = "[B, ...] -> the same"
     FORMULA = "y = p x + (1 - p) alpha x; p = 1 / (1 + exp((mean - x) / sqrt(var + eps)))"
 
+    batch_ranks: BatchRanks | None = None
+    """The processes that have a part of each batch; None for this one alone."""
+
     def __init__(self, shapes: Sequence[TensorShape], *, alpha: float, eps: float) -> None:
         super().__init__(shapes)
         self.alpha = alpha
@@ -146,8 +150,13 @@ class PReLUDice(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """float[B, ...] -> the same."""
-        var, mean = torch.var_mean(x, dim=0, correction=0)
-        gate = ((x - mean) * (var + self.eps).rsqrt()).sigmoid()
+        if self.batch_ranks is not None:
+            columns = x.reshape(x.shape[0], x.shape[1:].numel())
+            found = normalize(self.batch_ranks, "statistics of prelu_dice", columns, eps=self.eps)
+            gate = found.values.view(x.shape).sigmoid().to(x.dtype)
+        else:
+            var, mean = torch.var_mean(x, dim=0, correction=0)
+            gate = ((x - mean) * (var + self.eps).rsqrt()).sigmoid()
         return x * (self.alpha + (1 - self.alpha) * gate)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, layer_norm
 
+from terarec.nn.batch_ranks import BatchRanks, Normalized, normalize
 from terarec.nn.initializers import by_scheme, constant, scheme_option
 from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is
 from terarec.nn.layer_option import number
@@ -18,15 +19,55 @@ class BatchNorm1d(nn.BatchNorm1d):
 
     Such a batch has no variance. It is normalized by the running statistics, which it leaves as they are: the last
     batch of an epoch may have one row.
+
+    Attributes:
+        batch_ranks: The processes that have a part of each batch, whose statistics are those of all samples; None for
+            this one alone.
     """
+
+    batch_ranks: BatchRanks | None = None
+
+    @classmethod
+    def like(cls, norm: nn.BatchNorm1d) -> BatchNorm1d:
+        """Return a norm with the options of another one, its mode, and the same parameters and buffers."""
+        twin = cls(
+            norm.num_features,
+            eps=norm.eps,
+            momentum=norm.momentum,
+            affine=norm.affine,
+            track_running_stats=norm.track_running_stats,
+        )
+        twin._parameters, twin._buffers = norm._parameters, norm._buffers
+        return twin.train(norm.training)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """float[B, n] -> float[B, n]."""
+        if self.training and self.batch_ranks is not None:
+            return self._over_ranks(input, self.batch_ranks)
         if self.training and input.shape[0] < 2:
             return batch_norm(
                 input, self.running_mean, self.running_var, weight=self.weight, bias=self.bias, eps=self.eps
             )
         return super().forward(input)
+
+    def _over_ranks(self, x: Tensor, ranks: BatchRanks) -> Tensor:
+        found = normalize(ranks, "statistics of batch norm", x, eps=self.eps)
+        values = found.values
+        if found.num_samples < 2:
+            values = batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
+        elif self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None, "it is there where the running statistics are"
+            self.num_batches_tracked.add_(1)
+            factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            _move(self.running_mean, self.running_var, found, factor)
+        return (values if self.weight is None else values * self.weight + self.bias).to(x.dtype)
+
+
+def _move(mean: Tensor, var: Tensor, found: Normalized, factor: float) -> None:
+    """Move running statistics by `factor` towards those of a batch, of the variance the unbiased one."""
+    with torch.no_grad():
+        mean.lerp_(found.mean.to(mean.dtype), factor)
+        var.lerp_((found.var * (found.num_samples / (found.num_samples - 1))).to(var.dtype), factor)
 
 
 class BatchNorm(WeightedLayer):
@@ -48,6 +89,8 @@ class BatchNorm(WeightedLayer):
 
     running_mean: Tensor
     running_var: Tensor
+    batch_ranks: BatchRanks | None = None
+    """The processes that have a part of each batch; None for this one alone."""
 
     def __init__(
         self,
@@ -81,6 +124,14 @@ class BatchNorm(WeightedLayer):
         Raises:
             ValueError: The batch has one row while training, which has no variance.
         """
+        if self.training and self.batch_ranks is not None:
+            found = normalize(self.batch_ranks, "statistics of batch norm", x, eps=self.eps)
+            if found.num_samples < 2:
+                raise ValueError(
+                    f"batch_norm: got {found.num_samples} rows on all ranks, expected at least 2 in training"
+                )
+            _move(self.running_mean, self.running_var, found, self.factor)
+            return (found.values * self.gamma + self.beta).to(x.dtype)
         return batch_norm(
             x,
             self.running_mean,

@@ -19,8 +19,9 @@ from torch.nn.functional import (
     mse_loss,
 )
 
-from terarec.batch import Batch, column_codes
+from terarec.batch import Batch, column_codes, column_digests
 from terarec.errors import ConfigError
+from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
 from terarec.spec.run import (
     BinarySpec,
     MultiClassSpec,
@@ -162,7 +163,10 @@ class PairwiseObjective:
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("auc",)
-    pairs_samples: ClassVar[bool] = True
+    batch_ranks: BatchRanks | None = None
+    """The processes that have a part of each batch, of which pairs are made; None for this one alone."""
+    adds_up: ClassVar[bool] = True
+    """Whether the loss of a rank is its part of that of the whole batch, and no mean over its own samples."""
 
     def __init__(self, spec: PairwiseSpec) -> None:
         self._group = spec.group
@@ -174,26 +178,29 @@ class PairwiseObjective:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean over pairs, and over labels."""
         _check_shape(logits, batch.label)
+        ranks, own = self.batch_ranks, logits.float()
+        others, labels = own, batch.label
+        if ranks is not None:
+            others, _ = rows_of_all(ranks, "scores of pairs", own)
+            labels, _ = rows_of_all(ranks, "labels of pairs", labels)
         same = None
         if self._group is not None:
-            codes = column_codes(batch, self._group).to(logits.device)
-            same = codes.unsqueeze(1) == codes
-        return torch.stack(
-            [
-                self._label_loss(scores, labels, same, batch.weight)
-                for scores, labels in zip(logits.float().T, batch.label.T, strict=True)
-            ]
-        ).mean()
-
-    def _label_loss(self, scores: Tensor, labels: Tensor, same: Tensor | None, weight: Tensor | None) -> Tensor:
-        is_pair = labels.unsqueeze(1) > labels
-        if same is not None:
-            is_pair = is_pair & same
-        first, second = is_pair.nonzero(as_tuple=True)
-        losses = -logsigmoid(scores[first] - scores[second])
-        if weight is not None:
-            losses = losses * weight[first]
-        return losses.sum() / max(1, losses.numel())
+            codes = (column_codes if ranks is None else column_digests)(batch, self._group).to(logits.device)
+            of_all = codes if ranks is None else rows_of_all(ranks, "groups of pairs", codes)[0]
+            same = codes.unsqueeze(1) == of_all
+        sums, counts = [], []
+        for column in range(own.shape[1]):
+            is_pair = batch.label[:, column].unsqueeze(1) > labels[:, column]
+            if same is not None:
+                is_pair = is_pair & same
+            first, second = is_pair.nonzero(as_tuple=True)
+            losses = -logsigmoid(own[first, column] - others[second, column])
+            sums.append((losses if batch.weight is None else losses * batch.weight[first]).sum())
+            counts.append(losses.numel())
+        total = torch.tensor(counts, device=logits.device)
+        if ranks is not None:
+            total = sum_over(ranks, "pairs", total)
+        return (torch.stack(sums) / total.clamp_min(1)).mean()
 
     def scores(self, logits: Tensor) -> Tensor:
         """Return the logistic function of the scores, which keeps their order."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
+
 _MULTIPLIER = 0x5851F42D4C957F2D  # odd, of Knuth's MMIX; its products' high bits depend on all bits of a key
 
 
@@ -69,6 +71,7 @@ def in_batch_softmax(
     log_q: Tensor | None = None,
     queries: Tensor | None = None,
     weights: Tensor | None = None,
+    ranks: BatchRanks | None = None,
 ) -> Tensor:
     """In-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
 
@@ -79,21 +82,32 @@ def in_batch_softmax(
         users: float[B, D], the users' vectors divided by the temperature.
         items: float[B, D].
         item_keys: int64[B], which identify items.
-        log_q: float[B], log of the probability that the item is in a batch; None for no correction.
+        log_q: float[B], log of the probability that the item is in a batch; None for no correction. Of the samples of
+            all `ranks`.
         queries: bool[B], the samples that have a loss; None for all. The items of the others are candidates, too.
         weights: float[B], factors of the samples' losses; None for ones.
+        ranks: Processes that have a part of the batch each: candidates are the items of all, `users` and what has no
+            other note the samples of this one. None for this one alone.
 
     Returns:
-        The mean of the weighted losses over the queries, a scalar in nats; 0 where no sample is a query.
+        The mean of the weighted losses over the queries, a scalar in nats; 0 where no sample is a query. Of several
+        ranks each gets its own queries' part of the mean over all.
     """
+    first, candidates = 0, item_keys
+    if ranks is not None:
+        items, first = rows_of_all(ranks, "items of an in-batch softmax", items)
+        candidates, _ = rows_of_all(ranks, "keys of an in-batch softmax", item_keys)
     scores = users.float() @ items.float().t()
     if log_q is not None:
         scores = scores - log_q
-    is_same = item_keys.unsqueeze(1) == item_keys
-    scores = scores.masked_fill(is_same.fill_diagonal_(False), -torch.inf)
-    losses = scores.logsumexp(1) - scores.diagonal()
+    own = torch.arange(first, first + users.shape[0], device=users.device)[:, None]
+    is_same = (item_keys.unsqueeze(1) == candidates).scatter(1, own, False)
+    scores = scores.masked_fill(is_same, -torch.inf)
+    losses = scores.logsumexp(1) - scores.gather(1, own)[:, 0]
     if weights is not None:
         losses = losses * weights
-    if queries is None:
+    if queries is None and ranks is None:
         return losses.mean()
-    return (losses * queries).sum() / queries.sum().clamp_min(1)
+    is_query = torch.ones_like(losses) if queries is None else queries.float()
+    count = is_query.sum() if ranks is None else sum_over(ranks, "queries of an in-batch softmax", is_query.sum())
+    return (losses * is_query).sum() / count.clamp_min(1)

@@ -34,6 +34,7 @@ class DynamicTable:
     """
 
     is_dynamic = True
+    is_part = False
 
     def __init__(self, spec: DynamicTableSpec, arena: DynamicArena, implementation: str = "auto") -> None:
         self.spec = spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ class FirstValues:
     Attributes:
         seeds: Seed of each table's first weights.
         fills: State -> its initial value.
+        keys_of: Number of a table -> function that gives the keys by which rows are drawn, for tables whose keys here
+            are other numbers; set by whoever gave them these numbers.
 
     Args:
         specs: Tables of an arena.
@@ -28,6 +30,7 @@ class FirstValues:
     def __init__(self, specs: Sequence[TableSpec | DynamicTableSpec], seed: int) -> None:
         self.seeds = [seed] * len(specs)
         self.fills: dict[str, float] = {}
+        self.keys_of: dict[int, Callable[[Tensor], Tensor]] = {}
         self._specs = tuple(specs)
 
     def write(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
@@ -35,11 +38,11 @@ class FirstValues:
         for name, held in state.items():
             held[places] = self.fills[name]
         for table, mine in by_table(batch):
-            spec = self._specs[table]
+            spec, keys = self._specs[table], batch.keys[mine]
             initialise_keys(
                 weights,
                 places[mine],
-                batch.keys[mine],
+                self.keys_of[table](keys) if table in self.keys_of else keys,
                 table=spec.name,
                 seed=self.seeds[table],
                 initializer=spec.initializer,

@@ -25,7 +25,7 @@ class StaticKeys(ABC):
         base: Arena row of key 0.
     """
 
-    is_dynamic = False
+    is_dynamic = is_part = False
     spec: TableSpec
     arena: ChangingArena
     base: int

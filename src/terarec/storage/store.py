@@ -67,6 +67,10 @@ class Store(Protocol):
     def is_dynamic(self) -> bool:
         """Whether keys are inserted and evicted; a static table always holds the keys ``0 <= key < len``."""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether other processes have further rows of the table."""
+
     def __len__(self) -> int:
         """Return the number of keys."""
 

@@ -146,6 +146,10 @@ class TieredRows:
         """Counters so far."""
         return self._use if self._memory is None else self._use.plus(self._memory.written)
 
+    def draw_by(self, table: int, keys_of: Callable[[Tensor], Tensor]) -> None:
+        """Let first weights of a table be those of other keys, which `keys_of` returns for the keys int64[n] here."""
+        self._first.keys_of[table] = keys_of
+
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from terarec.batch import Batch
+from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.parallel import prefetched
 from terarec.storage import TierUse
@@ -21,10 +22,14 @@ PartKeys = Sequence[Mapping[str, Tensor]]
 _AHEAD = 1  # batches whose rows are read while one trains, besides the one that is being read
 
 
-def collections_in_tiers(model: nn.Module) -> list[EmbeddingCollection]:
-    """Return the collections of `model` with tables in tiers."""
-    found = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
-    return [collection for collection in found if collection.tier_use() is not None]
+AnyCollection = EmbeddingCollection | ShardedCollection
+
+
+def collections_in_tiers(model: nn.Module) -> list[AnyCollection]:
+    """Return the collections of `model` with tables in tiers; for those on several ranks, not their parts."""
+    found = [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
+    parts = {id(collection.local) for collection in found if isinstance(collection, ShardedCollection)}
+    return [held for held in found if id(held) not in parts and held.tier_use() is not None]
 
 
 def use_of(model: nn.Module) -> TierUse | None:
@@ -55,7 +60,7 @@ class PartRows:
         collections: The collections with tables in tiers.
     """
 
-    def __init__(self, collections: Sequence[EmbeddingCollection]) -> None:
+    def __init__(self, collections: Sequence[AnyCollection]) -> None:
         self._collections = tuple(collections)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="terarec-parts")
         self._present: PartKeys = [{} for _ in self._collections]

@@ -211,10 +211,6 @@ class Run:
         Whatever a callback, the reader or an evaluation raises: the last step has a checkpoint. Before the first step
         nothing is left of this start, and a rejected run is unchanged.
         """
-        training = self.spec.training
-        if self.ranks.size > 1 and (training.passes or training.delta_every is not None):
-            field = "passes" if training.passes else "delta_every"
-            raise ConfigError(f"training.{field}", f"got it with {self.ranks.size} ranks, expected one process")
         with ExitStack() as stack:
             self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
             return self._fit(tell)

@@ -30,7 +30,7 @@ from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.storage import BudgetError, TierUse
 from terarec.train.devices import batches_on
-from terarec.train.evaluation import Evaluation, Evaluator, check_has_own_samples
+from terarec.train.evaluation import Evaluation, Evaluator, loss_share, share_batches
 from terarec.train.optimizers import Optimizers
 from terarec.train.row_tiers import use_of
 from terarec.train.stopping import EarlyStopping, Interrupts
@@ -172,7 +172,7 @@ class Trainer:
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
         self.device = device_of(model)
-        check_has_own_samples(model, self.objective, self.ranks)
+        share_batches(model, self.objective, self.ranks)
         self.evaluator = Evaluator.of(spec, self.objective, labels, ranks=self.ranks)
         self.step = self.epoch = self.samples = 0
         self.output: object = None
@@ -331,8 +331,10 @@ class Trainer:
         self.ranks.step = self.step + 1
         total = sum(batch.batch_size for batch in batches)
         try:
-            own = batches if self.ranks.size == 1 else [self._own_share(batch) for batch in batches]
-            parts = [self._backward(batch, batch.batch_size / total) for batch in own]
+            if self.ranks.size == 1:
+                parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
+            else:
+                parts = [self._backward_of_share(batch, batch.batch_size / total) for batch in batches]
         except BudgetError as error:
             raise error.during(f"step {self.step + 1}") from None
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
@@ -394,9 +396,11 @@ class Trainer:
         self.output = output
         return value
 
-    def _own_share(self, batch: Batch) -> Batch:
+    def _backward_of_share(self, batch: Batch, share: float) -> Tensor:
+        """Call `_backward` for this rank's samples of `batch`."""
         part = self.ranks.share(batch.batch_size)
-        return slice_samples(batch, part.start, part.stop)
+        own = slice_samples(batch, part.start, part.stop)
+        return self._backward(own, share * loss_share(self.model, self.objective, own.batch_size, batch.batch_size))
 
     def _sum_over_ranks(self, loss: Tensor) -> Tensor:
         """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""

@@ -1,0 +1,131 @@
+"""Layers and losses that compare the samples of a batch, where several processes have a part of it each.
+
+A loss is a sum over processes: each runs the backward pass of its own part, and what the processes give each other
+here passes gradients back, so that their sum is the gradient of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class BatchRanks(Protocol):
+    """The processes that have a part of a batch each, such as `terarec.dist.Ranks`; all of them make the same calls.
+
+    Attributes:
+        rank: Number of this one.
+        size: Number of all.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce_(self, what: str, values: Tensor, reduction: Literal["sum", "max", "min"] = "sum") -> Tensor:
+        """Replace `values` on every process by their sum, maximum or minimum, and return them."""
+
+    def gather_rows(self, what: str, values: Tensor) -> list[Tensor]:
+        """Return the rows ``[n, ...]`` of every process, of any number each, in their order, on every process."""
+
+
+class Normalized(NamedTuple):
+    """Columns with mean 0 and variance 1 over the batch of all processes.
+
+    Attributes:
+        values: float32[n, C], of the samples of this process.
+        mean: float32[C], of all samples; without gradient.
+        var: float32[C], not corrected for the mean; without gradient.
+        num_samples: Number of all samples.
+    """
+
+    values: Tensor
+    mean: Tensor
+    var: Tensor
+    num_samples: int
+
+
+def sum_over(ranks: BatchRanks, what: str, values: Tensor) -> Tensor:
+    """Return the sum of numbers over the processes; no gradient goes through it."""
+    return ranks.all_reduce_(what, values.detach().clone())
+
+
+def rows_of_all(ranks: BatchRanks, what: str, values: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of all processes one after the other, through which gradients go back to each.
+
+    Args:
+        ranks: The processes.
+        what: Name of the collective.
+        values: [n, ...], the rows of this one.
+
+    Returns:
+        The rows, and the number of this process's first one among them.
+    """
+    if not values.requires_grad:
+        parts = ranks.gather_rows(what, values)
+        return torch.cat(parts), _first(ranks, parts)
+    joined: tuple[Tensor, int] = _Rows.apply(values, ranks, what)  # type: ignore[no-untyped-call]
+    return joined
+
+
+def normalize(ranks: BatchRanks, what: str, x: Tensor, *, eps: float) -> Normalized:
+    """Take mean and variance out of the columns of the batch of all processes.
+
+    Args:
+        ranks: The processes.
+        what: Name of the layer, for errors.
+        x: float[n, C], the samples of this process; n may be 0.
+        eps: Number added to the variance.
+    """
+    values, mean, var, count = _Normalize.apply(x.float(), ranks, what, eps)  # type: ignore[no-untyped-call]
+    return Normalized(values, mean, var, count)
+
+
+def _first(ranks: BatchRanks, parts: list[Tensor]) -> int:
+    return sum(part.shape[0] for part in parts[: ranks.rank])
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: BatchRanks, what: str) -> tuple[Tensor, int]:
+        parts = ranks.gather_rows(what, values.detach())
+        ctx.ranks, ctx.what, ctx.first, ctx.count = ranks, what, _first(ranks, parts), values.shape[0]
+        return torch.cat(parts), ctx.first
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        total = ctx.ranks.all_reduce_(f"gradients of {ctx.what}", grad.contiguous().clone())
+        return total[ctx.first : ctx.first + ctx.count], None, None
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: BatchRanks, what: str, eps: float) -> tuple[Tensor, Tensor, Tensor, int]:
+        own = x.double()
+        own_mean = own.mean(0) if x.shape[0] else own.new_zeros(x.shape[1])
+        count = own.new_tensor([float(x.shape[0])])
+        mine = torch.cat([count, own_mean, (own - own_mean).square().sum(0)])
+        counts, means, squares = torch.split(
+            torch.cat(ranks.gather_rows(what, mine[None])), [1, x.shape[1], x.shape[1]], dim=1
+        )
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        var = (squares + counts * (means - mean).square()).sum(0) / total
+        scale = (var + eps).rsqrt()
+        values = ((own - mean) * scale).float()
+        ctx.save_for_backward(values, scale)
+        ctx.ranks, ctx.what, ctx.total = ranks, what, total
+        found, deviation = mean.float(), var.float()
+        ctx.mark_non_differentiable(found, deviation)
+        return values, found, deviation, int(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        values, scale = ctx.saved_tensors
+        sums = torch.stack([grad.sum(0, dtype=torch.float64), (grad * values).sum(0, dtype=torch.float64)])
+        shift, slope = (ctx.ranks.all_reduce_(f"gradients of {ctx.what}", sums) / ctx.total).unbind()
+        return (scale * (grad - shift - values * slope)).float(), None, None, None

@@ -1,0 +1,93 @@
+"""Deltas, tiers, parts and counting filters on ranks: checkpoints hold what those of one process hold."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from terarec.checkpoint import complete_checkpoints, load
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Placement, Ranks, RowWise, ShardingPlan, TablePlan, TableWise
+from terarec.formats import read_dataset, write_parts
+from terarec.models.artifact import load_model
+from terarec.spec import DynamicTablesSpec, RunSpec, Tiers, counting_filter
+from terarec.train.run import build
+from tests.dist.launch import Raised, run_ranks
+from tests.dist.test_training import TABLES, run_spec
+from tests.train.planted import make_planted
+from tests.train.small_run import weights
+from tests.train.test_tiers import with_tiers
+
+PLANS: dict[str, tuple[Placement, ...]] = {
+    "columns": (RowWise(), ColumnWise(), DataParallel()),
+    "hot": (RowWise(), Hybrid(hot_keys=(0, 3, 7)), TableWise(rank=1)),
+}
+DELTAS: dict[str, Any] = {"checkpoint_every": 8, "delta_every": 2, "keep_checkpoints": 20, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("planted")
+    make_planted(directory, train=1000, valid=301, rows_per_group=100)
+    write_parts(read_dataset(directory), directory, "train", 3)
+    return directory
+
+
+def runs_of(data: Path, out: Path) -> dict[str, tuple[RunSpec, str]]:
+    """Return the runs, with the plans of those on ranks."""
+    tiers = Tiers(host="40KiB", file=str(out / "rows"))
+    filtered = DynamicTablesSpec(admit=counting_filter(2, num_bytes=1 << 16))
+    dynamic = run_spec(data, tables="dynamic", **DELTAS)
+    return {
+        "static": (run_spec(data, **DELTAS), "columns"),
+        "dynamic": (dynamic, "columns"),
+        "filter": (dataclasses.replace(dynamic, model=dataclasses.replace(dynamic.model, tables=filtered)), "hot"),
+        "tiers": (with_tiers(run_spec(data, **DELTAS), tiers), "hot"),
+        "parts": (with_tiers(run_spec(data, passes=True, batch_size=100, epochs=1), tiers), "hot"),
+    }
+
+
+def train_all(ranks: Ranks, data: Path, out: Path) -> None:
+    for name, (spec, plan) in runs_of(data, out).items():
+        entries = [TablePlan(table=table, placement=held) for table, held in zip(TABLES, PLANS[plan], strict=True)]
+        made = ShardingPlan(world_size=ranks.size, tables=tuple(entries)) if ranks.size > 1 else None
+        build(spec, out / name, ranks=ranks, plan=made).fit()
+
+
+def rows_of(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the rows of the tables of a checkpoint, by their keys."""
+    files, found = load(checkpoint).table_files(), {}
+    for name in files.names:
+        pieces = list(files.rows(name))
+        keys = torch.cat([rows.keys for rows in pieces])
+        order = keys.argsort()
+        found |= {f"{name}/keys": keys[order], name: torch.cat([rows.weights for rows in pieces])[order]}
+    return found
+
+
+def test_checkpoints_of_ranks_hold_what_those_of_one_process_hold(data: Path, tmp_path: Path) -> None:
+    results = run_ranks(2, train_all, data, tmp_path / "ranks")
+    assert not any(isinstance(result, Raised | str) for result in results), results
+    train_all(Ranks(), data, tmp_path / "one")
+    for name in runs_of(data, tmp_path):
+        found, expected = (complete_checkpoints(tmp_path / side / name / "checkpoints") for side in ("ranks", "one"))
+        assert [path.name for path in found] == [path.name for path in expected]
+        for path, wanted in zip(found, expected, strict=True):
+            assert len(load(path)._chain) == len(load(wanted)._chain)
+            mine, theirs = rows_of(path), rows_of(wanted)
+            assert mine.keys() == theirs.keys()
+            for table, held in theirs.items():
+                torch.testing.assert_close(mine[table], held, rtol=1e-4, atol=1e-5, msg=f"{name}: {path.name}: {table}")
+        for table, held in weights(load_model(tmp_path / "one" / name).model).items():
+            other = weights(load_model(tmp_path / "ranks" / name).model)[table]
+            torch.testing.assert_close(other, held, rtol=1e-4, atol=1e-5)
+    for path in complete_checkpoints(tmp_path / "ranks" / "dynamic" / "checkpoints")[3:]:
+        shutil.rmtree(path)  # a delta is left as the newest one
+    again = build(runs_of(data, tmp_path)["dynamic"][0], tmp_path / "ranks" / "dynamic")
+    again.fit(resume=True)
+    straight = weights(load_model(tmp_path / "one" / "dynamic").model)
+    for table, held in weights(load_model(tmp_path / "ranks" / "dynamic").model).items():
+        torch.testing.assert_close(held, straight[table], rtol=1e-4, atol=1e-5)
