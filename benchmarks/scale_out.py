@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from record import Row, append_rows
@@ -37,15 +38,19 @@ class Side:
     Args:
         size: Number of them.
         is_sharded: Whether tables are placed on ranks even if there is one.
+        interpreter: Python that has the libraries of the side.
+        script: What it runs.
     """
 
-    def __init__(self, size: int, *, is_sharded: bool) -> None:
+    def __init__(
+        self, size: int, *, is_sharded: bool, interpreter: str = sys.executable, script: str = __file__
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--worker", *(["--sharded"] if is_sharded else [])],
+                [interpreter, script, "--worker", *(["--sharded"] if is_sharded else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -110,7 +115,7 @@ def work(*, is_sharded: bool) -> None:
         if words == "ready":
             print(0, flush=True)
         elif words == "step":
-            trainer.train_step(held[number % len(held)])
+            trainer.train_step(held[number % len(held)], following=held[(number + 1) % len(held)])
             number += 1
             print(0, flush=True)
         else:
@@ -161,7 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--case", choices=("speed", "placed"), default="speed")
+    parser.add_argument("--case", choices=("speed", "placed", "torchrec"), default="speed")
+    parser.add_argument("--peer-python", default=str(Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
@@ -169,7 +175,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worker:
         work(is_sharded=options.sharded)
         return
-    rows = speed_rows(options.ranks, options.repeats) if options.case == "speed" else placed_rows(options.repeats)
+    if options.case == "torchrec":
+        rows = torchrec_rows(options.ranks, options.repeats, options.peer_python)
+    elif options.case == "speed":
+        rows = speed_rows(options.ranks, options.repeats)
+    else:
+        rows = placed_rows(options.repeats)
     append_rows("scale_out", rows, dry=options.dry)
 
 
@@ -217,6 +228,49 @@ def placed_rows(repeats: int) -> list[Row]:
             peer_value=seconds["one"] * 1e3,
         )
     ]
+
+
+def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
+    """Return the step of ranks beside TorchRec's, and the bytes on the loopback device in it.
+
+    Run it in a network namespace of its own (``unshare -n sh -c "ip link set lo up; ..."``), where nobody else sends.
+    """
+    script = str(Path(__file__).with_name("scale_out_torchrec.py"))
+    sides = {
+        "terarec": Side(size, is_sharded=True),
+        "torchrec": Side(size, is_sharded=True, interpreter=interpreter, script=script),
+    }
+    seconds = measure(sides, repeats)
+    sent = {}
+    for name, side in sides.items():
+        before = _loopback_bytes()
+        side.step()
+        sent[name] = (_loopback_bytes() - before) / 2**20
+        side.close()
+    case = f"{CASE}, {size} ranks by row"
+    return [
+        Row(
+            case=case,
+            metric=metric,
+            value=values["terarec"] * factor,
+            unit=unit,
+            peer="torchrec",
+            peer_value=values["torchrec"] * factor,
+        )
+        for metric, values, factor, unit in (
+            ("training step", seconds, 1e3, "ms"),
+            ("bytes on the loopback device in a step, all ranks", sent, 1.0, "MiB"),
+        )
+    ]
+
+
+def _loopback_bytes() -> int:
+    """Return the bytes that were sent over the loopback device of this network namespace so far, headers included."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[8])
+    raise SystemExit("no loopback device")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ rank 1's, so that sums over ranks have one order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from terarec.batch import Jagged
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.plan import Wire
-from terarec.dist.ranks import Ranks
+from terarec.dist.ranks import Coming, Ranks
 from terarec.embedding import EmbeddingCollection, FoundRows
 from terarec.errors import CollectiveError
 
@@ -126,43 +127,32 @@ class Exchange:
             for table in tables
         ]
 
-    def refuse(self) -> None:
-        """Tell the other ranks that this one has raised an error and sends no keys."""
-        if self.ranks.size > 1:
-            self._exchange_counts(torch.full((self.ranks.size, 2 * len(self.tables)), _FAILED))
-
-    def fetch(self, wanted: Sequence[Routed], *, learns: bool) -> Fetched:
-        """Send keys to the ranks of their rows and return the vectors.
+    def ask(self, wanted: Sequence[Routed] | None, *, learns: bool) -> Asked:
+        """Begin to send keys to the ranks of their rows.
 
         Args:
-            wanted: Distinct keys of each table.
+            wanted: Distinct keys of each table; None tells the other ranks that this one has raised an error.
             learns: Whether gradients will come; dynamic tables in training mode then insert new keys.
-
-        Raises:
-            CollectiveError: Another rank has raised an error, or does not join.
-            StorageError: Memory or a dynamic table is full on this rank.
         """
-        size, me = self.ranks.size, self.ranks.rank
-        rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
-        copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
-        if not learns:  # nobody else needs to know them
-            copies[[rank for rank in range(size) if rank != me]] = 0
-        got = self._exchange_counts(torch.cat([rows, copies], dim=1))
-        sent = Counts(rows, copies)
-        received = Counts(got[:, : len(wanted)], got[:, len(wanted) :])
-        keys, counts = self._send_keys(wanted, sent, received)
-        found = self._find(keys, counts, received, learns=learns)
-        fetched = Fetched(self, wanted, found, sent, received)
-        fetched.receive()
-        if not learns:
-            for held in found:
-                held.release()
-        return fetched
+        return Asked(self, wanted, learns=learns)
 
-    def send_numbers(
+    def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Coming:
+        """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
+        return self.ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
+
+    def failed(self, ranks: Sequence[int]) -> CollectiveError:
+        """Return the error of a rank that knows that others have raised one."""
+        return CollectiveError(
+            f"rank {ranks[0]} ({self.ranks.hosts[ranks[0]]}) has raised an error, see its output",
+            collective=f"exchange of counts of {self._name}",
+            step=self.ranks.step,
+            rank=ranks[0],
+        )
+
+    def begin_numbers(
         self, what: str, parts: Sequence[Sequence[Tensor]], received: Sequence[int], joined: Tensor | None = None
-    ) -> list[Tensor]:
-        """Send float32 numbers to each rank but this and return those from each rank, by way of the type on the wire.
+    ) -> Coming:
+        """Begin to send float32 numbers to each rank but this, by way of the type on the wire.
 
         Args:
             what: Name of the collective.
@@ -175,78 +165,129 @@ class Exchange:
         if joined is None:
             flat = [part.flatten() for rank, mine in enumerate(parts) if rank != me for part in mine]
             joined = torch.cat(flat) if flat else torch.empty(0)
-        came = self.ranks.all_to_all(f"{what} of {self._name}", joined.to(self._wire), sent, received)
-        return list(torch.split(came.to(torch.float32), list(received)))
+        return self.begin(what, joined.to(self._wire), sent, received)
+
+    def numbers(self, coming: Coming, received: Sequence[int]) -> list[Tensor]:
+        """Return the float32 numbers from each rank, as soon as all have come."""
+        return list(torch.split(coming.wait().to(torch.float32), list(received)))
 
     def rounded(self, own: Tensor) -> Tensor:
         """Return numbers that stay on this rank as they would be if they had gone: copies of a row stay equal."""
         return own if self._wire == torch.float32 else own.to(self._wire).to(torch.float32)
 
     def send_integers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
-        """Send int64[n] to each rank and return those from each rank; see `send_numbers`."""
+        """Send int64[n] to each rank and return those from each rank."""
         sizes = [held.numel() for held in numbers]
-        came = self.ranks.all_to_all(f"{what} of {self._name}", torch.cat(list(numbers)), sizes, received)
-        return list(torch.split(came, list(received)))
+        return list(torch.split(self.begin(what, torch.cat(list(numbers)), sizes, received).wait(), list(received)))
 
     def arena_tables(self) -> list[list[int]]:
         """Return the numbers of the tables of each arena of `local`."""
         return self._arenas
 
-    def _exchange_counts(self, counts: Tensor) -> Tensor:
-        shape = counts.shape
-        each = [shape[1]] * shape[0]
-        what = f"exchange of counts of {self._name}"
-        got = self.ranks.all_to_all(what, counts.flatten(), each, each).view(shape)
-        failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
-        if failed and not bool((counts == _FAILED).any()):
-            raise CollectiveError(
-                f"rank {failed[0]} ({self.ranks.hosts[failed[0]]}) has raised an error, see its output",
-                collective=what,
-                step=self.ranks.step,
-                rank=failed[0],
-            )
-        return got
-
-    def _send_keys(
-        self, wanted: Sequence[Routed], sent: Counts, received: Counts
-    ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Return keys and occurrences [table][source] that came."""
-        parts: list[list[Tensor]] = []
-        for rank in range(self.ranks.size):
-            mine: list[Tensor] = []
-            for number, table in enumerate(wanted):
-                for held in (table.keys, table.counts):
-                    if held is not None:
-                        mine += _segments(table, held, rank, int(sent.copies[rank, number]))
-            parts.append(mine)
-        times = torch.tensor([1 + takes for takes in self.takes_counts])
-        sizes = (received.all * times).sum(dim=1).tolist()
-        whole = [torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64) for mine in parts]
-        came = self.send_integers("exchange of keys", whole, sizes)
-        keys: list[list[Tensor]] = [[] for _ in wanted]
-        counts: list[list[Tensor]] = [[] for _ in wanted]
-        every = received.all.tolist()
-        for source, of_source in enumerate(came):
-            first = 0
-            for number in range(len(wanted)):
-                size = every[source][number]
-                keys[number].append(of_source[first : first + size])
-                first += size
-                if self.takes_counts[number]:
-                    counts[number].append(of_source[first : first + size])
-                    first += size
-        return keys, counts
-
-    def _find(
+    def find(
         self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, learns: bool
     ) -> list[FoundRows]:
-        """Find the rows of the keys that came, of each table those of all ranks at once."""
+        """Find the rows of the keys [table][source] that came, of each table those of all ranks at once."""
         joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
         names = tuple(table.spec.name for table in self.tables)
         jagged = Jagged(names=names, keys=torch.cat(joined), offsets=ends)
         repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self.takes_counts[number]}
         return self.local.find(jagged, learns=learns, repeats=repeats)
+
+
+class Asked:
+    """Distinct keys of a batch on their way to the ranks of their rows.
+
+    Rows are not looked at before `fetch`, so that the keys of a batch may travel while the one before it trains.
+
+    Args:
+        exchange: The exchange.
+        wanted: Distinct keys of each table; None if this rank has raised an error.
+        learns: Whether gradients will come.
+    """
+
+    def __init__(self, exchange: Exchange, wanted: Sequence[Routed] | None, *, learns: bool) -> None:
+        self._exchange, self._learns = exchange, learns
+        self._wanted: Sequence[Routed] = wanted or ()
+        size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
+        if wanted is None:
+            rows = copies = torch.full((size, num_tables), _FAILED)
+        else:
+            rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
+            copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
+            if not learns:  # nobody else needs to know them
+                copies[[rank for rank in range(size) if rank != me]] = 0
+        self._sent = Counts(rows, copies)
+        each = [2 * num_tables] * size
+        self._counts = exchange.begin("exchange of counts", torch.cat([rows, copies], dim=1).flatten(), each, each)
+        self._received: Counts | None = None
+        self._keys: Coming | None = None
+        self._failed: list[int] = []
+
+    def send_keys(self) -> None:
+        """Send the keys, as soon as all ranks have said how many come; nothing if one of them has raised an error.
+
+        Raises:
+            CollectiveError: Another rank does not join.
+        """
+        if self._received is not None or self._failed:
+            return
+        exchange, num_tables = self._exchange, len(self._exchange.tables)
+        got = self._counts.wait().view(exchange.ranks.size, 2 * num_tables)
+        self._failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
+        if self._failed:
+            return
+        self._received = Counts(got[:, :num_tables], got[:, num_tables:])
+        whole: list[Tensor] = []
+        for rank in range(exchange.ranks.size):
+            mine = [
+                part
+                for number, table in enumerate(self._wanted)
+                for held in (table.keys, table.counts)
+                if held is not None
+                for part in _segments(table, held, rank, int(self._sent.copies[rank, number]))
+            ]
+            whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64))
+        sizes = [held.numel() for held in whole]
+        self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(self._received))
+
+    def fetch(self) -> Fetched:
+        """Find the rows that other ranks have asked for, and send their vectors.
+
+        Raises:
+            CollectiveError: Another rank has raised an error, or does not join.
+            StorageError: Memory or a dynamic table is full on this rank.
+        """
+        self.send_keys()
+        if self._failed:
+            raise self._exchange.failed(self._failed)
+        received = self._received
+        assert received is not None, "keys were sent"
+        assert self._keys is not None, "keys were sent"
+        takes_counts = self._exchange.takes_counts
+        keys: list[list[Tensor]] = [[] for _ in self._wanted]
+        counts: list[list[Tensor]] = [[] for _ in self._wanted]
+        every = received.all.tolist()
+        for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received))):
+            first = 0
+            for number in range(len(self._wanted)):
+                size = every[source][number]
+                keys[number].append(of_source[first : first + size])
+                first += size
+                if takes_counts[number]:
+                    counts[number].append(of_source[first : first + size])
+                    first += size
+        found = self._exchange.find(keys, counts, received, learns=self._learns)
+        fetched = Fetched(self._exchange, self._wanted, found, self._sent, received)
+        fetched.send()
+        return fetched
+
+    def _sizes(self, received: Counts) -> list[int]:
+        """Return how many integers come from each rank: keys and, where a policy asks for them, occurrences."""
+        times = torch.tensor([1 + takes for takes in self._exchange.takes_counts])
+        sizes: list[int] = (received.all * times).sum(dim=1).tolist()
+        return sizes
 
 
 class Counts:
@@ -280,9 +321,17 @@ class Fetched:
         self._sent = sent
         self._received = received
         self.vectors: list[list[Tensor]] = []
+        self._pieces: list[list[Tensor]] = []
+        self._copied: dict[int, Tensor] = {}
+        self._coming: Coming | None = None
 
-    def receive(self) -> None:
-        """Send the vectors that other ranks asked for, and set `vectors`."""
+    def release(self) -> None:
+        """Let rows move: no gradients will come."""
+        for held in self._found:
+            held.release()
+
+    def send(self) -> None:
+        """Begin to send the vectors that other ranks asked for."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
         others = [rank for rank in range(size) if rank != me]
@@ -312,26 +361,40 @@ class Fetched:
             ):
                 pieces[number][me] = exchange.rounded(own)
                 copied[number] = copies
-        wanted = self._numbers(self._sent.rows)
-        wanted[me] = 0
-        came = exchange.send_numbers(
-            "exchange of vectors", replies, wanted, joined[0].flatten() if len(joined) == 1 else None
+        self._pieces, self._copied = pieces, copied
+        self._coming = exchange.begin_numbers(
+            "exchange of vectors",
+            replies,
+            self._expected(self._sent.rows),
+            joined[0].flatten() if len(joined) == 1 else None,
         )
-        for rank in others:
+
+    def receive(self) -> None:
+        """Set `vectors`, as soon as those of all ranks have come."""
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        assert self._coming is not None, "vectors were sent"
+        came = exchange.numbers(self._coming, self._expected(self._sent.rows))
+        pieces, copied = self._pieces, self._copied
+        for rank in range(exchange.ranks.size):
+            if rank == exchange.ranks.rank:
+                continue
             blocks = iter(_blocks(came[rank], self._sent.rows[rank].tolist(), arenas, exchange.tables))
             for tables in arenas:
                 for number in tables:
                     pieces[number][rank] = next(blocks)
         self.vectors = [self._assembled(number, pieces[number], copied[number]) for number in range(len(self._wanted))]
 
-    def return_sums(self, gradients: Sequence[Tensor]) -> None:
-        """Send gradients to the ranks of the rows, which keep them for their row optimizers.
+    def return_sums(self, gradients: Sequence[Tensor]) -> Callable[[], None]:
+        """Begin to send gradients to the ranks of the rows.
 
         Args:
             gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
+
+        Returns:
+            Function that keeps those that came for the row optimizer, as soon as all have come.
         """
         exchange, arenas = self._exchange, self._exchange.arena_tables()
-        size, me = exchange.ranks.size, exchange.ranks.rank
+        size = exchange.ranks.size
         parts = [
             [
                 segment[:, exchange.tables[number].columns(rank)]
@@ -341,9 +404,13 @@ class Fetched:
             ]
             for rank in range(size)
         ]
-        expected = self._numbers(self._received.all)
-        expected[me] = 0
-        came = exchange.send_numbers("exchange of gradients", parts, expected)
+        coming = exchange.begin_numbers("exchange of gradients", parts, self._expected(self._received.all))
+        return partial(self._keep_sums, coming, gradients)
+
+    def _keep_sums(self, coming: Coming, gradients: Sequence[Tensor]) -> None:
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        size, me = exchange.ranks.size, exchange.ranks.rank
+        came = exchange.numbers(coming, self._expected(self._received.all))
         blocks: list[dict[int, list[Tensor]]] = []
         for source in range(size):
             if source == me:
@@ -399,7 +466,7 @@ class Fetched:
         me = exchange.ranks.rank
         own = exchange.rounded(_joined([part.flatten() for part in numbers[me]]))
         expected[me] = 0
-        grads = exchange.send_numbers("exchange of gradients", numbers, expected)
+        grads = exchange.numbers(exchange.begin_numbers("exchange of gradients", numbers, expected), expected)
         grads[me] = own
         self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
 
@@ -453,10 +520,12 @@ class Fetched:
     def _segments_for(self, rank: int, number: int, held: Tensor) -> list[Tensor]:
         return _segments(self._wanted[number], held, rank, int(self._sent.copies[rank, number]))
 
-    def _numbers(self, counts: Tensor) -> list[int]:
-        """Return how many numbers the vectors of ``counts int64[R, T]`` keys have for each rank."""
+    def _expected(self, counts: Tensor) -> list[int]:
+        """Return how many numbers the vectors of ``counts int64[R, T]`` keys have from each rank but this."""
         widths = torch.tensor([table.width for table in self._exchange.tables])
-        return [int(total) for total in (counts * widths).sum(dim=1)]
+        expected: list[int] = (counts * widths).sum(dim=1).tolist()
+        expected[self._exchange.ranks.rank] = 0
+        return expected
 
     def _starts(self, tables: Sequence[int]) -> Tensor:
         """Return the first position int64[R, T] of each rank's keys of each table among all keys of an arena."""

@@ -37,6 +37,30 @@ _REDUCTIONS = {
 }
 
 
+class Coming:
+    """What a collective that has begun will give.
+
+    Args:
+        result: Tensor that it writes to.
+        finish: Function that waits until it has done so; None if it has.
+    """
+
+    def __init__(self, result: Tensor, finish: Callable[[], object] | None = None) -> None:
+        self._result = result
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        """Return the result, as soon as it is there.
+
+        Raises:
+            CollectiveError: The collective has failed.
+        """
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        return self._result
+
+
 class Ranks:
     """The processes that train one model together; without arguments one process alone, whose collectives do nothing.
 
@@ -104,23 +128,34 @@ class Ranks:
             sent: Elements for each rank.
             received: Elements from each rank.
         """
+        return self.begin_all_to_all(what, values, sent, received).wait()
+
+    def begin_all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Coming:
+        """Begin an `all_to_all`; all ranks begin their collectives in the same order."""
         if self._group is None:
-            return values
+            return Coming(values)
         out = values.new_empty(sum(received))
         # As bytes, since a backend does not take all types.
         width = values.element_size()
         self.sent_bytes[what] += width * (sum(sent) - sent[self.rank])
-        self._run(
+        source = values.contiguous().view(torch.uint8)
+        work = self._run(
             what,
             lambda: distributed.all_to_all_single(
                 out.view(torch.uint8),
-                values.contiguous().view(torch.uint8),
+                source,
                 [width * count for count in received],
                 [width * count for count in sent],
                 group=self._group,
+                async_op=True,
             ),
         )
-        return out
+
+        def finish() -> None:
+            assert source.dim() == 1, "it is there until it has gone"
+            self._run(what, work.wait)
+
+        return Coming(out, finish)
 
     def gather(self, what: str, data: Any) -> list[Any]:
         """Return the JSON data of every rank, in their order, on every rank."""
@@ -240,9 +275,9 @@ class Ranks:
         if self._group is not None and distributed.is_initialized():
             distributed.destroy_process_group()
 
-    def _run(self, what: str, collective: Callable[[], object]) -> None:
+    def _run(self, what: str, collective: Callable[[], Any]) -> Any:
         try:
-            collective()
+            return collective()
         except RuntimeError as error:
             reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
             absent = self._absent()

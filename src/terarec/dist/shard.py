@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets, select
-from terarec.dist.exchange import Exchange, Fetched, Occurrences, Routed, Wanted, route
+from terarec.dist.exchange import Asked, Exchange, Fetched, Occurrences, Routed, Wanted, route
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
@@ -96,6 +96,43 @@ class _Lookup(NamedTuple):
     key_weights: Tensor | None
 
 
+class _Begun:
+    """The lookups of a batch whose keys, or whose vectors, are on their way.
+
+    Attributes:
+        jagged: Keys of the batch.
+        parts: Bags of each group of features.
+        places: For each group the row of each key's vector in its matrix.
+        wanted: Distinct keys of each table.
+        asked: Keys on their way.
+        error: What is wrong with the keys.
+        fetched: Vectors on their way; None before the rows were looked up.
+    """
+
+    def __init__(
+        self,
+        jagged: Jagged,
+        parts: Sequence[Jagged],
+        places: Sequence[Tensor],
+        wanted: Sequence[Routed],
+        asked: Asked,
+        error: Exception | None = None,
+    ) -> None:
+        self.jagged = jagged
+        self.parts, self.places, self.wanted = parts, places, wanted
+        self.asked, self.error = asked, error
+        self.fetched: Fetched | None = None
+
+    def look_up(self) -> Fetched:
+        """Look up the rows that other ranks have asked for, and begin to send them."""
+        if self.fetched is None:
+            if self.error is not None:
+                self.asked.send_keys()
+                raise self.error
+            self.fetched = self.asked.fetch()
+        return self.fetched
+
+
 class ShardedCollection(nn.Module):
     """Embedding tables on several ranks, in the place of a `terarec.embedding.EmbeddingCollection`.
 
@@ -139,6 +176,9 @@ class ShardedCollection(nn.Module):
             self.local.pending.counted = [self._counted(arena.table_names, rank) for arena in self.local.arenas]
             self.local.pending.has_norm = not self.local.has_hot_rows
         self._is_exact = plan.deterministic
+        self._started: _Begun | None = None
+        self._announced: _Begun | None = None
+        self._is_ahead = ranks.size > 1
         self._exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name)
         self._groups, self._matrices = _grouped(collection)
         for table in self.placed:
@@ -174,6 +214,32 @@ class ShardedCollection(nn.Module):
             apart: EmbeddingOutput = run_eager(self._look_up, jagged)
             return apart
         return self._look_up(jagged)
+
+    def start(self, jagged: Jagged) -> None:
+        """Begin the lookups of a batch before the layers that come first, so that its vectors travel meanwhile.
+
+        Args:
+            jagged: Keys of this rank's samples; a call with the same object follows.
+
+        Raises:
+            Exception: What a call raises.
+        """
+        if self._is_ahead and self._learns:
+            self._drop()
+            begun, self._announced = self._announced, None
+            if begun is None or begun.jagged is not jagged:
+                begun = self._begin(jagged, learns=True)
+            begun.look_up()
+            self._started = begun
+
+    def announce(self, jagged: Jagged) -> None:
+        """Begin to send the keys of the batch after the present one.
+
+        Args:
+            jagged: Keys of this rank's samples; `start` or a call with the same object follows.
+        """
+        if self._is_ahead and self._learns:
+            self._announced = self._begin(jagged, learns=True)
 
     def extra_repr(self) -> str:
         """Return one line per table with its placement."""
@@ -232,8 +298,12 @@ class ShardedCollection(nn.Module):
         counts = [0.0 if rank and name in has_copies else 1.0 for name in tables]
         return None if all(counts) else torch.tensor(counts)
 
-    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
-        learns = torch.is_grad_enabled() and self.local.is_trained
+    @property
+    def _learns(self) -> bool:
+        return torch.is_grad_enabled() and self.local.is_trained
+
+    def _begin(self, jagged: Jagged, *, learns: bool) -> _Begun:
+        """Begin to send the keys of a batch; what is wrong with them is raised where its rows are looked up."""
         try:
             check_offsets(jagged)
             parts = [bags_of(jagged, group.lookup) for group in self._groups]
@@ -241,10 +311,40 @@ class ShardedCollection(nn.Module):
                 if isinstance(self.placed[group.tables[0]].spec, TableSpec):
                     check_keys(part, group.lookup.layout)
             wanted, places = self._distinct(parts)
-        except Exception:
-            self._exchange.refuse()
-            raise
-        fetched = self._exchange.fetch(wanted, learns=learns)
+        except Exception as error:
+            return _Begun(jagged, [], [], [], self._exchange.ask(None, learns=learns), error)
+        return _Begun(jagged, parts, places, wanted, self._exchange.ask(wanted, learns=learns))
+
+    def _drop(self) -> None:
+        """Drop lookups that were started and that no call followed."""
+        if self._started is not None and self._started.fetched is not None:
+            self._started.fetched.release()
+        self._started = None
+
+    def _begun(self, jagged: Jagged, *, learns: bool) -> _Begun:
+        """Return the lookups of a batch, which may have begun before."""
+        if learns and self._started is not None:
+            begun = self._started
+            if begun.jagged is jagged:
+                self._started = None
+                return begun
+            self._drop()
+            self._is_ahead = False  # the model reads other keys than those of its batches
+        if learns and self._announced is not None and self._announced.jagged is jagged:
+            begun, self._announced = self._announced, None
+            return begun
+        return self._begin(jagged, learns=learns)
+
+    def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
+        learns = self._learns
+        begun = self._begun(jagged, learns=learns)
+        fetched = begun.look_up()
+        fetched.receive()
+        if not learns:
+            fetched.release()
+        elif self._announced is not None:  # all ranks have said by now how many keys come
+            self._announced.asked.send_keys()
+        parts, places, wanted = begun.parts, begun.places, begun.wanted
         matrices = [
             _stacked([part for table in tables for part in fetched.vectors[table]], self.placed[tables[0]].spec.width)
             for tables in self._matrices
@@ -332,7 +432,9 @@ class ShardedCollection(nn.Module):
             sizes = [step.wanted[table].keys.numel() for table in tables]
             for table, part in zip(tables, torch.split(summed, sizes), strict=True):
                 sums[table] = part
-        step.fetched.return_sums(sums)
+        finish = step.fetched.return_sums(sums)
+        # The gradients travel while the layers below the tables compute theirs.
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
 
     def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:
         """Return the occurrences by feature, in the order in which autograd's backward of one process keeps them."""

@@ -57,18 +57,19 @@ def describe_device(device: torch.device) -> str:
 
 
 def batches_on(
-    reader: BatchReader, device: torch.device, model: nn.Module | None = None
+    reader: BatchReader, device: torch.device, model: nn.Module | None = None, *, is_ahead: bool = False
 ) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
     """Yield the batches of `reader` on `device`, each with the reader's state after it, or None for its present one.
 
     On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
-    `model` has tables in tiers, whose rows are read ahead.
+    `model` has tables in tiers, whose rows are read ahead, and if `is_ahead` says that the caller takes batches before
+    it needs them.
     """
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
     if model is not None and collections_in_tiers(model) and not is_interpreted:
         return copied_ahead(read_ahead(((batch, reader.state_dict()) for batch in reader), model), device)
-    if device.type == "cuda":
+    if device.type == "cuda" or is_ahead:
         return copied_ahead(((batch, reader.state_dict()) for batch in reader), device)
     return copied_ahead(((batch, None) for batch in reader), device)
 

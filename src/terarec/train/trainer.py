@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from terarec.batch import Batch, slice_samples
 from terarec.data.reader import BatchReader
 from terarec.dist.ranks import Ranks, sum_gradients
+from terarec.dist.shard import ShardedCollection
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
@@ -200,6 +201,8 @@ class Trainer:
         self._interrupts = Interrupts()
         self._is_interrupted = False
         self._stepped = tuple(optimizers)
+        self._exchanged = [module for module in model.modules() if isinstance(module, ShardedCollection)]
+        self._own_next: tuple[Batch, Batch] | None = None
         if spec.freeze:
             freeze(model, spec.freeze, rows=optimizers.rows)
 
@@ -308,11 +311,12 @@ class Trainer:
             tiers=self.tier_use(),
         )
 
-    def train_step(self, *batches: Batch) -> Tensor:
+    def train_step(self, *batches: Batch, following: Batch | None = None) -> Tensor:
         """Do one step: forward, backward, and the update of the layers and of the touched rows.
 
         Args:
             batches: One batch, or several whose gradients are added up as if they were one.
+            following: The first batch of the next step, whose keys ranks exchange during this one; None if unknown.
 
         Returns:
             The mean loss before the update, a scalar without gradient.
@@ -334,7 +338,10 @@ class Trainer:
             if self.ranks.size == 1:
                 parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
             else:
-                parts = [self._backward_of_share(batch, batch.batch_size / total) for batch in batches]
+                parts = [
+                    self._backward_of_share(batch, batch.batch_size / total, then)
+                    for batch, then in zip(batches, (*batches[1:], following), strict=True)
+                ]
         except BudgetError as error:
             raise error.during(f"step {self.step + 1}") from None
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
@@ -396,11 +403,21 @@ class Trainer:
         self.output = output
         return value
 
-    def _backward_of_share(self, batch: Batch, share: float) -> Tensor:
-        """Call `_backward` for this rank's samples of `batch`."""
-        part = self.ranks.share(batch.batch_size)
-        own = slice_samples(batch, part.start, part.stop)
+    def _backward_of_share(self, batch: Batch, share: float, following: Batch | None) -> Tensor:
+        """Call `_backward` for this rank's samples of `batch`, while the keys of the following one travel."""
+        known = self._own_next
+        own = known[1] if known is not None and known[0] is batch else self._own_share(batch)
+        for collection in self._exchanged:
+            collection.start(own.sparse)
+        if following is not None:
+            self._own_next = (following, self._own_share(following))
+            for collection in self._exchanged:
+                collection.announce(self._own_next[1].sparse)
         return self._backward(own, share * loss_share(self.model, self.objective, own.batch_size, batch.batch_size))
+
+    def _own_share(self, batch: Batch) -> Batch:
+        part = self.ranks.share(batch.batch_size)
+        return slice_samples(batch, part.start, part.stop)
 
     def _sum_over_ranks(self, loss: Tensor) -> Tensor:
         """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""
@@ -506,13 +523,16 @@ class Trainer:
 
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
-        batches = batches_on(train_reader, self.device, self.model)
-        while group := list(islice(batches, self.spec.accumulate)):
+        is_ahead = bool(self._exchanged) and self.ranks.size > 1
+        batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
+        following = list(islice(batches, self.spec.accumulate))
+        while group := following:
+            following = list(islice(batches, self.spec.accumulate)) if is_ahead else []
             if self.is_epoch_end:
                 self._steps_in_epoch = 0
             self._call("on_step_start")
             self._is_in_step = True
-            self.train_step(*(batch for batch, _ in group))
+            self.train_step(*(batch for batch, _ in group), following=following[0][0] if following else None)
             self._reader_state = group[-1][1]
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
             if self.is_epoch_end:
@@ -526,6 +546,8 @@ class Trainer:
             self._stop_if_asked()
             if self._is_over():
                 return
+            if not is_ahead:
+                following = list(islice(batches, self.spec.accumulate))
         if not self.is_epoch_end:  # the reader left damaged records out, so it gave fewer batches than its length
             self._steps_in_epoch = self.steps_per_epoch
             self._count_epoch()
