@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,6 +29,29 @@ def pytest_collection_finish() -> None:
     """Spare collections of garbage what lives as long as the process: they took 0.5 s with all modules loaded."""
     gc.collect()
     gc.freeze()
+
+
+# What these files begin with takes 3 to 9 s in each process: a Spark session, the first export to ONNX, parsed sources.
+TOGETHER = {
+    "spark": ("tests/etl/spark/",),
+    "onnx": ("tests/export/", "tests/cli/test_export.py", "tests/train/test_every_model.py"),
+    "sources": ("tests/architecture/",),
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files of a group to one worker, and any other file as ``--dist loadfile`` does."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroupOrFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((name for name, starts in TOGETHER.items() if file.startswith(starts)), file)
+
+    return ByGroupOrFile(config, log)
 
 
 @pytest.fixture

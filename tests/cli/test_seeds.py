@@ -17,9 +17,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, tmp_path: Path) -> None:
     options = [*SHAPE, "--data", data, "--sparse-lr", 0.1, "--metrics", "auc,logloss,accuracy"]
-    found = figures("train", *options, "--out", tmp_path / "all", "--seed", 3, "--seeds", 3)
-    single = [figures("train", *options, "--out", tmp_path / f"{seed}", "--seed", seed) for seed in (3, 4, 5)]
-    assert [run["seed"] for run in found["runs"]] == [3, 4, 5]
+    found = figures("train", *options, "--out", tmp_path / "all", "--seed", 3, "--seeds", 2)
+    single = [figures("train", *options, "--out", tmp_path / f"{seed}", "--seed", seed) for seed in (3, 4)]
+    assert [run["seed"] for run in found["runs"]] == [3, 4]
     for name in ("auc", "logloss", "accuracy"):
         values = [run[name] for run in single]
         assert [run[name] for run in found["runs"]] == pytest.approx(values)
@@ -27,7 +27,7 @@ def test_the_figures_are_the_mean_and_the_deviation_of_single_runs(data: Path, t
         assert found[f"{name}_deviation"] == pytest.approx(statistics.stdev(values))
     written = json.loads((tmp_path / "all" / "seeds.json").read_text())
     assert written["runs"] == found["runs"]
-    assert all((tmp_path / "all" / f"seed-{seed}" / "report.html").is_file() for seed in (3, 4, 5))
+    assert all((tmp_path / "all" / f"seed-{seed}" / "report.html").is_file() for seed in (3, 4))
 
 
 def test_an_interrupted_seed_resumes_and_finished_ones_are_kept(data: Path, tmp_path: Path) -> None:

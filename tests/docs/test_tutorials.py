@@ -30,8 +30,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return joined
 
 
-# Commands in processes of their own take 60 s in all: these run in the workflow of the docs and in the long suite.
-@pytest.mark.parametrize("name", in_every_run(["plain-torch", "dynamic-tables"], [page.stem for page in TUTORIALS]))
+# Commands in processes of their own take 60 s in all: the others run in the workflow of the docs and in the long suite.
+@pytest.mark.parametrize("name", in_every_run(["plain-torch"], [page.stem for page in TUTORIALS]))
 def test_the_blocks_of_a_tutorial_run(name: str, tmp_path: Path) -> None:
     page = DOCS / "tutorials" / f"{name}.md"
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}

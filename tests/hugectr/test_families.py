@@ -65,6 +65,7 @@ def test_models_over_static_tables_and_collections_learn_nothing_from_random_lab
     assert_learns_nothing(families.collection_dlrm(reader, lr=0.05))
 
 
+@pytest.mark.slow
 def test_ftrl_learns_nothing_from_random_labels(tmp_path):
     train = write_raw_async(tmp_path / "train.bin", Planted(20_000, is_random=True))
     valid = write_raw_async(tmp_path / "valid.bin", Planted(5_000, seed=1, is_random=True))
@@ -73,7 +74,7 @@ def test_ftrl_learns_nothing_from_random_labels(tmp_path):
     assert_learns_nothing(families.collection_dlrm(reader, optimizer=ftrl, lr=0.2))
 
 
-@pytest.mark.parametrize("family", ["gmf", "neumf"])
+@pytest.mark.parametrize("family", in_every_run(["gmf"], ["gmf", "neumf"]))
 def test_collaborative_filtering_learns_nothing_from_random_labels(tmp_path, family):
     train = write_norm(tmp_path / "train", ratings(20_000, is_random=True))
     valid = write_norm(tmp_path / "valid", ratings(5_000, seed=1, is_random=True))
@@ -82,6 +83,7 @@ def test_collaborative_filtering_learns_nothing_from_random_labels(tmp_path, fam
     assert abs(auc_of(made) - 0.5) < 0.03
 
 
+@pytest.mark.slow
 def test_generalised_matrix_factorisation_in_epochs(tmp_path):
     valid = ratings(5_000, seed=1)
     made = families.gmf(write_norm(tmp_path / "train", ratings(20_000)), write_norm(tmp_path / "valid", valid))

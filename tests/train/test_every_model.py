@@ -30,8 +30,9 @@ def _with_draws(spec):
 
 
 SPECS = {kind: _with_draws(spec) for kind, spec in every.MODELS.items() if kind == spec.kind}
-# A model takes some seconds, most of them for its export to ONNX; these four differ most from each other.
-QUICK = {"dlrm", "din", "two_tower", "graph"}
+# A model takes some seconds, most of them for its export to ONNX; these differ most from each other and from a DLRM,
+# with which the tests of the commands do the same.
+QUICK = {"din", "two_tower", "graph"}
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
 
 

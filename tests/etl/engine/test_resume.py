@@ -19,6 +19,7 @@ from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTi
 from tests.errors import at
 from tests.etl.engine.contents import contents
 from tests.etl.engine.logs import shop_files, shop_workflow
+from tests.params import in_every_run
 from tests.processes import run_python
 
 KILLED = """
@@ -47,7 +48,7 @@ def killed_in(phase: str, out: Path, log: list[Path]) -> None:
     assert run_python(KILLED, phase, out, *log).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", in_every_run(["group", "fit 2", "write"], PHASES))
 def test_a_killed_run_is_resumed(tmp_path: Path, phase: str) -> None:
     log = shop_files(tmp_path / "raw")
     workflow = shop_workflow(SplitByTime(column="time", valid=0.1))
@@ -180,12 +181,12 @@ def killed_while_writing(
 @pytest.mark.parametrize(
     ("split", "shuffle", "rows"),
     [
-        ("fraction", "", 300),
         ("fraction", "", 500),
         ("time", "", 400),
-        ("hash", "", 450),
         ("hash", "scattering", 500),
         ("fraction", "merging", 320),
+        pytest.param("fraction", "", 300, marks=pytest.mark.slow),
+        pytest.param("hash", "", 450, marks=pytest.mark.slow),
         pytest.param("fraction", "scattering", 400, marks=pytest.mark.slow),
         pytest.param("hash", "merging", 200, marks=pytest.mark.slow),
     ],
