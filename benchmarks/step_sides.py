@@ -22,7 +22,7 @@ from terarec.kernels.registry import choose
 from terarec.models import DLRM
 from terarec.nn import MLP, DotInteraction
 from terarec.nn.precision import Precision
-from terarec.ops import pair_dots, takes_pair_dots
+from terarec.ops import pair_dots, supports_pair_dots
 from terarec.spec import (
     AdaGradSpec,
     CategoricalColumn,
@@ -243,7 +243,7 @@ def _interactions(
         [partial(torch.matmul, dots, vectors, out=torch.empty_like(vectors))],
     ]
     first, others = vectors[:, 0].contiguous(), vectors[:, 1:].flatten(1).float()
-    if takes_pair_dots(first, others):
+    if supports_pair_dots(first, others):
         out_width = DotInteraction(count, width).out_width
         grad = torch.randn(workload.batch, out_width).to(dtype)
         by_torch[0].append(partial(pair_dots, first, others, out_width))

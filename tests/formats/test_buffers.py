@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from terarec.formats import recycled_empty
+from terarec.formats import empty_from_pool
 
 LARGE = 1 << 20
 
@@ -15,18 +15,18 @@ def address(array: np.ndarray) -> int:
 
 
 def test_memory_of_a_dropped_array_is_used_again() -> None:
-    first = recycled_empty((LARGE,), np.uint8)
+    first = empty_from_pool((LARGE,), np.uint8)
     at = address(first)
     del first
-    assert address(recycled_empty((LARGE,), np.uint8)) == at
+    assert address(empty_from_pool((LARGE,), np.uint8)) == at
 
 
 def test_memory_is_kept_while_a_view_of_it_lives() -> None:
-    first = recycled_empty((2, LARGE), np.uint8)
+    first = empty_from_pool((2, LARGE), np.uint8)
     view = first[1, 5:].view(np.uint8)
     view[:] = 7
     del first
-    others = [recycled_empty((2, LARGE), np.uint8) for _ in range(4)]
+    others = [empty_from_pool((2, LARGE), np.uint8) for _ in range(4)]
     for other in others:
         other[:] = 1
     assert (view == 7).all()
@@ -36,7 +36,7 @@ def test_memory_is_kept_while_a_view_of_it_lives() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1,), (131_071,), (131_073,), (1000, 333)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float64, "<i8"])
 def test_arrays_have_the_shape_and_type(shape: tuple[int, ...], dtype: str) -> None:
-    array = recycled_empty(shape, dtype)
+    array = empty_from_pool(shape, dtype)
     assert array.shape == shape
     assert array.dtype == np.dtype(dtype)
     assert array.flags.c_contiguous
@@ -49,7 +49,7 @@ def test_threads_never_share_memory() -> None:
 
     def work(number: int) -> None:
         for _ in range(200):
-            array = recycled_empty((LARGE // 8,), np.int64)
+            array = empty_from_pool((LARGE // 8,), np.int64)
             array[:] = number
             if (array != number).any():
                 wrong.append(number)

@@ -10,7 +10,7 @@ from terarec.errors import KernelError
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.kernels.cpu.host import features, instruction_sets, select
 from terarec.nn import DotInteraction
-from terarec.ops import pair_dots, takes_pair_dots
+from terarec.ops import pair_dots, supports_pair_dots
 from tests.errors import at
 
 SHAPES = [(0, 3, 4), (1, 2, 1), (7, 5, 3), (130, 27, 64), (65, 27, 16), (33, 40, 48), (9, 17, 128), (64, 33, 40)]
@@ -131,7 +131,7 @@ def test_a_set_without_units_runs_the_reference_or_raises(dtype: torch.dtype) ->
     before = features()
     select("generic")
     try:
-        assert not takes_pair_dots(first, others)
+        assert not supports_pair_dots(first, others)
         with pytest.raises(KernelError, check=at("pair_dots", "'cpu'")):
             pair_dots(first, others, out_width, implementation="cpu")
         assert torch.equal(

@@ -87,9 +87,16 @@ def head(length: int | None) -> bytes:
 
 
 def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
-    """Status and body of an answer."""
+    """Status and body of an answer.
+
+    Raises:
+        ConnectionError: The server closed the connection without one, as it does at the end of the receive timeout.
+    """
     with connection.makefile("rb") as stream:
-        status = int(stream.readline().split()[1])
+        first = stream.readline()
+        if not first:
+            raise ConnectionError("closed without an answer")
+        status = int(first.split()[1])
         headers = {}
         while line := stream.readline().strip():
             name, _, value = line.decode().partition(":")

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
-from terarec.formats import ColumnBlock, recycled_empty, slice_rows
+from terarec.formats import ColumnBlock, empty_from_pool, slice_rows
 from terarec.kernels.cpu.columns import concatenate_keys
 from terarec.ragged import Ragged, flat_values
 
@@ -85,7 +85,7 @@ def _rows(matrices: Sequence[NDArray[np.float32]], shares_memory: bool) -> NDArr
     first = matrices[0]
     if shares_memory and len(matrices) == 1 and first.flags.c_contiguous and first.flags.writeable:
         return first
-    rows = recycled_empty((sum(len(matrix) for matrix in matrices), matrices[0].shape[1]), np.float32)
+    rows = empty_from_pool((sum(len(matrix) for matrix in matrices), matrices[0].shape[1]), np.float32)
     return np.concatenate(matrices, out=rows)
 
 
@@ -103,12 +103,12 @@ def _jagged(
     columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
     values = [flat_values(column) for column in columns]
     num_keys = sum(len(array) for array in values)
-    keys = recycled_empty((num_keys,), np.int64)
+    keys = empty_from_pool((num_keys,), np.int64)
     added = [offset for offset in key_offsets or (0,) * num_features for _ in pieces]
     concatenate_keys(values, added, keys)
     if num_keys == num_features * batch_size and not any(isinstance(column, Ragged) for column in columns):
         return keys, _first_integers(num_keys + 1)
-    offsets = recycled_empty((num_features * batch_size + 1,), np.int64)
+    offsets = empty_from_pool((num_features * batch_size + 1,), np.int64)
     offsets[0] = 0
     bag = first = 0
     for column, array in zip(columns, values, strict=True):

@@ -127,14 +127,14 @@ class Exchange:
             for table in tables
         ]
 
-    def ask(self, wanted: Sequence[Routed] | None, *, learns: bool) -> Asked:
+    def ask(self, wanted: Sequence[Routed] | None, *, is_trained: bool) -> Asked:
         """Begin to send keys to the ranks of their rows.
 
         Args:
             wanted: Distinct keys of each table; None tells the other ranks that this one has raised an error.
-            learns: Whether gradients will come; dynamic tables in training mode then insert new keys.
+            is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
         """
-        return Asked(self, wanted, learns=learns)
+        return Asked(self, wanted, is_trained=is_trained)
 
     def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Coming:
         """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
@@ -185,7 +185,7 @@ class Exchange:
         return self._arenas
 
     def find(
-        self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, learns: bool
+        self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, is_trained: bool
     ) -> list[FoundRows]:
         """Find the rows of the keys [table][source] that came, of each table those of all ranks at once."""
         joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
@@ -193,7 +193,7 @@ class Exchange:
         names = tuple(table.spec.name for table in self.tables)
         jagged = Jagged(names=names, keys=torch.cat(joined), offsets=ends)
         repeats = {names[number]: torch.cat(parts) for number, parts in enumerate(counts) if self.takes_counts[number]}
-        return self.local.find(jagged, learns=learns, repeats=repeats)
+        return self.local.find(jagged, is_trained=is_trained, repeats=repeats)
 
 
 class Asked:
@@ -204,11 +204,11 @@ class Asked:
     Args:
         exchange: The exchange.
         wanted: Distinct keys of each table; None if this rank has raised an error.
-        learns: Whether gradients will come.
+        is_trained: Whether gradients will come.
     """
 
-    def __init__(self, exchange: Exchange, wanted: Sequence[Routed] | None, *, learns: bool) -> None:
-        self._exchange, self._learns = exchange, learns
+    def __init__(self, exchange: Exchange, wanted: Sequence[Routed] | None, *, is_trained: bool) -> None:
+        self._exchange, self._learns = exchange, is_trained
         self._wanted: Sequence[Routed] = wanted or ()
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
         if wanted is None:
@@ -216,7 +216,7 @@ class Asked:
         else:
             rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
             copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
-            if not learns:  # nobody else needs to know them
+            if not is_trained:  # nobody else needs to know them
                 copies[[rank for rank in range(size) if rank != me]] = 0
         self._sent = Counts(rows, copies)
         each = [2 * num_tables] * size
@@ -278,7 +278,7 @@ class Asked:
                 if takes_counts[number]:
                     counts[number].append(of_source[first : first + size])
                     first += size
-        found = self._exchange.find(keys, counts, received, learns=self._learns)
+        found = self._exchange.find(keys, counts, received, is_trained=self._learns)
         fetched = Fetched(self._exchange, self._wanted, found, self._sent, received)
         fetched.send()
         return fetched

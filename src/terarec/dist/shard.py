@@ -228,7 +228,7 @@ class ShardedCollection(nn.Module):
             self._drop()
             begun, self._announced = self._announced, None
             if begun is None or begun.jagged is not jagged:
-                begun = self._begin(jagged, learns=True)
+                begun = self._begin(jagged, is_trained=True)
             begun.look_up()
             self._started = begun
 
@@ -239,7 +239,7 @@ class ShardedCollection(nn.Module):
             jagged: Keys of this rank's samples; `start` or a call with the same object follows.
         """
         if self._is_ahead and self._learns:
-            self._announced = self._begin(jagged, learns=True)
+            self._announced = self._begin(jagged, is_trained=True)
 
     def extra_repr(self) -> str:
         """Return one line per table with its placement."""
@@ -302,7 +302,7 @@ class ShardedCollection(nn.Module):
     def _learns(self) -> bool:
         return torch.is_grad_enabled() and self.local.is_trained
 
-    def _begin(self, jagged: Jagged, *, learns: bool) -> _Begun:
+    def _begin(self, jagged: Jagged, *, is_trained: bool) -> _Begun:
         """Begin to send the keys of a batch; what is wrong with them is raised where its rows are looked up."""
         try:
             check_offsets(jagged)
@@ -312,8 +312,8 @@ class ShardedCollection(nn.Module):
                     check_keys(part, group.lookup.layout)
             wanted, places = self._distinct(parts)
         except Exception as error:
-            return _Begun(jagged, [], [], [], self._exchange.ask(None, learns=learns), error)
-        return _Begun(jagged, parts, places, wanted, self._exchange.ask(wanted, learns=learns))
+            return _Begun(jagged, [], [], [], self._exchange.ask(None, is_trained=is_trained), error)
+        return _Begun(jagged, parts, places, wanted, self._exchange.ask(wanted, is_trained=is_trained))
 
     def _drop(self) -> None:
         """Drop lookups that were started and that no call followed."""
@@ -321,26 +321,26 @@ class ShardedCollection(nn.Module):
             self._started.fetched.release()
         self._started = None
 
-    def _begun(self, jagged: Jagged, *, learns: bool) -> _Begun:
+    def _begun(self, jagged: Jagged, *, is_trained: bool) -> _Begun:
         """Return the lookups of a batch, which may have begun before."""
-        if learns and self._started is not None:
+        if is_trained and self._started is not None:
             begun = self._started
             if begun.jagged is jagged:
                 self._started = None
                 return begun
             self._drop()
             self._is_ahead = False  # the model reads other keys than those of its batches
-        if learns and self._announced is not None and self._announced.jagged is jagged:
+        if is_trained and self._announced is not None and self._announced.jagged is jagged:
             begun, self._announced = self._announced, None
             return begun
-        return self._begin(jagged, learns=learns)
+        return self._begin(jagged, is_trained=is_trained)
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
-        learns = self._learns
-        begun = self._begun(jagged, learns=learns)
+        is_trained = self._learns
+        begun = self._begun(jagged, is_trained=is_trained)
         fetched = begun.look_up()
         fetched.receive()
-        if not learns:
+        if not is_trained:
             fetched.release()
         elif self._announced is not None:  # all ranks have said by now how many keys come
             self._announced.asked.send_keys()
@@ -361,7 +361,7 @@ class ShardedCollection(nn.Module):
         ]
         step = _Step(self, lookups, matrices, fetched, wanted)
         pooled: Sequence[Tensor]
-        if learns:
+        if is_trained:
             with torch._C.DisableTorchFunctionSubclass():
                 factors = [lookup.key_weights for lookup in lookups]
                 pooled = _Pool.apply(self.local.rows, step, *factors)  # type: ignore[no-untyped-call]

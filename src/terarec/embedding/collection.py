@@ -137,17 +137,17 @@ class EmbeddingCollection(nn.Module):
 
         If one of these is raised, dynamic tables are unchanged.
         """
-        learns = torch.is_grad_enabled() and self.is_trained and not torch.compiler.is_exporting()
-        if torch.compiler.is_compiling() and (learns or not self._is_traced_whole(jagged)):
+        is_trained = torch.is_grad_enabled() and self.is_trained and not torch.compiler.is_exporting()
+        if torch.compiler.is_compiling() and (is_trained or not self._is_traced_whole(jagged)):
             from terarec.embedding.traced import run_eager  # loads the compiler
 
             # A graph cannot hold a backward that keeps its gradient, an index that grows, or a number of keys that has
             # to be read from a tensor. The graph after this takes the vectors as an input that needs a gradient, so
             # nothing is copied. An op in the graph whose backward keeps the gradient would have to copy it: the
             # compiler reuses memory that no later node reads.
-            apart: EmbeddingOutput = run_eager(self._look_up, jagged, learns)
+            apart: EmbeddingOutput = run_eager(self._look_up, jagged, is_trained)
             return apart
-        return self._look_up(jagged, learns)
+        return self._look_up(jagged, is_trained)
 
     def _is_traced_whole(self, jagged: Jagged) -> bool:
         """Return whether a graph can hold a lookup of `jagged` that does not learn."""
@@ -157,27 +157,27 @@ class EmbeddingCollection(nn.Module):
         takes_all = all(group.layout.feature_names == jagged.names for group in self._direct_groups)
         return takes_all or torch.compiler.is_exporting()
 
-    def _look_up(self, jagged: Jagged, learns: bool) -> EmbeddingOutput:
-        looked_up = [self._lookup(_Bags(group, bags_of(jagged, group)), learns) for group in self._direct_groups]
+    def _look_up(self, jagged: Jagged, is_trained: bool) -> EmbeddingOutput:
+        looked_up = [self._lookup(_Bags(group, bags_of(jagged, group)), is_trained) for group in self._direct_groups]
         if self._readers:  # after the static tables are checked: a batch with a bad key inserts none
             check_offsets(jagged)
             for group in self._translated_groups:
                 if not isinstance(self.arenas[group.arena], DynamicArena):
                     check_keys(bags_of(jagged, group), group.layout)
-            found = self._find_rows(jagged, learns)
-            looked_up += [self._lookup(bags, learns) for bags in found]
-            if not learns:
+            found = self._find_rows(jagged, is_trained)
+            looked_up += [self._lookup(bags, is_trained) for bags in found]
+            if not is_trained:
                 for bags in found:
                     bags.let_go()
         out = assemble(self.features, looked_up, jagged)
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
-    def find(self, jagged: Jagged, *, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[FoundRows]:
+    def find(self, jagged: Jagged, *, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[FoundRows]:
         """Find the rows of keys that somebody else looks up, such as another rank.
 
         Args:
             jagged: Keys of this collection's features, of which each table has one, without pooling; one bag each.
-            learns: Whether gradients will come; a dynamic table in training mode then inserts new keys.
+            is_trained: Whether gradients will come; a dynamic table in training mode then inserts new keys.
             repeats: Table -> int64[n], how often each of its keys occurs, for policies that count; 1 for others.
 
         Returns:
@@ -188,7 +188,7 @@ class EmbeddingCollection(nn.Module):
         """
         found = [_Bags(group, bags_of(jagged, group)) for group in self._direct_groups]
         if self._readers:
-            found += self._find_rows(jagged, learns, repeats or {})
+            found += self._find_rows(jagged, is_trained, repeats or {})
         rows = []
         for bags in sorted(found, key=lambda bags: bags.group.arena):
             arena, generation = self.arenas[bags.group.arena], self.arenas[bags.group.arena].generation
@@ -305,23 +305,23 @@ class EmbeddingCollection(nn.Module):
         """
         RowLoading(self.arenas, self._readers, self.tables).preload_beside(present, keys, goes_on)
 
-    def _find_rows(self, jagged: Jagged, learns: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
+    def _find_rows(self, jagged: Jagged, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
         found: dict[int, tuple[Translated, PlacedRows | None]] = {}
         with ExitStack() as all_or_none:
             for index, readers in self._readers.items():
                 arena = self.arenas[index]
-                if learns and isinstance(arena, DynamicArena):
+                if is_trained and isinstance(arena, DynamicArena):
                     all_or_none.enter_context(arena.transaction)  # so that no thread evicts a row before it is pinned
-                part = translate(jagged, readers, self.tables, train=learns and self.training, repeats=repeats)
+                part = translate(jagged, readers, self.tables, train=is_trained and self.training, repeats=repeats)
                 tiers = tiers_of(arena)
                 where = None
                 if tiers is not None:
                     where = tiers.place(
-                        RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=learns
+                        RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=is_trained
                     )
                 found[index] = part, where
-                if learns and isinstance(arena, DynamicArena):
+                if is_trained and isinstance(arena, DynamicArena):
                     arena.pin()
         for number, group in enumerate(self._translated_groups):
             arena = self.arenas[group.arena]
@@ -342,14 +342,14 @@ class EmbeddingCollection(nn.Module):
         slots = bags_of(replace(part.part, keys=where.slots), group).keys
         return _Bags(group, bags, slots, placed(group.layout, arena.weights.shape[0]), tiers.share_pin(where.pin))
 
-    def _lookup(self, bags: _Bags, learns: bool) -> tuple[LookupGroup, Jagged, Tensor]:
+    def _lookup(self, bags: _Bags, is_trained: bool) -> tuple[LookupGroup, Jagged, Tensor]:
         """Return a group and its bags with their vectors, whose gradient is deposited here if its rows learn."""
         group, part = bags.group, bags.part
         weights = self.arenas[group.arena].weights
         keys, layout = (part.keys, group.layout) if bags.slots is None else (bags.slots, bags.layout or group.layout)
         key_weights = part.weights if layout.takes_key_weights else None
         deposit = None
-        if learns:
+        if is_trained:
             deposit = self._gradients.of_bags(
                 group.arena, part.keys, part.offsets, group.layout, key_weights, bags.slots, bags.pin
             )

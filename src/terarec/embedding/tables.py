@@ -28,7 +28,7 @@ from terarec.storage import (
     TieredArena,
     TieredRows,
     TieredTable,
-    lose_changes,
+    discard_changes,
 )
 
 AnyTableSpec = TableSpec | DynamicTableSpec
@@ -313,7 +313,7 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     if list(weights.shape) != expected:
         return [], f"{names[-1]}: got shape {list(weights.shape)}, expected {expected} {what}"
     if isinstance(table, StaticTable):
-        lose_changes(table.arena)
+        discard_changes(table.arena)
         table.weights.copy_(weights)
     elif isinstance(table, TieredTable):
         table.import_(Rows(keys=table.keys(), weights=weights.to(table.arena.dtype)))

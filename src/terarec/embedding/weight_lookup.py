@@ -238,8 +238,8 @@ def look_up(
         KeyOutOfRangeError: A key outside 0 <= key < V.
         ConfigError: Offsets that decrease or do not cover the keys, or a weight of an unsupported type.
     """
-    learns = weight.requires_grad or (key_weights is not None and key_weights.requires_grad)
-    if not learns or not torch.is_grad_enabled():
+    is_trained = weight.requires_grad or (key_weights is not None and key_weights.requires_grad)
+    if not is_trained or not torch.is_grad_enabled():
         return _vectors(weight, bags, key_weights, layout)
     if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
         from terarec.embedding.traced import run_eager  # loads the compiler

@@ -156,7 +156,7 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
     uses = {name: choice.use for name, choice in choices.items()}
     dense = tuple(name for name, use in uses.items() if use == "dense")
     ids = tuple(name for name, use in uses.items() if use in ("ids", "hashed ids"))
-    parts = tuple(output for step in steps if isinstance(step, DateParts) for output in step.writes)
+    parts = tuple(dict.fromkeys(output for step in steps for output in step.writes if output not in uses))
     if not (dense or ids or parts):
         raise ConfigError(sources[0], "no column but the label varies, expected columns to learn from")
     is_positional = source.format == "delimited" and not source.header

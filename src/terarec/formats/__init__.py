@@ -1,7 +1,7 @@
 """Files as NumPy and Arrow data: shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
 from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, merge, slice_rows
-from terarec.formats.buffers import recycled_empty
+from terarec.formats.buffers import empty_from_pool
 from terarec.formats.container import BFLOAT16, read_tensors, tensor_shapes, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
@@ -32,6 +32,7 @@ __all__ = [
     "check_suffix",
     "create_shard",
     "default_group_rows",
+    "empty_from_pool",
     "even_sizes",
     "merge",
     "open_shard",
@@ -39,7 +40,6 @@ __all__ = [
     "read_part_keys",
     "read_parts",
     "read_tensors",
-    "recycled_empty",
     "shard_path",
     "slice_rows",
     "table_file",

@@ -16,7 +16,7 @@ _SIZES_KEPT = 16
 _free: dict[int, list[NDArray[np.uint8]]] = {}
 
 
-def recycled_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+def empty_from_pool(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """Return an uninitialized array in memory of an earlier one, if one of its size has been dropped.
 
     Fresh memory costs a page fault every 4 KiB, 3 us each in a virtual machine: as much as decoding the Parquet columns

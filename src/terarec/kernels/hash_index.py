@@ -48,7 +48,7 @@ def check_span(start: int, most: int | None) -> None:
         raise ConfigError("items", f"got start {start} and most {most}, expected start >= 0 and most >= 1 or None")
 
 
-def no_rows_left(next_row: int, new_keys: int) -> StorageError:
+def index_full_error(next_row: int, new_keys: int) -> StorageError:
     """Return the error for more new keys than there are rows."""
     return StorageError("next_row", f"got {next_row} for {new_keys} new keys, expected rows below 2^36")
 
@@ -102,7 +102,7 @@ def new_hash_index(device: torch.device | str = "cpu", implementation: str = "au
     return index
 
 
-def copied_to(index: HashIndex, device: torch.device, implementation: str = "auto") -> HashIndex:
+def copy_to(index: HashIndex, device: torch.device, implementation: str = "auto") -> HashIndex:
     """Return a new index on `device` with the keys and rows of `index`."""
     copied = new_hash_index(device, implementation)
     keys, rows, _ = index.items()

@@ -14,7 +14,7 @@ from terarec.nn.dense import new_linear
 from terarec.nn.initializers import Distribution
 from terarec.nn.layer import Layer, TensorShape
 from terarec.nn.layer_option import integer
-from terarec.ops import pair_dots, takes_pair_dots
+from terarec.ops import pair_dots, supports_pair_dots
 
 # The next layer's GEMM reads rows of this many floats at a time: 415 columns instead of 416 made its gradient
 # 1.5 times slower (73 against 47 ms for 8192 x 415 x 1024, MKL 2024.2 on 2 Zen 3 cores).
@@ -59,7 +59,7 @@ class DotInteraction(nn.Module):
         Returns:
             [B, out_width] of `first`'s type: `first`, then the dots of vectors (1, 0), (2, 0), (2, 1), ..., then zeros.
         """
-        if takes_pair_dots(first, others):
+        if supports_pair_dots(first, others):
             return pair_dots(first, others, self.out_width)
         out: Tensor = _Interact.apply(  # type: ignore[no-untyped-call]
             first, others, self._lower, self._pair_of, self.out_width

@@ -3,7 +3,7 @@
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.linear import linear, linear_choice, linear_relu
-from terarec.ops.pair_dots import pair_dots, takes_pair_dots
+from terarec.ops.pair_dots import pair_dots, supports_pair_dots
 from terarec.ops.row_update import (
     BagGradient,
     RowRule,
@@ -31,5 +31,5 @@ __all__ = [
     "row_update_",
     "state_dtype",
     "state_shapes",
-    "takes_pair_dots",
+    "supports_pair_dots",
 ]

@@ -12,7 +12,7 @@ from terarec.kernels.registry import choose
 from terarec.ops.checks import is_traced
 
 
-def takes_pair_dots(first: Tensor, others: Tensor) -> bool:
+def supports_pair_dots(first: Tensor, others: Tensor) -> bool:
     """Return whether `pair_dots` has a kernel for these vectors.
 
     It has one for float32 vectors in host memory on a processor with fused multiply-add, where the first may be

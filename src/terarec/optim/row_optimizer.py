@@ -42,7 +42,7 @@ class _Part(NamedTuple):
     counted: Tensor | None
 
     @property
-    def learns(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether any table of the arena does."""
         return self.table_lr is None or bool(self.table_lr.any())
 
@@ -442,7 +442,7 @@ class RowOptimizer(optim.Optimizer):
 
     def _move(self, name: str, parts: Sequence[_Part]) -> bool:
         """Move the arenas of the rule `name`; return whether there was anything to move."""
-        if not any(part.gradients and part.learns for part in parts):
+        if not any(part.gradients and part.is_trained for part in parts):
             return False
         self._rule_steps[name] += 1
         clipping = self._clipping(self._rules[name].options.clip_global_norm, parts)
@@ -552,12 +552,12 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
     if rule.updates_all_rows:
         changes.lose()
         return
-    learns = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
+    is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
     for held in gradients:
         layout = held.layout
         ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
         for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
-            if learns[table]:
+            if is_trained[table]:
                 changes.mark(held.keys[begin:end] + layout.table_base[table])
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_LABELS = {"auc": "AUC", "highest_auc": "highest AUC", "best_auc": "best reachable AUC"}
+_LABELS = {
+    "auc": "AUC",
+    "highest_auc": "highest AUC",
+    "best_auc": "best reachable AUC",
+    "estimated_bytes": "estimated size",
+    "estimated_seconds": "estimated time",
+}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

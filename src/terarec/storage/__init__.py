@@ -2,7 +2,7 @@
 
 from terarec.kernels.slots import RowBatch
 from terarec.storage.arena import Arena
-from terarec.storage.changes import ChangedRows, lose_changes
+from terarec.storage.changes import ChangedRows, discard_changes
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
@@ -43,8 +43,8 @@ __all__ = [
     "TieredArena",
     "TieredRows",
     "TieredTable",
+    "discard_changes",
     "dynamic_tables",
-    "lose_changes",
     "static_tables",
     "tiered_tables",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import StorageError
-from terarec.kernels.hash_index import copied_to, new_hash_index
+from terarec.kernels.hash_index import copy_to, new_hash_index
 from terarec.spec import DynamicTableSpec, FilterAdmission, FrequencyAdmission, ProbabilityAdmission
 from terarec.spec.tables import MOST_FILTER_COUNT
 from terarec.storage.dynamic_arena import Transaction
@@ -86,12 +86,12 @@ class CountAdmission:
 
     def move(self, device: torch.device) -> None:
         """Move the counts to `device`."""
-        self._counts = copied_to(self._counts, device, self._implementation)
+        self._counts = copy_to(self._counts, device, self._implementation)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CountAdmission:
         twin = copy.copy(self)
         memo[id(self)] = twin
-        twin._counts = copied_to(self._counts, self._counts.device, self._implementation)
+        twin._counts = copy_to(self._counts, self._counts.device, self._implementation)
         return twin
 
     def export_chunks(self, chunk_keys: int) -> Iterator[dict[str, Tensor]]:

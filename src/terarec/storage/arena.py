@@ -14,7 +14,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import state_dtype
 from terarec.spec import TableSpec
-from terarec.storage.changes import ChangedRows, lose_changes
+from terarec.storage.changes import ChangedRows, discard_changes
 from terarec.storage.store import check_has_memory, shared_row_type
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
@@ -87,7 +87,7 @@ class Arena:
         Raises:
             StorageError: Not enough memory.
         """
-        lose_changes(self)
+        discard_changes(self)
         self.state = {}
         self._fills = dict(fills or {})
         for name, shape in shapes:
@@ -97,7 +97,7 @@ class Arena:
 
     def restart(self, table: int, seed: int) -> None:
         """Give the rows of table number `table` the first weights of `seed`, and initial state."""
-        lose_changes(self)
+        discard_changes(self)
         spec, base = self.specs[table], self.table_base[table]
         for name, held in self.state.items():
             held[base : base + spec.rows] = self._fills.get(name, 0.0)

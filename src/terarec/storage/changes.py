@@ -50,7 +50,7 @@ class ChangedRows:
         self._bits.zero_()
         self.since = since
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         """Record that unknown rows changed."""
         self.since = None
 
@@ -108,10 +108,10 @@ def mark_changes(arena: ChangingArena, rows: Tensor) -> None:
         arena.changes.mark(rows)
 
 
-def lose_changes(arena: ChangingArena) -> None:
+def discard_changes(arena: ChangingArena) -> None:
     """Record that unknown rows of `arena` changed."""
     if arena.changes is not None:
-        arena.changes.lose()
+        arena.changes.discard()
 
 
 def changes_since(arena: ChangingArena) -> str | None:

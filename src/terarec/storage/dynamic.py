@@ -10,7 +10,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
-from terarec.storage.changes import changes_since, follow_changes, lose_changes, mark_changes
+from terarec.storage.changes import changes_since, discard_changes, follow_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import LAST_STEP, KeyRows
 from terarec.storage.store import Rows, check_import
@@ -271,7 +271,7 @@ class DynamicTable:
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
         data = self.arena.data
-        lose_changes(self.arena)
+        discard_changes(self.arena)
         return isinstance(data, TieredRows) and data.adopt(self.number, directory)
 
     def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels import memory
 from terarec.spec import DynamicTableSpec
-from terarec.storage.changes import ChangedRows, lose_changes
+from terarec.storage.changes import ChangedRows, discard_changes
 from terarec.storage.growing_rows import GrowingRows, GrowingTensor
 from terarec.storage.store import check_has_memory, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
@@ -183,7 +183,7 @@ class DynamicArena:
         Raises:
             StorageError: Not enough memory.
         """
-        lose_changes(self)
+        discard_changes(self)
         self.data.attach_state(shapes, fills=fills)
 
     def track(self, name: str, dtype: torch.dtype) -> None:

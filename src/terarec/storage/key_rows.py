@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
-from terarec.kernels.hash_index import HashIndex, copied_to, new_hash_index
+from terarec.kernels.hash_index import HashIndex, copy_to, new_hash_index
 from terarec.kernels.rows import rows_at_most
 from terarec.spec import DynamicTableSpec, EvictionSpec, LFUEviction, ScoreEviction, TTLEviction
 from terarec.storage.admission import build_admission
-from terarec.storage.changes import changes_since, lose_changes, mark_changes
+from terarec.storage.changes import changes_since, discard_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
 
 COUNT, LAST_STEP = "count", "last_step"
@@ -117,7 +117,7 @@ class KeyRows:
 
     def clear(self) -> None:
         """Remove all keys, uses and admission counts."""
-        lose_changes(self.arena)
+        discard_changes(self.arena)
         keys, rows = self.items()
         self.arena.free_rows(self.number, rows, keys)
         self._start()
@@ -207,7 +207,7 @@ class KeyRows:
     def move(self) -> None:
         """Move the index to the device of the arena."""
         device = self.arena.device
-        self.index = copied_to(self.index, device, self._implementation)
+        self.index = copy_to(self.index, device, self._implementation)
         self.evicted = self.evicted.to(device)
         self.removed = [keys.to(device) for keys in self.removed]
         if self.admission is not None:
@@ -302,7 +302,7 @@ class KeyRows:
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
         twin = copy.copy(self)
         memo[id(self)] = twin
-        memo[id(self.index)] = copied_to(self.index, self.arena.device, self._implementation)
+        memo[id(self.index)] = copy_to(self.index, self.arena.device, self._implementation)
         for name, value in vars(self).items():
             setattr(twin, name, copy.deepcopy(value, memo))
         return twin

@@ -13,7 +13,7 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels import memory
 from terarec.spec import TableSpec
-from terarec.storage.changes import ChangedRows, lose_changes, mark_changes
+from terarec.storage.changes import ChangedRows, discard_changes, mark_changes
 from terarec.storage.static import StaticKeys
 from terarec.storage.store import Rows, check_import, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
@@ -87,7 +87,7 @@ class TieredArena:
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
         """Replace the optimizer state; see `TieredRows.attach_state`."""
-        lose_changes(self)
+        discard_changes(self)
         self.data.attach_state(shapes, fills=fills)
 
     def move(self, device: torch.device) -> None:
@@ -184,7 +184,7 @@ class TieredTable(StaticKeys):
 
     def restart(self, seed: int) -> None:
         """Give all rows the first weights of `seed`, and initial state."""
-        lose_changes(self.arena)
+        discard_changes(self.arena)
         data = self.arena.data
         held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
         for keys in held:
@@ -198,7 +198,7 @@ class TieredTable(StaticKeys):
 
     def adopt(self, directory: Path) -> bool:
         """Hold the rows of a row file in place of all rows; see `Store.adopt`."""
-        lose_changes(self.arena)
+        discard_changes(self.arena)
         return self.arena.data.adopt(self.number, directory)
 
 

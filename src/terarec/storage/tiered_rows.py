@@ -255,8 +255,8 @@ class TieredRows:
             for changed in slots:
                 assert changed is not None, "gradients of tiered rows have places"
                 if table_lr is not None:
-                    learns = table_lr.to(self.device)[memory.slots.owners.tables[changed].long()] != 0.0
-                    changed = changed[learns]
+                    is_trained = table_lr.to(self.device)[memory.slots.owners.tables[changed].long()] != 0.0
+                    changed = changed[is_trained]
                 memory.slots.mark_changed(changed)
             self._release_taken()
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys
-from terarec.formats.buffers import recycled_empty
+from terarec.formats.buffers import empty_from_pool
 from terarec.formats.hugectr.fields import check_bag_lengths
 from terarec.formats.parquet import arrow_errors, check_row_count, column_array, is_list, lists_of_array
 from terarec.formats.parquet_lists import ParquetMetadata, base_name
@@ -268,7 +268,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
             columns += list(_matrix(array, num_rows, f"{where}, column {field.name!r}").T)
         else:
             columns.append(array.to_numpy(zero_copy_only=False))
-    result = recycled_empty((num_rows, len(columns)), np.float32)
+    result = empty_from_pool((num_rows, len(columns)), np.float32)
     stack_columns([column if column.dtype in _STACKED else column.astype(np.float32) for column in columns], result)
     return result
 

@@ -15,7 +15,7 @@ from terarec.kernels.hash_index import (
     check_rows,
     check_span,
     check_vector,
-    no_rows_left,
+    index_full_error,
 )
 
 
@@ -74,7 +74,7 @@ class HashIndex:
         except MemoryError:
             raise self._out_of_memory(keys.shape[0]) from None
         if num_new < 0:
-            raise no_rows_left(next_row, len(set(keys[rows < 0].tolist())) - free_rows.shape[0])
+            raise index_full_error(next_row, len(set(keys[rows < 0].tolist())) - free_rows.shape[0])
         new_keys = new_keys[:num_new]
         return rows, new_keys.clone() if 2 * num_new < keys.shape[0] else new_keys
 

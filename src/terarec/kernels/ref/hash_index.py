@@ -13,7 +13,7 @@ from terarec.kernels.hash_index import (
     check_rows,
     check_span,
     check_vector,
-    no_rows_left,
+    index_full_error,
 )
 
 # A dict holds a hash, two references and a share of its table for an entry; the integers are objects of 32 bytes.
@@ -74,7 +74,7 @@ class HashIndex:
         free = free_rows[: len(new_keys)].tolist()
         fresh = len(new_keys) - len(free)
         if next_row + fresh > MOST_ROWS:
-            raise no_rows_left(next_row, fresh)
+            raise index_full_error(next_row, fresh)
         self._rows.update(zip(new_keys, [*free, *range(next_row, next_row + fresh)], strict=True))
         return self._tensor([self._rows[key] for key in asked]), self._tensor(new_keys)
 

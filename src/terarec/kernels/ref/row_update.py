@@ -184,7 +184,7 @@ def row_gradient_norm(
 
 
 def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> _RowGradients:
-    """Return the rows with a key in a table that learns, each with the sum of its gradients."""
+    """Return the rows with a key in a trained table, each with the sum of its gradients."""
     dtype = torch.promote_types(weights.dtype, torch.float32)
     all_rows, all_places, all_factors, all_values = [], [], [], []
     for index, gradient in enumerate(gradients):
@@ -194,11 +194,11 @@ def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Te
             error.gradient = index
             raise
         factors = _key_factors(gradient, table_lr)
-        learns = factors != 0
-        all_rows.append(rows[learns])
-        all_places.append((rows if gradient.places is None else gradient.places)[learns])
-        all_factors.append(factors[learns])
-        all_values.append(values[learns].to(dtype))
+        is_trained = factors != 0
+        all_rows.append(rows[is_trained])
+        all_places.append((rows if gradient.places is None else gradient.places)[is_trained])
+        all_factors.append(factors[is_trained])
+        all_values.append(values[is_trained].to(dtype))
     rows, group = torch.unique(torch.cat(all_rows), return_inverse=True)
     values = torch.cat(all_values)
     grad = values.new_zeros(rows.numel(), values.shape[1]).index_add_(0, group, values)

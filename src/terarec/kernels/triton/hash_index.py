@@ -12,7 +12,7 @@ from terarec.kernels.hash_index import (
     check_rows,
     check_span,
     check_vector,
-    no_rows_left,
+    index_full_error,
 )
 from terarec.kernels.triton.device.hash_table import EMPTY, claim_kernel, find_kernel
 from terarec.kernels.triton.launch import on_its_device
@@ -83,7 +83,7 @@ class HashIndex:
         fresh = max(first.shape[0] - free_rows.shape[0], 0)
         if next_row + fresh > MOST_ROWS:
             self._slot_rows[slots] = -1
-            raise no_rows_left(next_row, fresh)
+            raise index_full_error(next_row, fresh)
         given = torch.arange(next_row, next_row + fresh, device=self.device)
         self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], given])
         self._length += first.shape[0]
