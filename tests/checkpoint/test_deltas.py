@@ -130,7 +130,7 @@ def test_where_it_is_not_known_what_changed_all_is_written(tmp_path: Path, chang
         held = held[0], RowOptimizer(held[0], AdamSpec(lr=0.1))
     elif change == "load":
         load(first).load_tables(held[0].tables, with_state=True)
-        held[0].tables["t"].arena.changes.lose()
+        held[0].tables["t"].arena.changes.discard()
     elif change == "clear":
         table.clear()
     else:

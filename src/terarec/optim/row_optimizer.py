@@ -550,7 +550,7 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
     if not isinstance(changes, ChangedRows):
         return
     if rule.updates_all_rows:
-        changes.lose()
+        changes.discard()
         return
     is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
     for held in gradients:
