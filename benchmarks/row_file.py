@@ -26,7 +26,8 @@ from record import Row, append_rows
 
 from terarec.kernels.slots import RowBatch
 from terarec.storage.rocksdb_store import RocksDBStore
-from terarec.storage.row_file import RowFile, RowFileOptions
+from terarec.storage.row_file import RowFile
+from terarec.storage.row_file_layout import RowFileOptions
 from terarec.storage.row_levels import CachedRows, TableStores
 from terarec.storage.row_store import RowStore
 from terarec.storage.slots import SLOT_BYTES

@@ -6,9 +6,18 @@ that gathers the rows of a batch from an ``np.memmap`` and writes them back; the
 installed. "Page cache dropped": the files' pages are written and dropped before a turn, so that nearly all rows that a
 turn reads come from the disk; otherwise the kernel may keep what it likes in free memory.
 
+A share counts rows: with 0.01, one row of a hundred has a slot in the fast tier. The indexes of rows in files count in
+the budget beyond 64 MiB, so the budget is that of the rows' slots and of that excess; `rows_mib` is what rows in the
+fast tier take, `table_mib` all that the tables take of host memory, indexes and buffers included. A turn is timed from
+its second step on and has two more after it, so that as many batches are read ahead in it as it trains.
+
+With ``--memory-rows``, the tables in memory are smaller than those in tiers, for machines whose memory does not hold
+all: their rate then stands for that of all rows in memory, which is a little lower (more distinct rows in a batch).
+
 The limit is the slower of the step in memory and of the disk: as many random reads of a page as the side read rows, at
 the rate of a loop of such reads past the page cache (O_DIRECT) in the same run. A share that does not hold the rows of
-one batch is left out. `beyond_memory.py` is about preparation: group-bys, sorts and joins.
+one batch is left out. The largest files at a time are those of one peer, or 1.5 times the rows for tiers.
+`beyond_memory.py` is about preparation: group-bys, sorts and joins.
 """
 
 from __future__ import annotations
@@ -17,6 +26,7 @@ import argparse
 import gc
 import mmap
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -48,10 +58,13 @@ from terarec.spec import (
     Tiers,
     TrainingSpec,
 )
-from terarec.storage import TierUse
+from terarec.storage import Rows, TierUse
 from terarec.storage.rocksdb_store import RocksDBStore
+from terarec.storage.row_file import RowFile
 from terarec.storage.row_levels import BudgetError
+from terarec.storage.row_store import LEAST_ROW_BYTES
 from terarec.storage.slots import SLOT_BYTES
+from terarec.storage.tier_budget import INDEX_ALLOWANCE
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory
 from terarec.train.row_tiers import read_ahead
@@ -65,12 +78,21 @@ PAGE = 4096
 READERS = 64  # threads of the disk's probe
 LR, EPS = 0.01, 1e-8
 FILL_ROWS = 65_536
+PROBE_BYTES = 4 << 30  # of the file that the disk's reads are taken from
+UNTIMED_STEPS = 3  # of a turn: the first, and two whose rows are read while others train
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierRow(Row):
-    """A row with what the tiers did. Rows are counted a step; `table_mib` is what the tables take of host memory."""
+    """A row with what the tiers did. Rows are counted a step.
+
+    Attributes:
+        share: rows in the fast tier.
+        table_mib: host memory of the tables: rows, indexes and buffers.
+        rows_mib: host memory of the rows in the fast tier.
+        budget_mib: the budget.
+    """
 
     skew: float
     share: float
@@ -80,13 +102,15 @@ class TierRow(Row):
     rows_written: float | None = None
     table_mib: float | None = None
     disk_reads: float | None = None
+    rows_mib: float | None = None
+    budget_mib: float | None = None
 
 
 class Side(Protocol):
     """One way to train."""
 
-    def train(self, batches: Sequence[Batch]) -> None:
-        """Do a step for each batch."""
+    def train(self, batches: Sequence[Batch], done: Callable[[], object] = lambda: None) -> None:
+        """Do a step for each batch; call `done` after each."""
 
 
 class Keys:
@@ -132,23 +156,25 @@ class Tables:
         rule = AdaGradSpec(lr=LR)
         self.trainer = Trainer(self.model, TrainingSpec(), Optimizers.of(self.model, rule, rule))
 
-    def train(self, batches: Sequence[Batch]) -> None:
-        if self.embedding.tier_use() is None:
-            for batch in batches:
-                self.trainer.train_step(batch)
-            return
-        for batch, _ in read_ahead(((batch, {}) for batch in batches), self.model):
+    def train(self, batches: Sequence[Batch], done: Callable[[], object] = lambda: None) -> None:
+        coming: Iterable[tuple[Batch, dict[str, object]]] = ((batch, {}) for batch in batches)
+        for batch, _ in coming if self.embedding.tier_use() is None else read_ahead(coming, self.model):
             self.trainer.train_step(batch)
+            done()
 
     @property
     def use(self) -> TierUse:
         return self.embedding.tier_use() or TierUse()
 
-    def fill(self, other: Tables) -> None:
-        """Write all rows of another side, so that all of them are on the disk."""
-        for name in NAMES:
-            for rows in other.embedding.tables[name].export_chunks(FILL_ROWS):
-                self.embedding.tables[name].import_(rows)
+    def fill(self) -> None:
+        """Write all rows, so that all of them are on the disk."""
+        values = torch.from_numpy(first_values())
+        for table in self.embedding.tables.values():
+            for first in range(0, len(table), FILL_ROWS):
+                keys = torch.arange(first, min(first + FILL_ROWS, len(table)))
+                part = values[: len(keys)]
+                state = {table.state_names[0]: part[:, WIDTH:]}
+                table.import_(Rows(keys=keys, weights=part[:, :WIDTH], state=state))
 
     def warm(self, keys: Keys, share: float) -> None:
         """Look the most frequent rows up, the rarest of them first, so that a long run's rows are in the fast tier."""
@@ -159,17 +185,15 @@ class Tables:
                 self.embedding(keys.of_ranks(max(0, end - at_once), end))
                 end -= at_once
 
-    def packed(self) -> Iterable[tuple[int, np.ndarray]]:
-        """Pieces of all rows with the number of their first: weights and state, float32[n, 2 * D]."""
-        first = 0
-        for name in NAMES:
-            for rows in self.embedding.tables[name].export_chunks(FILL_ROWS):
-                state = next(iter(rows.state.values()))
-                yield first, torch.cat([rows.weights, state], dim=1).numpy()
-                first += len(rows.keys)
+
+def first_values() -> np.ndarray:
+    """Weights and positive state of `FILL_ROWS` rows; all pieces of a table begin with them."""
+    values = np.random.default_rng(7).random((FILL_ROWS, 2 * WIDTH), dtype=np.float32)
+    values[:, :WIDTH] = 0.02 * (values[:, :WIDTH] - 0.5)
+    return values
 
 
-class Rows(Protocol):
+class RowPlace(Protocol):
     """Where the plain side has its rows: float32[n, 2 * D] each time."""
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
@@ -178,14 +202,22 @@ class Rows(Protocol):
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Set rows."""
 
+    def drop(self) -> None:
+        """Let go of pages of files, so that the page cache can drop them."""
+
+    def close(self) -> None:
+        """Close the files."""
+
 
 class MapRows:
     """Rows in an ``np.memmap``."""
 
-    def __init__(self, directory: Path, of: Tables, num_rows: int) -> None:
+    def __init__(self, directory: Path, num_rows: int) -> None:
         self._map = np.memmap(directory / "map", dtype=np.float32, mode="w+", shape=(num_rows, 2 * WIDTH))
-        for first, rows in of.packed():
-            self._map[first : first + len(rows)] = rows
+        values = first_values()
+        for first in range(0, num_rows, FILL_ROWS):
+            end = min(first + FILL_ROWS, num_rows)
+            self._map[first:end] = values[: end - first]
         self._map.flush()
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
@@ -194,14 +226,22 @@ class MapRows:
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         self._map[numbers] = rows
 
+    def drop(self) -> None:
+        self._map._mmap.madvise(mmap.MADV_DONTNEED)  # what is mapped stays in the page cache
+
+    def close(self) -> None:
+        del self._map
+
 
 class RocksRows:
     """Rows in RocksDB; every write is one synchronous batch."""
 
-    def __init__(self, directory: Path, of: Tables) -> None:
+    def __init__(self, directory: Path, num_rows: int) -> None:
         self._store = RocksDBStore(directory / "rocksdb", ROW_BYTES)
-        for first, rows in of.packed():
-            self.write(np.arange(first, first + len(rows)), rows)
+        values = first_values()
+        for first in range(0, num_rows, FILL_ROWS):
+            end = min(first + FILL_ROWS, num_rows)
+            self.write(np.arange(first, end), values[: end - first])
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         out = np.empty((len(numbers), ROW_BYTES), dtype=np.uint8)
@@ -212,12 +252,18 @@ class RocksRows:
         self._store.write(numbers, np.ascontiguousarray(rows).view(np.uint8))
         self._store.commit()
 
+    def drop(self) -> None:
+        """Do nothing: RocksDB maps no files."""
+
+    def close(self) -> None:
+        self._store.close()
+
 
 class Plain:
     """The same model on torch.nn: the distinct rows of a batch are gathered, updated by AdaGrad and written back."""
 
-    def __init__(self, rows: int, held: Rows) -> None:
-        self._rows, self._held = rows, held
+    def __init__(self, rows: int, held: RowPlace) -> None:
+        self._rows, self.held = rows, held
         vectors = FEATURES + 1
         self._bottom = plain_mlp((NUM_DENSE, *BOTTOM), relu_last=True)
         self._top = plain_mlp((WIDTH + vectors * (vectors - 1) // 2, *TOP, 1), relu_last=False)
@@ -225,14 +271,15 @@ class Plain:
         layers = nn.ModuleList([self._bottom, self._top])
         self._optimizer = torch.optim.Adagrad(layers.parameters(), lr=LR)
 
-    def train(self, batches: Sequence[Batch]) -> None:
+    def train(self, batches: Sequence[Batch], done: Callable[[], object] = lambda: None) -> None:
         for batch in batches:
             self._step(batch)
+            done()
 
     def _step(self, batch: Batch) -> None:
         keys = batch.sparse.keys.view(FEATURES, BATCH) + self._rows * torch.arange(FEATURES)[:, None]
         numbers, places = torch.unique(keys, return_inverse=True)
-        rows = torch.from_numpy(self._held.read(numbers.numpy()))
+        rows = torch.from_numpy(self.held.read(numbers.numpy()))
         weights = rows[:, :WIDTH].clone().requires_grad_()
         self._optimizer.zero_grad()
         loss = binary_cross_entropy_with_logits(self._logits(batch.dense, embedding(places, weights)), batch.label)
@@ -242,7 +289,7 @@ class Plain:
         assert gradient is not None
         rows[:, WIDTH:] += gradient.square()
         rows[:, :WIDTH] -= LR * gradient / (rows[:, WIDTH:].sqrt() + EPS)
-        self._held.write(numbers.numpy(), rows.numpy())
+        self.held.write(numbers.numpy(), rows.numpy())
 
     def _logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         first: Tensor = self._bottom(dense)
@@ -289,6 +336,7 @@ class Plan:
     """What to measure."""
 
     rows: int
+    memory_rows: int
     steps: int
     warm_steps: int
     turns: int
@@ -304,67 +352,105 @@ class Plan:
         return FEATURES * self.rows * ROW_BYTES
 
 
-class Comparison:
-    """All sides; batches of a skew are the same for all."""
+PEERS: dict[str, Callable[[Path, int], RowPlace]] = {"np.memmap": MapRows, "RocksDB": RocksRows}
 
-    def __init__(self, plan: Plan, directory: Path, *, with_peers: bool) -> None:
+
+class Comparison:
+    """All sides; batches of a skew are the same for all, but for the smaller tables of the side in memory."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
         self.directory = directory
         self.keys = Keys(plan.rows)
-        self.memory = Tables(plan.rows, None)
-        self.memory.train(self.keys.batches(1.0, 1, 9))
-        (directory / "map").mkdir()
-        self.peers: dict[str, Side] = {
-            "np.memmap": Plain(plan.rows, MapRows(directory / "map", self.memory, FEATURES * plan.rows))
-        }
-        try:
-            if with_peers:
-                self.peers["RocksDB"] = Plain(plan.rows, RocksRows(directory, self.memory))
-        except MissingDependencyError:
-            print("RocksDB is left out: rocksdict is not installed")
-        self.disk_reads = statistics.median(disk_reads(directory / "map" / "map") for _ in range(3))
+        self.memory_keys = Keys(plan.memory_rows)
+        self.memory = Tables(plan.memory_rows, None)
+        self.memory.fill()
+        self.memory.train(self.memory_keys.batches(1.0, 1, 9))
+        self.peer = "in memory"
+        if plan.memory_rows != plan.rows:
+            self.peer += f", {FEATURES * plan.memory_rows * ROW_BYTES / 1e9:.3g} GB"
+        self.disk_reads = self._disk_reads()
+        print(f"the disk: {self.disk_reads:,.0f} random reads of {PAGE} bytes a second")
 
-    def rate(self, side: Side, batches: Sequence[Batch]) -> float:
-        return len(batches) * BATCH / seconds_of(lambda: side.train(batches))
+    def _disk_reads(self) -> float:
+        path, piece = self.directory / "probe", first_values().tobytes()
+        with path.open("wb") as file:
+            for _ in range(-(-min(self.plan.table_bytes, PROBE_BYTES) // len(piece))):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        found = statistics.median(disk_reads(path) for _ in range(3))
+        path.unlink()
+        return found
 
-    def peer_rows(self, skew: float) -> list[TierRow]:
+    def peer_rows(self, name: str) -> Iterable[TierRow]:
         """Plain PyTorch on what a peer keeps its rows in, beside tables in memory."""
-        rows: list[TierRow] = []
-        batches = self.keys.batches(skew, self.plan.steps, 1)
-        for name, peer in self.peers.items():
+        folder = self.directory / "peer"
+        folder.mkdir()
+        try:
+            peer = Plain(self.plan.rows, PEERS[name](folder, FEATURES * self.plan.rows))
+        except MissingDependencyError:
+            print(f"{name} is left out: it is not installed")
+            return
+        for skew in self.plan.skews:
+            count = 2 * self.plan.turns * self.plan.steps + 1
+            batches = self.keys.batches(skew, count, 1)
+            in_memory = self.memory_keys.batches(skew, self.plan.steps, 1)
+            peer.train(batches[-1:])
+            rates: dict[str, list[float]] = {"used": [], "dropped": [], "memory": []}
+            for number in range(2 * self.plan.turns):
+                cache = ("used", "dropped")[number % 2]
+                if cache == "dropped":
+                    peer.held.drop()
+                    drop_pages(folder)
+                first = number * self.plan.steps
+                rates[cache].append(rate(peer, batches[first : first + self.plan.steps]))
+                rates["memory"].append(rate(self.memory, in_memory))
             for cache in ("used", "dropped"):
-                rates: dict[str, list[float]] = {"peer": [], "memory": []}
-                peer.train(batches[:1])
-                for _ in range(self.plan.turns):
-                    if cache == "dropped":
-                        drop_pages(self.directory)
-                    rates["peer"].append(self.rate(peer, batches))
-                    rates["memory"].append(self.rate(self.memory, batches))
-                rows.append(
-                    TierRow(case=f"{self.plan.case}, plain PyTorch on {name}", metric="training",
-                            value=statistics.median(rates["peer"]), unit="samples/s", peer="in memory",
-                            peer_value=statistics.median(rates["memory"]), skew=skew, share=0.0, page_cache=cache,
-                            disk_reads=self.disk_reads)
+                yield TierRow(
+                    case=f"{self.plan.case}, plain PyTorch on {name}", metric="training",
+                    value=statistics.median(rates[cache]), unit="samples/s", peer=self.peer,
+                    peer_value=statistics.median(rates["memory"]), skew=skew, share=0.0, page_cache=cache,
+                    disk_reads=self.disk_reads,
                 )  # fmt: skip
-        return rows
+        peer.held.close()
+        shutil.rmtree(folder)
 
     def share_rows(self, share: float) -> Iterable[TierRow]:
         """Tiers with a share of the rows in the fast tier, beside tables in memory."""
-        budget = int(share * FEATURES * self.plan.rows * (ROW_BYTES + SLOT_BYTES)) + 1
+        budget = self._budget(share)
         tiered = Tables(self.plan.rows, Tiers(host=str(budget), file=str(self.directory / "rows")))
-        tiered.fill(self.memory)
+        tiered.fill()
         tiered.warm(self.keys, share)
+        print(f"{share:.3g} of the rows: on the disk", flush=True)
         for skew in self.plan.skews:
             try:
-                yield from self._skew_rows(tiered, share, skew)
+                yield from self._skew_rows(tiered, budget, skew)
             except BudgetError as error:
                 print(f"{share:.0%} at Zipf {skew} is left out: {error}")
 
-    def _skew_rows(self, tiered: Tables, share: float, skew: float) -> list[TierRow]:
+    def _budget(self, share: float) -> int:
+        """Bytes of the slots of a share of the rows and of what indexes take beyond their allowance."""
+        with tempfile.TemporaryDirectory(dir=self.directory) as folder:
+            probe = RowFile.create(Path(folder) / "index", LEAST_ROW_BYTES)
+            for first in range(0, self.plan.rows, FILL_ROWS):
+                keys = np.arange(first, min(first + FILL_ROWS, self.plan.rows))
+                probe.write(keys, np.zeros((len(keys), LEAST_ROW_BYTES), dtype=np.uint8))
+            index_bytes = FEATURES * probe.index_bytes
+            probe.close()
+        rows = FEATURES * self.plan.rows
+        slots = int(share * rows)
+        if (excess := index_bytes - INDEX_ALLOWANCE) > 0 and share < 1:
+            slots = min(rows, int((slots + excess / ROW_BYTES) * (1 + 1 / 64)))  # given up 64ths at a time, without
+        return slots * (ROW_BYTES + SLOT_BYTES) + 1  # what their slots take
+
+    def _skew_rows(self, tiered: Tables, budget: int, skew: float) -> list[TierRow]:
         plan = self.plan
-        batches = self.keys.batches(skew, plan.warm_steps + 2 * plan.turns * plan.steps, 2)
+        length = plan.steps + UNTIMED_STEPS
+        batches = self.keys.batches(skew, plan.warm_steps + 2 * plan.turns * length, 2)
+        in_memory = self.memory_keys.batches(skew, length, 2)
         tiered.train(batches[: plan.warm_steps])
-        turns = [batches[first : first + plan.steps] for first in range(plan.warm_steps, len(batches), plan.steps)]
+        turns = [batches[first : first + length] for first in range(plan.warm_steps, len(batches), length)]
         rates: dict[str, list[float]] = {"used": [], "dropped": [], "memory": []}
         uses = {"used": TierUse(), "dropped": TierUse()}
         for number, turn in enumerate(turns):
@@ -372,19 +458,29 @@ class Comparison:
             if cache == "dropped":
                 drop_pages(self.directory / "rows")
             before = tiered.use
-            rates[cache].append(self.rate(tiered, turn))
+            rates[cache].append(rate(tiered, turn, untimed=UNTIMED_STEPS))
             uses[cache] = uses[cache].plus(tiered.use.minus(before))
-            rates["memory"].append(self.rate(self.memory, turn))
-        in_memory, steps = statistics.median(rates["memory"]), plan.turns * plan.steps
+            rates["memory"].append(rate(self.memory, in_memory, untimed=UNTIMED_STEPS))
+        memory_rate, steps = statistics.median(rates["memory"]), plan.turns * length
+        slots = tiered.embedding.arenas[0].data.capacity
         return [
             TierRow(case=f"{plan.case}, tiers", metric="training", value=statistics.median(rates[cache]),
-                    unit="samples/s", peer="in memory", peer_value=in_memory,
-                    limit=min(in_memory, BATCH * self.disk_reads / max(1e-9, use.rows_read / steps)),
-                    skew=skew, share=share, page_cache=cache, hit_rate=use.hit_rate, rows_read=use.rows_read / steps,
-                    rows_written=use.rows_written / steps, table_mib=tiered.embedding.memory_bytes() / 2**20,
-                    disk_reads=self.disk_reads)
+                    unit="samples/s", peer=self.peer, peer_value=memory_rate,
+                    limit=min(memory_rate, BATCH * self.disk_reads / max(1e-9, use.rows_read / steps)),
+                    skew=skew, share=slots / (FEATURES * plan.rows), page_cache=cache, hit_rate=use.hit_rate,
+                    rows_read=use.rows_read / steps, rows_written=use.rows_written / steps,
+                    table_mib=tiered.embedding.memory_bytes() / 2**20, disk_reads=self.disk_reads,
+                    rows_mib=slots * ROW_BYTES / 2**20, budget_mib=budget / 2**20)
             for cache, use in uses.items()
         ]  # fmt: skip
+
+
+def rate(side: Side, batches: Sequence[Batch], *, untimed: int = 0) -> float:
+    """Samples a second of all steps but `untimed`, of which one is the first and the others are the last."""
+    stamps = [time.perf_counter()]
+    side.train(batches, lambda: stamps.append(time.perf_counter()))
+    first, end = min(1, untimed), len(batches) - max(0, untimed - 1)
+    return (end - first) * BATCH / (stamps[end] - stamps[first])
 
 
 def draw(rows: Sequence[TierRow], path: Path) -> None:
@@ -421,7 +517,8 @@ def _share(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=6_000_000, help="of all tables; 512 bytes each")
-    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    parser.add_argument("--memory-rows", type=int, help="of all tables in memory to compare with; as many as --rows")
+    parser.add_argument("--steps", type=int, default=8, help="timed in a turn")
     parser.add_argument("--warm-steps", type=int, default=4)
     parser.add_argument("--turns", type=int, default=2, help="with the page cache, and as many with dropped pages")
     parser.add_argument("--skews", type=float, nargs="+", default=[0.8, 1.05, 1.2])
@@ -432,6 +529,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     plan = Plan(
         rows=options.rows // FEATURES,
+        memory_rows=(options.memory_rows or options.rows) // FEATURES,
         steps=options.steps,
         warm_steps=options.warm_steps,
         turns=options.turns,
@@ -447,11 +545,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(row)
 
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-        comparison = Comparison(plan, Path(folder), with_peers=not options.no_peers)
-        print(f"the disk: {comparison.disk_reads:,.0f} random reads of {PAGE} bytes a second")
-        if not options.no_peers:
-            for skew in plan.skews:
-                record(comparison.peer_rows(skew))
+        comparison = Comparison(plan, Path(folder))
+        for name in () if options.no_peers else PEERS:
+            record(comparison.peer_rows(name))
+            gc.collect()
         for share in plan.shares:
             record(comparison.share_rows(share))
             gc.collect()

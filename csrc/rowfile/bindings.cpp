@@ -1,10 +1,13 @@
 // The Python bindings of the row file. Arrays were checked by terarec.storage.row_file; every call releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/platform.h"
 #include "rowfile/crc32c.h"
@@ -29,11 +32,19 @@ Io io_of(const std::string& name) {
 
 RowsOut span(RowsOutArray& rows) { return {reinterpret_cast<char*>(rows.data()), rows.stride(0)}; }
 
-void read_rows(RowFile& store, Keys keys, RowsOutArray out, Found found) {
-  const auto count = static_cast<int64_t>(keys.shape(0));
+// Store i has keys ends[i - 1] to ends[i].
+void read_rows(const std::vector<RowFile*>& stores, Keys keys, const std::vector<int64_t>& ends, RowsOutArray out,
+               Found found) {
   const RowsOut rows = span(out);
+  std::vector<RowFile::Request> requests;
+  int64_t first = 0;
+  for (size_t i = 0; i < stores.size(); i++) {
+    const RowsOut part{rows.rows + first * rows.stride, rows.stride};
+    requests.push_back({stores[i], keys.data() + first, ends[i] - first, part, found.data() + first});
+    first = ends[i];
+  }
   nb::gil_scoped_release unlocked;
-  store.read(keys.data(), count, rows, found.data());
+  RowFile::read(requests);
 }
 
 void write_rows(RowFile& store, Keys keys, Rows rows) {
@@ -90,28 +101,34 @@ NB_MODULE(_rowfile, m) {
       .def(nb::init<int64_t, int64_t, int64_t>(), nb::arg("row_bytes"), nb::arg("page_bytes"), nb::arg("segment_pages"))
       .def_ro("page_rows", &Layout::page_rows);
 
+  nb::class_<PageFetcher>(m, "PageFetcher")
+      .def(
+          "__init__",
+          [](PageFetcher* self, const std::string& io, int threads, bool direct, int64_t most_bytes) {
+            new (self) PageFetcher(io_of(io), threads, direct, most_bytes);
+          },
+          nb::arg("io"), nb::arg("threads"), nb::arg("direct"), nb::arg("most_bytes"))
+      .def("uses_uring", &PageFetcher::uses_uring)
+      .def("memory_bytes", &PageFetcher::memory_bytes, Unlocked());
+
   nb::class_<RowFile>(m, "RowFile")
       .def(
           "__init__",
-          [](RowFile* self, std::string directory, const Layout& layout, bool read_only, bool direct,
-             const std::string& io, int io_threads, int64_t queue_bytes, int64_t run_bytes, int64_t open_files,
-             double space_ratio, bool is_working) {
+          [](RowFile* self, std::string directory, const Layout& layout, std::shared_ptr<PageFetcher> fetcher,
+             bool read_only, bool direct, int64_t queue_bytes, int64_t open_files, double space_ratio,
+             bool is_working) {
             RowFileOptions options;
             options.read_only = read_only;
             options.direct = direct;
-            options.io = io_of(io);
-            options.io_threads = io_threads;
             options.queue_bytes = queue_bytes;
-            options.run_bytes = run_bytes;
             options.open_files = open_files;
             options.space_ratio = space_ratio;
             options.is_working = is_working;
             nb::gil_scoped_release unlocked;
-            new (self) RowFile(std::move(directory), layout, options);
+            new (self) RowFile(std::move(directory), layout, std::move(fetcher), options);
           },
-          nb::arg("directory"), nb::arg("layout"), nb::arg("read_only"), nb::arg("direct"), nb::arg("io"),
-          nb::arg("io_threads"), nb::arg("queue_bytes"), nb::arg("run_bytes"), nb::arg("open_files"),
-          nb::arg("space_ratio"), nb::arg("is_working"))
+          nb::arg("directory"), nb::arg("layout"), nb::arg("fetcher"), nb::arg("read_only"), nb::arg("direct"),
+          nb::arg("queue_bytes"), nb::arg("open_files"), nb::arg("space_ratio"), nb::arg("is_working"))
       .def("size", &RowFile::size, Unlocked())
       .def("file_bytes", &RowFile::file_bytes, Unlocked())
       .def("memory_bytes", &RowFile::memory_bytes, Unlocked())
@@ -120,8 +137,6 @@ NB_MODULE(_rowfile, m) {
       .def("num_segments", &RowFile::num_segments, Unlocked())
       .def("last_commit", &RowFile::last_commit, Unlocked())
       .def("metadata", &RowFile::metadata, Unlocked())
-      .def("uses_uring", &RowFile::uses_uring)
-      .def("read", &read_rows, nb::arg("keys"), nb::arg("out").noconvert(), nb::arg("found").noconvert())
       .def("write", &write_rows)
       .def("erase", &erase_keys)
       .def("commit", &RowFile::commit, Unlocked())
@@ -130,6 +145,9 @@ NB_MODULE(_rowfile, m) {
       .def("refresh", &RowFile::refresh, Unlocked())
       .def("compact", &RowFile::compact, Unlocked())
       .def("close", &RowFile::close, Unlocked());
+
+  m.def("read", &read_rows, nb::arg("stores"), nb::arg("keys"), nb::arg("ends"), nb::arg("out").noconvert(),
+        nb::arg("found").noconvert());
 
   nb::class_<Scan>(m, "Scan")
       .def("__init__",

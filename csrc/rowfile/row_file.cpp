@@ -8,22 +8,22 @@ namespace terarec::rowfile {
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
-// Keys that a reader looks up, and rows that a writer puts, while it has the index lock.
-constexpr int64_t kReadKeys = 16384;
+// Rows that a writer puts while it has the index lock.
 constexpr int64_t kWriteKeys = 512;
 constexpr int64_t kAhead = 16;
-constexpr int kTries = 100;
 
 }  // namespace
 
 void RowFile::create(const std::string& directory) { Manifest().write(directory); }
 
-RowFile::RowFile(std::string directory, const Layout& layout, const RowFileOptions& options)
+RowFile::RowFile(std::string directory, const Layout& layout, std::shared_ptr<PageFetcher> fetcher,
+                 const RowFileOptions& options)
     : directory_(std::move(directory)),
       layout_(layout),
       options_(options),
       open_files_(options.open_files),
-      fetcher_(options.io, options.io_threads, options.direct, std::max(options.run_bytes, layout.page_bytes)) {
+      fetcher_(std::move(fetcher)) {
+  if (fetcher_->most_bytes() < layout.page_bytes) throw StoreError("pages are larger than the buffers of their reader");
   if (options_.read_only) {
     refresh();
     return;
@@ -92,7 +92,7 @@ int64_t RowFile::file_bytes() const {
 }
 
 int64_t RowFile::memory_bytes() const {
-  int64_t bytes = index_bytes() + fetcher_.memory_bytes();
+  int64_t bytes = index_bytes();
   std::shared_lock<FairMutex> lock(index_lock_);
   check_open();
   bytes += static_cast<int64_t>(erased_.size()) * 32 + static_cast<int64_t>(contents_->segments.size()) * 256;
@@ -125,93 +125,6 @@ uint64_t RowFile::last_commit() const {
 std::string RowFile::metadata() const {
   std::shared_lock<FairMutex> lock(index_lock_);
   return manifest_.metadata;
-}
-
-// A row that is to be read from its file.
-struct RowFile::Wanted {
-  uint64_t place;
-  int64_t at;  // position in the call
-  std::shared_ptr<Segment> segment;
-};
-
-void RowFile::read(const int64_t* keys, int64_t count, RowsOut out, bool* found) {
-  std::vector<Wanted> wanted;
-  for (int64_t first = 0; first < count; first += kReadKeys) {
-    const int64_t size = std::min(kReadKeys, count - first);
-    const RowsOut part{out.rows + first * out.stride, out.stride};
-    for (int tries = 1;; tries++) {
-      look_up(keys + first, size, part, found + first, wanted);
-      try {
-        fetch(keys + first, part, wanted);
-        break;
-      } catch (const MissingError& error) {  // compaction removed the file before it was opened: the rows are elsewhere
-        if (options_.read_only) throw StoreError(std::string(error.what()) + "; a refresh moves on to the last commit");
-        if (tries == kTries) throw;
-      }
-    }
-  }
-}
-
-// Copies the rows that lie in memory, and lists the others.
-void RowFile::look_up(const int64_t* keys, int64_t count, RowsOut out, bool* found, std::vector<Wanted>& wanted) {
-  std::vector<uint64_t> places(count);
-  wanted.clear();
-  std::shared_lock<FairMutex> lock(index_lock_);
-  check_open();
-  contents_->table.find(keys, count, places.data());
-  for (int64_t i = 0; i < count; i++) {
-    found[i] = places[i] != PageTable::kNone;
-    if (!found[i]) continue;
-    const RowPlace place = layout_.split(places[i]);
-    const auto& segment = contents_->segments[place.slot];
-    if (const Block* block = segment->pending.empty() ? nullptr : segment->block_of(place.page)) {
-      const char* page = block->memory.get() + (place.page - block->first_page) * layout_.page_bytes;
-      memcpy(out.rows + i * out.stride, layout_.row(page, place.row), layout_.row_bytes);
-    } else {
-      wanted.push_back({places[i], i, segment});
-    }
-  }
-}
-
-// Reads pages in the order in which they lie in their files; those that lie side by side at once.
-void RowFile::fetch(const int64_t* keys, RowsOut out, std::vector<Wanted>& wanted) {
-  if (wanted.empty()) return;
-  std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) { return a.place < b.place; });
-  std::vector<PageRun> runs;
-  std::vector<size_t> firsts;
-  std::vector<std::shared_ptr<const File>> files;
-  int64_t slot = -1, last_page = -1;
-  for (size_t i = 0; i < wanted.size(); i++) {
-    const RowPlace place = layout_.split(wanted[i].place);
-    if (place.slot == slot && place.page == last_page) continue;
-    const bool fits = !runs.empty() && runs.back().bytes + layout_.page_bytes <= fetcher_.most_bytes();
-    if (place.slot == slot && place.page == last_page + 1 && fits) {
-      runs.back().bytes += layout_.page_bytes;
-    } else {
-      if (place.slot != slot) files.push_back(wanted[i].segment->file(OpenMode::kRead, open_files_));
-      runs.push_back({files.back().get(), place.page * layout_.page_bytes, layout_.page_bytes});
-      firsts.push_back(i);
-    }
-    slot = place.slot, last_page = place.page;
-  }
-  firsts.push_back(wanted.size());
-  fetcher_.fetch(runs, [&](int64_t run, const char* data) {
-    int64_t checked = -1;
-    for (size_t i = firsts[run]; i < firsts[run + 1]; i++) {
-      const RowPlace place = layout_.split(wanted[i].place);
-      const char* page = data + place.page * layout_.page_bytes - runs[run].offset;
-      if (place.page != checked) {
-        const std::string fault = layout_.page_fault(page, wanted[i].segment->number, place.page);
-        if (!fault.empty()) throw DamagedError(wanted[i].segment->path, place.page, fault);
-        checked = place.page;
-      }
-      if (place.row >= header_of(page).count || layout_.keys(page)[place.row] != keys[wanted[i].at]) {
-        throw DamagedError(wanted[i].segment->path, place.page,
-                           "does not hold key " + std::to_string(keys[wanted[i].at]));
-      }
-      memcpy(out.rows + wanted[i].at * out.stride, layout_.row(page, place.row), layout_.row_bytes);
-    }
-  });
 }
 
 void RowFile::write(const int64_t* keys, int64_t count, RowsIn rows) {

@@ -35,12 +35,7 @@ namespace terarec::rowfile {
 struct RowFileOptions {
   bool read_only = false;
   bool direct = false;
-  Io io = Io::kAuto;
-  int io_threads = 16;
   int64_t queue_bytes = int64_t{16} << 20;
-  // Most bytes of a run of pages that are read at once. More would need large buffers; reads of this size are sequential
-  // enough.
-  int64_t run_bytes = 32768;
   int64_t open_files = 512;
   double space_ratio = 1.5;  // compaction keeps files below so many times the live bytes; 0: it does not run by itself
   bool is_working = false;   // nothing is to outlive the process: files go before the commit that does without them
@@ -91,15 +86,17 @@ class RowFile {
   // Writes the files of an empty store to a directory that has its description.
   static void create(const std::string& directory);
 
-  RowFile(std::string directory, const Layout& layout, const RowFileOptions& options);
+  // Several files may share what fetches their pages; both read directly, or neither.
+  RowFile(std::string directory, const Layout& layout, std::shared_ptr<PageFetcher> fetcher,
+          const RowFileOptions& options);
   ~RowFile();
   RowFile(const RowFile&) = delete;
   RowFile& operator=(const RowFile&) = delete;
 
   const Layout& layout() const { return layout_; }
-  bool uses_uring() const { return fetcher_.uses_uring(); }
   int64_t size() const;
   int64_t file_bytes() const;
+  // Without those of the fetcher.
   int64_t memory_bytes() const;
   int64_t index_bytes() const;
   int64_t written_bytes() const;
@@ -107,7 +104,17 @@ class RowFile {
   uint64_t last_commit() const;
   std::string metadata() const;
 
-  void read(const int64_t* keys, int64_t count, RowsOut out, bool* found);
+  // Rows of one file, and where they go.
+  struct Request {
+    RowFile* store;
+    const int64_t* keys;
+    int64_t count;
+    RowsOut out;
+    bool* found;
+  };
+
+  // Reads the pages of all requests together. The files share a fetcher.
+  static void read(const std::vector<Request>& requests);
   void write(const int64_t* keys, int64_t count, RowsIn rows);
   void erase(const int64_t* keys, int64_t count);
   uint64_t commit(const std::string& metadata);
@@ -162,9 +169,13 @@ class RowFile {
   int64_t free_slot();
   Segment& segment_of(uint64_t place) const { return *contents_->segments[layout_.split(place).slot]; }
 
+  // reading.cpp
   struct Wanted;
-  void look_up(const int64_t* keys, int64_t count, RowsOut out, bool* found, std::vector<Wanted>& wanted);
-  void fetch(const int64_t* keys, RowsOut out, std::vector<Wanted>& wanted);
+  static void read_together(const std::vector<Request>& requests);
+  static void fetch(const std::vector<Request>& requests, std::vector<std::vector<Wanted>>& wanted);
+  static void look_up(const Request& request, std::vector<Wanted>& wanted);
+  static void copy_rows(const Request& request, const Wanted* first, const Wanted* end, const char* data,
+                        int64_t offset);
 
   // opening.cpp
   struct Loading;
@@ -199,7 +210,7 @@ class RowFile {
   const Layout layout_;
   const RowFileOptions options_;
   OpenFiles open_files_;
-  PageFetcher fetcher_;
+  const std::shared_ptr<PageFetcher> fetcher_;
 
   mutable std::mutex writer_mutex_;
   std::mutex compaction_mutex_;  // taken before all others, by those that move segments

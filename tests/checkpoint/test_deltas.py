@@ -115,7 +115,10 @@ def test_frozen_tables_change_nothing(tmp_path: Path) -> None:
     assert list(held[0].tables["u"].export_since(10**6))
 
 
-@pytest.mark.parametrize("change", ["restart", "state dict", "new optimizer", "load", "clear", "global"])
+CHANGES = ["restart", "state dict", "new optimizer", "load", "clear", "global", "weights", "state"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_where_it_is_not_known_what_changed_all_is_written(tmp_path: Path, change: str) -> None:
     kind = "dynamic" if change == "clear" else "static"
     held = begun(kind, None, rows=RowOptions(mode="global") if change == "global" else None)
@@ -133,6 +136,11 @@ def test_where_it_is_not_known_what_changed_all_is_written(tmp_path: Path, chang
         held[0].tables["t"].arena.changes.discard()
     elif change == "clear":
         table.clear()
+    elif change == "weights":
+        with torch.no_grad():
+            table.weights[3, 1:] += 1.0
+    elif change == "state":
+        table.state["exp_avg"].zero_()
     else:
         train(held, range(3, 4))
     path = save(tmp_path, state_of(held[0], 1), kind="delta")

@@ -208,8 +208,12 @@ def test_poolings_key_weights_and_accumulated_gradients(tmp_path: Path, kind: st
     assert_same(plain, tiered)
 
 
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("kind", in_every_run(["dynamic"], ["static", "dynamic"]))
-def test_rows_that_are_read_ahead(tmp_path: Path, kind: str) -> None:
+def test_rows_that_are_read_ahead(tmp_path: Path, monkeypatch, kind: str, pieces: bool) -> None:
+    if pieces:  # buffers of a few rows
+        monkeypatch.setattr("terarec.storage.lookahead.STAGED_BYTES", 1000)
+        monkeypatch.setattr("terarec.storage.fast_tier.MOVED_BYTES", 500)
     tables = STATIC if kind == "static" else [dynamic_twin(table) for table in STATIC]
     plain, tiered = (
         EmbeddingCollection(tables, FEATURES, seed=4),

@@ -19,7 +19,7 @@ TOLD = {
         "incremental [True, True]",
         "updated True 16 float32",
         "Use training cache mode",
-        "(Update_t.LazyGlobal)",
+        "stays in memory: Update_t.Global",
     ],
     "v3_4_training_cache": ["iterations 16 loss", "incremental [(100,)]", "Use training cache mode"],
     "v3_0_inference": ["scores 64 True True"],

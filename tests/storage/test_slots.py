@@ -44,6 +44,13 @@ def test_pinned_rows_stay_until_nobody_holds_the_pin() -> None:
     assert slots.room == 3
 
 
+def test_staged_rows_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("terarec.storage.lookahead.STAGED_BYTES", 5 * OF.num_bytes)
+    ahead = Lookahead()
+    staged = [ahead.reserve(batch(*rows), OF) for rows in ((1, 2, 1, 3), (3, 4, 5, 6), (7,))]
+    assert [each.batch.rows.tolist() for each in staged] == [[1, 2, 3], [4, 5], []]
+
+
 def test_staged_rows_are_taken_once_and_not_after_a_change() -> None:
     level = TableStores([MemoryRowStore(16)])
     level.write(batch(1, 2, 3), torch.arange(3, dtype=torch.uint8)[:, None].repeat(1, 16))

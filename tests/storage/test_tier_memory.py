@@ -14,7 +14,7 @@ from terarec.errors import ConfigError, StorageError
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, TableSpec, Tiers
 from terarec.storage import BudgetError, TierBudget
-from terarec.storage.row_file import RowFileOptions
+from terarec.storage.row_file_layout import RowFileOptions
 from tests.errors import at
 from tests.processes import run_python
 
@@ -100,6 +100,47 @@ print(held() - before, data.index_bytes, data._memory.slots.used_slots)
 """
 
 
+LARGE_BATCHES = """
+import sys
+from pathlib import Path
+import torch
+from terarec.batch import one_hot
+from terarec.embedding import EmbeddingCollection
+from terarec.optim import RowOptimizer
+from terarec.spec import AdaGradSpec, FeatureSpec, TableSpec, Tiers
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+torch.set_num_threads(1)
+rows, batch = 600_000, 200_000
+tiers = Tiers(host="160MiB", file=sys.argv[1])
+table = TableSpec(name="t", rows=rows, width=64, tiers=tiers)
+embedding = EmbeddingCollection([table], [FeatureSpec(name="f", table="t")])
+optimizer = RowOptimizer(embedding, AdaGradSpec(lr=0.1))
+batches = [one_hot(["f"], torch.arange(first, first + batch)[None] % rows) for first in range(0, 10 * batch, batch)]
+most, before = 0, held()
+for jagged, coming, later in zip(batches, batches[1:], batches[2:]):
+    embedding.prefetch(coming, 2)
+    embedding.prefetch(later, 3)
+    pooled = embedding(jagged).pooled
+    most = max(most, held())
+    pooled.backward(torch.ones_like(pooled))
+    del pooled
+    most = max(most, held())
+    optimizer.step()
+print(most - before)
+"""
+
+
+@pytest.mark.slow
+def test_large_batches_stay_within_the_budget(tmp_path: Path) -> None:
+    ended = run_python(LARGE_BATCHES, tmp_path)
+    assert not ended.returncode, ended.stderr
+    of_batch = 200_000 * (2 * 256 + 8 * 24)  # outputs and gradients of the model, and what finds its rows
+    assert int(ended.stdout) < (160 << 20) + of_batch + (256 << 20)
+
+
 @pytest.mark.slow
 def test_the_process_stays_within_its_budget(tmp_path: Path) -> None:
     ended = run_python(MEASURED, tmp_path)
@@ -131,9 +172,15 @@ def test_tables_that_do_not_fit_give_up_room_for_all_indexes() -> None:
 
 
 def test_buffers_of_many_tables_are_bounded() -> None:
-    for tables, queued, run in ((1, 16 << 20, 32 << 10), (26, (32 << 20) // 26, 8 << 10), (1000, 1 << 20, 4 << 10)):
-        budget, member = TierBudget(), Member(tables)
-        budget.add(member)
+    for tables, arenas, queued, run in (
+        (1, 1, 16 << 20, 32 << 10),
+        (26, 1, (32 << 20) // 26, 32 << 10),  # which share what reads their pages
+        (1, 8, 4 << 20, 8 << 10),
+        (50, 20, 1 << 20, 4 << 10),
+    ):
+        budget, members = TierBudget(), [Member(tables) for _ in range(arenas)]
+        for member in members:
+            budget.add(member)
         assert budget.file_options(direct=False) == RowFileOptions(queue_bytes=queued, run_bytes=run)
 
 

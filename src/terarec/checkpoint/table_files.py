@@ -35,9 +35,9 @@ from terarec.storage.row_file import (
     MANIFEST_FILE,
     SEGMENT_SUFFIX,
     RowFile,
-    RowFileLayout,
     read_description,
 )
+from terarec.storage.row_file_layout import RowFileLayout
 
 SHARD_BYTES = 256 * 2**20
 """Most bytes of rows in one file: the memory that loading needs in addition to the tables."""

@@ -69,8 +69,15 @@ def save_together(
         _check_all(found)
         if writers.rank == 0:
             entries = tuple(from_data(FileEntry, entry) for written in found for entry in written["files"])
-            write_manifest(checkpoint, Manifest(step=state.step, files=entries, delta=link))
-    writers.gather("end of a checkpoint", None)
+            try:
+                write_manifest(checkpoint, Manifest(step=state.step, files=entries, delta=link))
+                stack.close()  # gives the checkpoint its name
+            except Exception as raised:  # which the others wait to know
+                error = raised
+        ended = writers.gather("end of a checkpoint", {"error": None if error is None else one_line(str(error))})
+        if error is not None:
+            raise error
+        _check_all(ended)
 
 
 def _shares(state: TrainState, writers: Writers) -> dict[str, TableShare]:

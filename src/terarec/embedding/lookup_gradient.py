@@ -62,10 +62,10 @@ class LookupGradients:
 
     def of_table(self, table: StaticTable) -> Deposit:
         """Return what keeps the gradient of all rows of `table`."""
-        version = table.arena.weights._version
+        version = _version_of(table)
 
         def deposit(grad: Tensor) -> None:
-            if table.arena.weights._version != version:
+            if _version_of(table) != version:
                 raise StorageError(
                     "backward",
                     f"table {table.name!r} was updated since table({table.name!r}) was called, expected the "
@@ -181,3 +181,8 @@ class _WeightedLookup(torch.autograd.Function):
             ctx.deposit(grad)
         of_weights = key_weight_gradient(rows, keys, offsets, grad, ctx.layout, key_weights=key_weights)
         return of_weights, None, None, None, None, None, None
+
+
+def _version_of(table: StaticTable) -> tuple[int, int]:
+    """Return what an update of a table, and a write to its weights, changes."""
+    return table.arena.weights._version, table.weights._version

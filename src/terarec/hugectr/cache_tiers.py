@@ -20,7 +20,7 @@ from terarec.hugectr.objects import (
 )
 from terarec.io import is_remote
 from terarec.kernels import memory
-from terarec.spec import GraphEmbedding, SparseOptimizerSpec, Tiers
+from terarec.spec import GraphEmbedding, Tiers
 from terarec.storage.row_store import MOST_ROW_BYTES
 from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_files import own_directory
@@ -58,7 +58,8 @@ def with_cache_tiers(
     The fastest tier has the size of the workspace. Behind it is host memory, for Staged embeddings and
     ``use_host_memory_ps=True``, or files, with blocks of host memory in front of them. On a CPU the fastest tier is
     host memory: rows that would be behind it in host memory simply stay in memory, and blocks make it larger. Rows of a
-    Cached embedding without ``local_paths``, and rows too long for a file, are in host memory.
+    Cached embedding without ``local_paths``, rows too long for a file, and those that move in every step
+    (``Update_t.Global``), are in memory.
 
     Args:
         plan: As planned.
@@ -76,7 +77,6 @@ def with_cache_tiers(
     if len(places) != len(parts):  # which `TrainingCache` reports
         return plan, []
     embeddings: dict[str, GraphEmbedding] = {embedding.name: embedding for embedding in plan.spec.embeddings}
-    rules: dict[str, SparseOptimizerSpec] = dict(plan.rules)
     messages = []
     for part, place in zip(parts, places, strict=True):
         name = part.sparse_embedding_name
@@ -94,18 +94,16 @@ def with_cache_tiers(
         if tiers is None:
             continue
         embedding = embeddings[name]
-        rule, options = embedding.optimizer, rules[embedding.optimizer].rows
+        options = plan.rules[embedding.optimizer].rows
         if options is not None and options.mode == "global":
-            rule = f"{rule}_lazy"
-            rules[rule] = replace(rules[embedding.optimizer], rows=replace(options, mode="lazy_global"))
             messages.append(
-                f"embedding {name}: rows that a batch does not use catch up the steps that they missed when one does "
-                "(Update_t.LazyGlobal): Update_t.Global would read all rows in every step"
+                f"embedding {name} stays in memory: Update_t.Global moves all of its rows in every step, "
+                "Update_t.LazyGlobal or Update_t.Local those that a batch uses"
             )
+            continue
         tables = tuple(replace(table, tiers=tiers) for table in embedding.tables)
-        embeddings[name] = replace(embedding, tables=tables, optimizer=rule)
-    spec = replace(plan.spec, embeddings=tuple(embeddings.values()))
-    return replace(plan, spec=spec, rules=rules), messages
+        embeddings[name] = replace(embedding, tables=tables)
+    return replace(plan, spec=replace(plan.spec, embeddings=tuple(embeddings.values()))), messages
 
 
 def _places(

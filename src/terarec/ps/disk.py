@@ -17,7 +17,8 @@ from terarec.ps.row_bytes import as_bytes, as_rows
 from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
 from terarec.spec import RocksDBSpec, RowFileSpec
 from terarec.storage.rocksdb_store import RocksDBStore
-from terarec.storage.row_file import RowColumn, RowFile, read_description
+from terarec.storage.row_file import RowFile, read_description
+from terarec.storage.row_file_layout import RowColumn
 from terarec.storage.row_levels import CachedRows, TableStores
 from terarec.storage.row_store import LEAST_ROW_BYTES, SCAN_ROWS, RowStore
 from terarec.storage.slots import SLOT_BYTES

@@ -14,7 +14,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows, initialise_rows
 from terarec.ops import state_dtype
 from terarec.spec import TableSpec
-from terarec.storage.changes import ChangedRows, discard_changes
+from terarec.storage.changes import ChangedRows, DirectWrites, discard_changes
 from terarec.storage.store import check_has_memory, shared_row_type
 
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
@@ -38,6 +38,7 @@ class Arena:
         state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
         changes: Rows that changed since a checkpoint; None until a table asks for them.
+        direct: Writes to weights and states that are no updates.
 
     Args:
         specs: The tables.
@@ -61,6 +62,7 @@ class Arena:
         self._fills: Mapping[str, float] = {}
         self.attached: object = None
         self.changes: ChangedRows | None = None
+        self.direct = DirectWrites()
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
             _initialise(self.weights[base : base + spec.rows], spec, seed)

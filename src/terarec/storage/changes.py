@@ -80,6 +80,40 @@ class ChangedRows:
                 yield rows
 
 
+class DirectWrites:
+    """Aliases of the tensors of an arena that are given to others, who may write to them.
+
+    An alias shares memory with its tensor, but has a version counter of its own, so that writes to it are told from
+    updates. Writes through NumPy or addresses leave no trace.
+    """
+
+    def __init__(self) -> None:
+        self._aliases: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._are_new = False
+
+    def alias(self, name: str, held: Tensor) -> Tensor:
+        """Return the alias of ``held``, the present tensor of that name."""
+        known = self._aliases.get(name)
+        if known is not None and known[0] is held:
+            return known[1]
+        self._look()
+        alias = held.data
+        self._aliases[name] = (held, alias, alias._version)
+        return alias
+
+    def taken(self) -> bool:
+        """Return whether there were writes since the last call."""
+        self._look()
+        are_new, self._are_new = self._are_new, False
+        return are_new
+
+    def _look(self) -> None:
+        for name, (held, alias, version) in self._aliases.items():
+            if alias._version != version:
+                self._are_new = True
+                self._aliases[name] = (held, alias, alias._version)
+
+
 class ChangingArena(Protocol):
     """An arena that notes which of its rows change."""
 

@@ -15,8 +15,9 @@ from terarec.storage.row_levels import WrittenBehind
 from terarec.storage.slots import Pin, SlotLimit
 from terarec.storage.tier_use import TierUse
 
-ROWS_AT_ONCE = 1 << 16
-"""Rows that are written to the slower tier at once."""
+MOVED_BYTES = 32 << 20
+"""Bytes of rows that are copied at once on their way to the slower tier or from it: two such copies may lie beside the
+budget, that of a batch and the one that is being written."""
 
 
 class FastTier:
@@ -56,6 +57,11 @@ class FastTier:
     def pin(self, slots: Tensor) -> Pin:
         """Return what lets go of ``slots int64[n]``, which are held."""
         return Pin(slots, self._released)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that are copied at once on their way between tiers."""
+        return max(1, MOVED_BYTES // self.format.num_bytes)
 
     @property
     def num_pinned(self) -> int:
@@ -104,8 +110,9 @@ class FastTier:
             return
         owners = self.slots.owners
         slots = self.slots.by_table(slots)  # so that the rows of a table lie together
-        batch = RowBatch(owners.rows[slots], owners.keys[slots], owners.tables[slots].long()).to(torch.device("cpu"))
-        self.below.write(batch, self.packed(slots))
+        for part in torch.split(slots, self.rows_at_once):
+            batch = RowBatch(owners.rows[part], owners.keys[part], owners.tables[part].long())
+            self.below.write(batch.to(torch.device("cpu")), self.packed(part))
         rows = slots.numel()
         self.written = self.written.plus(TierUse(rows_written=rows, bytes_written=rows * self.format.num_bytes))
 
@@ -113,8 +120,7 @@ class FastTier:
         """Write all changed rows to the tier below; they stay here, too."""
         used = slice(0, self.slots.used_slots)
         dirty = self.slots.is_dirty[used] & (self.slots.owners.rows[used] >= self._num_defaults)
-        for part in torch.split(dirty.nonzero()[:, 0], ROWS_AT_ONCE):
-            self.write_back(part)
+        self.write_back(dirty.nonzero()[:, 0])
         self.slots.is_dirty[used] = False
 
     @property

@@ -15,6 +15,8 @@ from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import RowLevel
 
 _MOST_BATCHES = 4  # whose rows are staged; what an older one left is forgotten
+STAGED_BYTES = 64 << 20
+"""Bytes of staged rows of coming batches, beside the budget; a batch reads the others when it needs them."""
 
 
 class TakenRows(NamedTuple):
@@ -36,6 +38,7 @@ class StagedRows:
 
     Attributes:
         batch: The rows, in the order in which the batch has them.
+        num_bytes: Bytes that they take.
 
     Args:
         batch: Rows in host memory, which may repeat.
@@ -46,6 +49,7 @@ class StagedRows:
         self._set = row_set(batch.rows)
         self.batch = batch.part(self._set.firsts)
         self._values = of.new_rows(self.batch.rows.numel())
+        self.num_bytes = self._values.numel()
         self._found: Tensor | None = None
         self._is_read = threading.Event()
 
@@ -102,11 +106,16 @@ class Lookahead:
         """Return room for those of the rows of a coming batch that are not staged yet, to be filled at once.
 
         Args:
-            batch: Rows in host memory, which may repeat.
+            batch: Rows in host memory, which may repeat. Those beyond `STAGED_BYTES` get no room.
             of: Format of a row.
         """
-        held = StagedRows(self._others(batch), of)
-        self._staged = [*self._staged[1 - _MOST_BATCHES :], held]
+        kept = self._staged[1 - _MOST_BATCHES :]
+        others = self._others(batch)
+        most = max(0, STAGED_BYTES - sum(staged.num_bytes for staged in kept)) // of.num_bytes
+        if others.rows.numel() > most:
+            others = others.part(row_set(others.rows).firsts[:most])
+        held = StagedRows(others, of)
+        self._staged = [*kept, held]
         return held
 
     def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:

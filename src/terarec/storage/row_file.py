@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,14 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, DamagedFileError, FormatError, StorageError
 from terarec.io import atomic_dir, file_lock, read_versioned_json, write_versioned_json
 from terarec.kernels.cpu import _rowfile
-from terarec.spec import FieldError
+from terarec.storage.row_file_layout import (
+    BLOCK_BYTES,
+    MOST_PAGE_BYTES,
+    PAGE_HEADER_BYTES,
+    RowColumn,
+    RowFileLayout,
+    RowFileOptions,
+)
 from terarec.storage.row_store import (
     KEY_BYTES,
     SCAN_ROWS,
@@ -34,113 +40,35 @@ MANIFEST_FILE = "manifest"
 SEGMENT_SUFFIX = ".rows"
 SEGMENT_BYTES = 64 * 2**20
 """Bytes of a segment unless given: opening reads one footer, and compaction moves one segment, at a time."""
-_BLOCK_BYTES = 4096
-_PAGE_HEADER_BYTES = 32
-_MOST_PAGE_BYTES = 64 * 1024
 _LEAST_PAGE_USE = 0.85
-_LEAST_SPACE_RATIO = 1.4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowColumn:
-    """A part of a row: columns follow each other from the row's first byte on.
+class PageReader:
+    """Rings of io_uring, or threads, that read pages. Row files may share one, and are then read together.
+
+    Each thread that reads has buffers for 128 runs of ``options.run_bytes``, whatever the number of files.
 
     Attributes:
-        name: What it is, such as "weights" or "state.exp_avg".
-        dtype: NumPy's name of its element type, such as "float32"; "bfloat16" has 2 bytes.
-        shape: Its shape in one row; empty for one element.
+        uses_uring: Whether reads take io_uring.
+
+    Args:
+        options: How files are read.
+        row_bytes: Most bytes of a row.
+
+    Raises:
+        StorageError: io_uring is required, and the system does not let the process use it.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
+    def __init__(self, options: RowFileOptions, row_bytes: int) -> None:
+        most_bytes = max(options.run_bytes, _page_bytes(row_bytes))
+        with _errors(""):
+            self.native = _rowfile.PageFetcher(options.io, options.io_threads, options.direct, most_bytes)
+        self.uses_uring = self.native.uses_uring()
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of the column in a row.
-
-        Raises:
-            ConfigError: NumPy has no such element type.
-        """
-        try:
-            item_bytes = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-        except TypeError:
-            raise FieldError(
-                "", "columns", f"got dtype {self.dtype!r} of {self.name!r}, expected one of NumPy"
-            ) from None
-        return item_bytes * math.prod(self.shape)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFileLayout:
-    """Description of a row file: all that a reader needs to know of its rows.
-
-    Attributes:
-        table: Name of the table, for errors and tools.
-        row_bytes: Bytes of a row.
-        columns: Parts of a row; bytes that they leave at its end are not used. Empty: nothing is known of them.
-        page_bytes: Bytes of a page, the unit of reading and of checksums: 4,096 times a power of two.
-        segment_pages: Most pages of a segment.
-
-    Raises:
-        ConfigError: Rows, columns, pages or segments of impossible sizes.
-    """
-
-    table: str
-    row_bytes: int
-    columns: tuple[RowColumn, ...]
-    page_bytes: int
-    segment_pages: int
-
-    def __post_init__(self) -> None:
-        check_row_bytes(self.row_bytes)
-        if (used := sum(column.num_bytes for column in self.columns)) > self.row_bytes:
-            raise FieldError("", "columns", f"got {used} bytes, expected {self.row_bytes} or less, those of a row")
-        sizes = [_BLOCK_BYTES << shift for shift in range(5)]
-        if self.page_bytes not in sizes or self.page_bytes < self.row_bytes + KEY_BYTES + _PAGE_HEADER_BYTES:
-            raise FieldError("", "page_bytes", f"got {self.page_bytes}, expected one of {sizes} that holds a row")
-        if not 1 <= self.segment_pages < 2**32:
-            raise FieldError("", "segment_pages", f"got {self.segment_pages}, expected 1 to {2**32 - 1}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFileOptions:
-    """Options of reading and writing a row file, which are not stored.
-
-    Attributes:
-        io: "io_uring", "threads" that call pread, or "auto" for the first where the kernel lets the process use it.
-        io_threads: Threads that read, where io_uring does not.
-        direct: Whether pages bypass the system's page cache (O_DIRECT).
-        queue_bytes: Bytes of filled pages that wait for the disk at most.
-        run_bytes: Bytes of pages side by side that are read at once at most; each thread that reads has buffers for 128
-            such runs.
-        open_files: Most files that stay open.
-        space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB; 0 for
-            none in the background.
-        is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
-            compaction has emptied are removed at once, though the last commit lists them.
-
-    Raises:
-        ConfigError: A value out of range.
-    """
-
-    io: Literal["auto", "io_uring", "threads"] = "auto"
-    io_threads: int = 16
-    direct: bool = False
-    queue_bytes: int = 16 * 2**20
-    run_bytes: int = 32 * 2**10
-    open_files: int = 512
-    space_ratio: float = 1.5
-    is_working: bool = False
-
-    def __post_init__(self) -> None:
-        if self.io not in ("auto", "io_uring", "threads"):
-            raise FieldError("", "io", f"got {self.io!r}, expected 'auto', 'io_uring' or 'threads'")
-        for name, least in (("io_threads", 1), ("queue_bytes", 1), ("run_bytes", 4096), ("open_files", 8)):
-            if (value := getattr(self, name)) < least:
-                raise FieldError("", name, f"got {value}, expected {least} or more")
-        if self.space_ratio != 0 and not self.space_ratio >= _LEAST_SPACE_RATIO:
-            raise FieldError("", "space_ratio", f"got {self.space_ratio}, expected 0, or {_LEAST_SPACE_RATIO} or more")
+    def memory_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return self.native.memory_bytes()
 
 
 class RowFile:
@@ -150,10 +78,13 @@ class RowFile:
     at the last commit that they have seen. Use `create` and `open`.
     """
 
-    def __init__(self, directory: Path, layout: RowFileLayout, native: _rowfile.RowFile, held: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, layout: RowFileLayout, native: _rowfile.RowFile, reader: PageReader, held: ExitStack
+    ) -> None:
         self._directory = directory
         self._layout = layout
         self._native = native
+        self._reader = reader
         self._held = held
 
     @classmethod
@@ -166,6 +97,7 @@ class RowFile:
         columns: tuple[RowColumn, ...] = (),
         segment_bytes: int = SEGMENT_BYTES,
         options: RowFileOptions | None = None,
+        reader: PageReader | None = None,
     ) -> Self:
         """Create an empty row file and open it for writing.
 
@@ -176,6 +108,7 @@ class RowFile:
             columns: Parts of a row.
             segment_bytes: Bytes of a segment; 40 bits of an index entry bound the segments to 2^40 rows together.
             options: How it is read and written.
+            reader: Reader of its pages, made with the same options; None for one of its own.
 
         Raises:
             ConfigError: `directory` holds files, or sizes are out of range.
@@ -193,10 +126,17 @@ class RowFile:
             content = asdict(layout)
             write_versioned_json(partial / DESCRIPTION_FILE, FORMAT, VERSION, content)
             _rowfile.create(str(partial))
-        return cls.open(directory, options=options)
+        return cls.open(directory, options=options, reader=reader)
 
     @classmethod
-    def clone(cls, source: Path, directory: Path, *, options: RowFileOptions | None = None) -> Self:
+    def clone(
+        cls,
+        source: Path,
+        directory: Path,
+        *,
+        options: RowFileOptions | None = None,
+        reader: PageReader | None = None,
+    ) -> Self:
         """Create a row file with the rows of the last commit of another, and open it for writing.
 
         Segments are hard links where the file system allows, else copies.
@@ -205,6 +145,7 @@ class RowFile:
             source: Directory that no process has open for writing.
             directory: Directory to create; it must not exist, or be empty.
             options: How it is read and written.
+            reader: See `create`.
 
         Raises:
             ConfigError: `directory` holds files.
@@ -215,22 +156,31 @@ class RowFile:
         with atomic_dir(directory) as partial, _errors(layout.table):
             write_versioned_json(partial / DESCRIPTION_FILE, FORMAT, VERSION, asdict(layout))
             _rowfile.clone(str(source), str(partial), _native_layout(layout))
-        return cls.open(directory, options=options)
+        return cls.open(directory, options=options, reader=reader)
 
     @classmethod
-    def open(cls, directory: Path, *, read_only: bool = False, options: RowFileOptions | None = None) -> Self:
+    def open(
+        cls,
+        directory: Path,
+        *,
+        read_only: bool = False,
+        options: RowFileOptions | None = None,
+        reader: PageReader | None = None,
+    ) -> Self:
         """Open a row file at its last commit; what came after it is discarded.
 
         Args:
             directory: Directory that `create` or `snapshot` made.
             read_only: Whether to open it beside a writer, which is not waited for and does not wait.
             options: How it is read and written.
+            reader: See `create`.
 
         Raises:
             FormatError: No row file, or one of a newer version.
             StorageError: It is open for writing already, or damaged; `DamagedFileError` names the file.
         """
         layout, options = read_description(directory), options or RowFileOptions()
+        reader = reader or PageReader(options, layout.row_bytes)
         with ExitStack() as held:
             if not read_only:
                 busy = StorageError(directory, "is open for writing already, expected one writer at a time")
@@ -239,17 +189,15 @@ class RowFile:
                 native = _rowfile.RowFile(
                     str(directory),
                     _native_layout(layout),
+                    reader.native,
                     read_only=read_only,
                     direct=options.direct,
-                    io=options.io,
-                    io_threads=options.io_threads,
                     queue_bytes=options.queue_bytes,
-                    run_bytes=options.run_bytes,
                     open_files=options.open_files,
                     space_ratio=float(options.space_ratio),
                     is_working=options.is_working,
                 )
-            return cls(directory, layout, native, held.pop_all())
+            return cls(directory, layout, native, reader, held.pop_all())
 
     @property
     def directory(self) -> Path:
@@ -279,7 +227,12 @@ class RowFile:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the index and of all buffers; the system's page cache is not counted."""
+        """Bytes of the index and of all buffers, its reader's included; the system's page cache is not counted."""
+        return self.own_memory_bytes + self._reader.memory_bytes
+
+    @property
+    def own_memory_bytes(self) -> int:
+        """Bytes of the index and of buffers of writers."""
         with self._errors():
             return self._native.memory_bytes()
 
@@ -303,7 +256,7 @@ class RowFile:
     @property
     def uses_uring(self) -> bool:
         """Whether reads take io_uring."""
-        return self._native.uses_uring()
+        return self._reader.uses_uring
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -327,15 +280,7 @@ class RowFile:
         Raises:
             DamagedFileError: A page is not what was written; its rows in ``out`` are unspecified.
         """
-        keys = check_keys(keys)
-        check_rows(out, len(keys), self.row_bytes, "out")
-        found = np.empty(len(keys), dtype=np.bool_)
-        target = out if out.strides[1] == 1 else np.ascontiguousarray(out)
-        with self._errors():
-            self._native.read(keys, target, found)
-        if target is not out:
-            out[:] = target
-        return found
+        return read_files([self], keys, [len(keys)], out)
 
     def write(self, keys: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
         """Set rows; see `RowStore.write`. They go to the disk in the background."""
@@ -420,6 +365,39 @@ class RowFile:
             yield
 
 
+def read_files(
+    files: Sequence[RowFile], keys: NDArray[np.int64], ends: Sequence[int], out: NDArray[np.uint8]
+) -> NDArray[np.bool_]:
+    """Copy rows of several files to ``out``; see `RowStore.read`. Their pages are read together.
+
+    Args:
+        files: Files with rows of one size and the same reader.
+        keys: int64[n]: those of file i begin at ``ends[i - 1]`` and end before ``ends[i]``.
+        ends: As above, rising; the last is n.
+        out: uint8[n, row_bytes].
+
+    Returns:
+        Which rows there are, bool[n].
+
+    Raises:
+        DamagedFileError: A page is not what was written; rows in ``out`` are unspecified.
+    """
+    keys = check_keys(keys)
+    check_rows(out, len(keys), files[0].row_bytes, "out")
+    found = np.empty(len(keys), dtype=np.bool_)
+    target = out if out.strides[1] == 1 else np.ascontiguousarray(out)
+    natives = [file._native for file in files]
+    try:
+        _rowfile.read(natives, keys, list(ends), target, found)
+    except _rowfile.Error as error:
+        message, path, page = error.args
+        tables = [file.layout.table for file in files if len(files) == 1 or file.directory == Path(path).parent]
+        raise _storage_error(tables[0] if tables else "", message, path, page) from None
+    if target is not out:
+        out[:] = target
+    return found
+
+
 def read_description(directory: Path) -> RowFileLayout:
     """Return the layout of a row file.
 
@@ -445,10 +423,10 @@ def _native_layout(layout: RowFileLayout) -> _rowfile.Layout:
 
 def _page_bytes(row_bytes: int) -> int:
     """Return the smallest page of which rows use 85 %, for a row read takes a page; else the largest."""
-    page_bytes = _BLOCK_BYTES
-    while page_bytes < _MOST_PAGE_BYTES:
+    page_bytes = BLOCK_BYTES
+    while page_bytes < MOST_PAGE_BYTES:
         slot_bytes = row_bytes + KEY_BYTES
-        if (page_bytes - _PAGE_HEADER_BYTES) // slot_bytes * slot_bytes >= _LEAST_PAGE_USE * page_bytes:
+        if (page_bytes - PAGE_HEADER_BYTES) // slot_bytes * slot_bytes >= _LEAST_PAGE_USE * page_bytes:
             break
         page_bytes *= 2
     return page_bytes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import FormatError
-from terarec.storage.row_file import RowColumn
+from terarec.storage.row_file_layout import RowColumn
 
 _ALIGNMENT = 4
 _FEWEST_BYTES = 16  # of a row in a row store

@@ -16,7 +16,7 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import reserve_rows
 from terarec.kernels.slots import RowBatch, RowPart, SlotMap, gather_rows, new_slot_map, row_set, scatter_rows
 from terarec.storage.fair_lock import FairLock
-from terarec.storage.row_file import RowFile
+from terarec.storage.row_file import PageReader, RowFile, read_files
 from terarec.storage.row_store import RowStore
 from terarec.storage.slots import SlotLimit
 
@@ -109,23 +109,35 @@ class TableStores:
 
     Attributes:
         stores: By the number of the table.
+
+    Args:
+        stores: As above.
+        reader: The reader of all stores, which are row files; None if they have none in common.
     """
 
-    def __init__(self, stores: Sequence[RowStore]) -> None:
+    def __init__(self, stores: Sequence[RowStore], reader: PageReader | None = None) -> None:
         self.stores = list(stores)
+        self._reader = reader
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the stores' indexes and buffers."""
-        return sum(store.memory_bytes for store in self.stores)
+        if self._reader is None:
+            return sum(store.memory_bytes for store in self.stores)
+        return self._reader.memory_bytes + sum(file.own_memory_bytes for file in self._files())
 
     @property
     def index_bytes(self) -> int:
         """Bytes of the indexes of row files."""
-        return sum(store.index_bytes for store in self.stores if isinstance(store, RowFile))
+        return sum(file.index_bytes for file in self._files())
+
+    def _files(self) -> list[RowFile]:
+        return [store for store in self.stores if isinstance(store, RowFile)]
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """See `RowLevel.read`."""
+        if self._reader is not None:
+            return self._read_together(batch, out)
         found = torch.zeros(batch.keys.numel(), dtype=torch.bool)
         for table, places in by_table(batch):
             part = out[places]
@@ -134,6 +146,21 @@ class TableStores:
             if isinstance(places, Tensor):
                 out[places] = part
         return found
+
+    def _read_together(self, batch: RowBatch, out: Tensor) -> Tensor:
+        parts = list(by_table(batch))
+        unsorted = [places for _, places in parts if isinstance(places, Tensor)]
+        if unsorted:
+            order, rows = torch.cat(unsorted), torch.empty_like(out)
+            found = torch.empty(order.numel(), dtype=torch.bool)
+            found[order] = self._read_together(batch.part(order), rows)
+            out[order] = rows
+            return found
+        if not parts:
+            return torch.zeros(0, dtype=torch.bool)
+        files, counts = self._files(), torch.unique_consecutive(batch.tables, return_counts=True)[1]
+        ends = counts.cumsum(0).tolist()
+        return torch.from_numpy(read_files([files[table] for table, _ in parts], batch.keys.numpy(), ends, out.numpy()))
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """See `RowLevel.write`."""

@@ -49,8 +49,9 @@ class RowLoader:
                 found |= taken.places >= 0
                 is_left &= ~taken.is_staged
             staged = int(found.sum())
-            left = is_left.nonzero()[:, 0]
-            if left.numel():
+            for left in torch.split(is_left.nonzero()[:, 0], memory.rows_at_once):
+                if not left.numel():
+                    break
                 values = memory.format.new_rows(left.numel())
                 there = memory.below.read_others(held.part(left), values)  # none just left the fast tier
                 memory.unpack(slots[left.to(slots.device)], values, _places(there))

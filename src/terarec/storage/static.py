@@ -12,7 +12,7 @@ from torch import Tensor
 from terarec.errors import KeyOutOfRangeError, StorageError
 from terarec.spec import EvictionSpec, TableSpec
 from terarec.storage.arena import Arena
-from terarec.storage.changes import ChangingArena, changes_since, follow_changes, mark_changes
+from terarec.storage.changes import ChangingArena, changes_since, discard_changes, follow_changes, mark_changes
 from terarec.storage.store import Rows, check_import
 
 
@@ -133,13 +133,29 @@ class StaticTable(StaticKeys):
 
     @property
     def weights(self) -> Tensor:
-        """The rows [rows, D] of the arena's element type, sharing memory with it."""
-        return self._part(self.arena.weights)
+        """The rows [rows, D] of the arena's element type, sharing memory with it.
+
+        After a write to them the next checkpoint is a complete one, not a delta.
+        """
+        return self._part(self.arena.direct.alias("weights", self.arena.weights))
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Optimizer states of this table, sharing memory with the arena."""
-        return {name: self._part(tensor) for name, tensor in self.arena.state.items()}
+        """Optimizer states of this table, sharing memory with the arena; see `weights`."""
+        direct = self.arena.direct
+        return {name: self._part(direct.alias(f"state {name}", held)) for name, held in self.arena.state.items()}
+
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        if self.arena.direct.taken():
+            discard_changes(self.arena)
+        return super().changes_since
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change; see `Store.follow_changes`."""
+        self.arena.direct.taken()
+        super().follow_changes(since)
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from terarec.storage.row_file import RowFileOptions
+from terarec.storage.row_file_layout import RowFileOptions
 
 INDEX_ALLOWANCE = 64 << 20
 """Bytes of indexes beside a budget; what they take beyond these is taken from the rows in host memory."""
 _ALL_FIT = 1.001  # shares are rounded
-_READ_BYTES, _QUEUED_BYTES = 64 << 20, 32 << 20  # of all tables together
-_READS, _READERS = 128, 2  # under way at once in a file, by a batch and by the one read ahead
+_READ_BYTES, _QUEUED_BYTES = 16 << 20, 32 << 20  # of all tables together
+_READS, _READERS = 128, 2  # under way at once in an arena, by a batch and by the one read ahead
 _RUN_BYTES, _BLOCK_BYTES = 32 << 10, 4 << 10
 _LEAST_QUEUED_BYTES = 1 << 20
 
@@ -86,13 +86,15 @@ class TierBudget:
         return int(excess * member.index_bytes / max(1, sum(held.index_bytes for held in givers)))
 
     def file_options(self, *, direct: bool) -> RowFileOptions:
-        """Return how the files of a table are read and written, so that the buffers of all tables are bounded.
+        """Return how the files of an arena are read and written, so that the buffers of all tables are bounded.
+
+        The tables of an arena share what reads their pages.
 
         Args:
             direct: Whether they bypass the page cache.
         """
         tables = sum(held.num_tables for held in self._members)
-        run = min(_RUN_BYTES, _READ_BYTES // (tables * _READS * _READERS)) // _BLOCK_BYTES * _BLOCK_BYTES
+        run = min(_RUN_BYTES, _READ_BYTES // (len(self._members) * _READS * _READERS)) // _BLOCK_BYTES * _BLOCK_BYTES
         return RowFileOptions(
             direct=direct,
             queue_bytes=max(_LEAST_QUEUED_BYTES, min(RowFileOptions().queue_bytes, _QUEUED_BYTES // tables)),

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from terarec.errors import StorageError
 from terarec.io import file_lock, remove_abandoned
-from terarec.storage.row_file import SEGMENT_BYTES, RowFile, RowFileOptions, read_description
+from terarec.storage.row_file import SEGMENT_BYTES, PageReader, RowFile, read_description
+from terarec.storage.row_file_layout import RowFileOptions
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores, WrittenBehind
 from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
@@ -47,6 +48,7 @@ class TierFiles:
         self._open: list[tuple[RowStore, Path]] = []
         self._is_made = False
         self._options = RowFileOptions()
+        self._reader: PageReader | None = None
         self.writers: list[WrittenBehind] = []
 
     def level(self, of: RowFormat, options: RowFileOptions | None = None) -> TableStores | None:
@@ -72,12 +74,13 @@ class TierFiles:
         if self._options.direct:
             _check_direct(self._directory)
         self._generation += 1
+        self._reader = PageReader(self._options, of.num_bytes)
         made = []
         for table, rows in zip(self._tables, self._rows, strict=True):
             path = self._directory / f"{table}{_SUFFIX}" / str(self._generation)
-            made.append((_new_store(path, of, table, rows, self._options), path))
+            made.append((_new_store(path, of, table, rows, self._options, self._reader), path))
         self._open += made
-        return TableStores([store for store, _ in made])
+        return TableStores([store for store, _ in made], self._reader)
 
     def adopt(self, table: int, source: Path, of: RowFormat) -> RowStore | None:
         """Return a store with the rows of a row file, in place of that of a table in the last `level`.
@@ -101,7 +104,7 @@ class TierFiles:
         self._adopted += 1
         name = self._tables[table]
         path = self._directory / f"{name}{_SUFFIX}" / f"{self._generation}-{self._adopted}"
-        store = RowFile.clone(source, path, options=self._options)
+        store = RowFile.clone(source, path, options=self._options, reader=self._reader)
         place = len(self._open) - len(self._tables) + table
         former, self._open[place] = self._open[place], (store, path)
         self._remove([former])
@@ -177,12 +180,20 @@ def own_directory(parent: Path, prefix: str) -> Path:
     return parent / f"{prefix}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def _new_store(path: Path, of: RowFormat, table: str, rows: int | None, options: RowFileOptions) -> RowStore:
+def _new_store(
+    path: Path, of: RowFormat, table: str, rows: int | None, options: RowFileOptions, reader: PageReader
+) -> RowStore:
     segment_bytes = SEGMENT_BYTES
     if rows is not None:
         segment_bytes = min(max(rows * of.num_bytes // _SEGMENTS, _LEAST_SEGMENT_BYTES), SEGMENT_BYTES)
     return RowFile.create(
-        path, of.num_bytes, table=table, columns=of.columns(), segment_bytes=segment_bytes, options=options
+        path,
+        of.num_bytes,
+        table=table,
+        columns=of.columns(),
+        segment_bytes=segment_bytes,
+        options=options,
+        reader=reader,
     )
 
 

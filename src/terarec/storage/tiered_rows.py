@@ -15,7 +15,7 @@ from terarec.errors import ConfigError
 from terarec.kernels.slots import RowBatch, row_set
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
-from terarec.storage.fast_tier import ROWS_AT_ONCE, FastTier
+from terarec.storage.fast_tier import FastTier
 from terarec.storage.first_values import FirstValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
@@ -131,6 +131,11 @@ class TieredRows:
             return 0
         below = 0 if memory.below is None else memory.below.memory_bytes
         return memory.slots.used_slots * (self._format.num_bytes + SLOT_BYTES) + below
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows that the fast tier has slots for at present."""
+        return self._open().capacity
 
     @property
     def index_bytes(self) -> int:
@@ -552,7 +557,7 @@ class TieredRows:
         self._use = self._use.plus(old.written)
         self._memory = self._new_memory()
         for table, find in self.find_rows.items():
-            for keys, weights, _ in old.items(table, ROWS_AT_ONCE):
+            for keys, weights, _ in old.items(table, old.rows_at_once):
                 keys = keys.to(self.device)
                 _, state = self._format.empty(keys.numel(), self.device)
                 for name, values in state.items():
