@@ -188,6 +188,7 @@ def floor_step(
     workload: Workload, precision: Precision, device: torch.device | None = None
 ) -> Callable[[Batch], object]:
     """The matrix products of a step, written to memory that is already there. The rows come on top."""
+    keep_freed_memory()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
     # The product of a transposed gradient reads it transposed, so the views go as they are.
