@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -83,50 +82,53 @@ def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item
         thread.join()
 
 
+class _End:
+    """Last entry of a channel, with the error that ended the items."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
 class _Channel(Generic[Item]):
-    """A queue of at most `depth` items between one sender and one receiver, either of which may hang up."""
+    """A queue of at most `depth` items between one sender and one receiver, either of which may hang up.
+
+    Room is counted in a queue, too: waiting for a condition of `threading` is Python code, which takes the GIL from
+    the threads that decode.
+    """
 
     def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
+        self._entries: queue.SimpleQueue[Item | _End] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
-        self._finished = False
-        self._error: BaseException | None = None
+        for _ in range(depth):
+            self._room.put(None)
 
     def send(self, item: Item) -> bool:
         """Queue `item` once there is room; False if the receiver has hung up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
-            if not self._closed:
-                self._items.append(item)
-                self._changed.notify_all()
-            return not self._closed
+        self._room.get()
+        if not self._closed:
+            self._entries.put(item)
+        return not self._closed
 
     def finish(self, error: BaseException | None) -> None:
         """Say that nothing follows, or which error does."""
-        with self._changed:
-            self._finished, self._error = True, error
-            self._changed.notify_all()
+        self._entries.put(_End(error))
 
     def close(self) -> None:
         """Hang up: what is queued is dropped."""
-        with self._changed:
-            self._closed = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._closed = True
+        self._room.put(None)
+        self._entries = queue.SimpleQueue()
 
     def __iter__(self) -> Iterator[Item]:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._items or self._finished)
-                if not self._items:
-                    if self._error is not None:
-                        raise self._error
-                    return
-                item = self._items.popleft()
-                self._changed.notify_all()
-            yield item
+            entry = self._entries.get()
+            if isinstance(entry, _End):
+                if entry.error is not None:
+                    raise entry.error
+                return
+            self._room.put(None)
+            yield entry
 
 
 def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:

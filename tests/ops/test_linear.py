@@ -232,12 +232,14 @@ def test_the_processor_and_the_size_choose_the_library(
     _choice_and_range.cache_clear()
     try:
         assert linear_choice().implementation == ("torch" if least is None else "onednn")
-        assert least_products(False) == (least or 0)
+        assert least_products(False, 256) == (least or 0)
+        assert least_products(False, 13) == (0 if least is None else 1 << 22)
         x, weight, _ = draw(1 << 10, 1 << 8, 1 << 8)  # 2^26 multiplications
         weight.requires_grad_()
         assert is_onednn(linear(x, weight)) == (least is not None)
         assert is_onednn(linear(x[:512], weight)) == (least == 1 << 22)
-        assert _multiplies_weight_gradients() == has_weight_gradients
+        assert _multiplies_weight_gradients(256) == has_weight_gradients
+        assert _multiplies_weight_gradients(13) == (least is not None)
         out = linear_relu(x, weight)
         out.sum().backward()
         expected = (out.detach() > 0).double().t() @ x.double()

@@ -30,20 +30,28 @@ class _Range:
     Attributes:
         least: Multiplications of the smallest.
         has_weight_gradients: Whether the products of two transposed matrices are among them.
+        narrow: Width of the input below which all products are, from 2^22 multiplications on.
     """
 
     least: int
     has_weight_gradients: bool
+    narrow: int = 0
+
+    def smallest(self, in_width: int) -> int:
+        """Multiplications of the smallest product of a layer with such an input."""
+        return self.least if in_width >= self.narrow else _LEAST_PRODUCTS
 
 
 # MKL takes its AVX2 code on all of AMD's processors, which multiply 512 bits in one step from Zen 5 (family 26) on: 93
 # GFLOP/s a core against 210 by oneDNN. A call of oneDNN takes 13 us, one of MKL 2; with so many multiplications oneDNN
 # takes 0.4 to 1.2 of MKL's time (EPYC of Zen 5, torch 2.13).
-_ZEN_5 = _Range(1 << 22, has_weight_gradients=True)
+_LEAST_PRODUCTS = 1 << 22
+_ZEN_5 = _Range(_LEAST_PRODUCTS, has_weight_gradients=True)
 # Zen 4 (family 25 with AVX-512) has units of 256 bits, which AVX2 fills, but MKL does not: 8192 x 1024 by 1024 x 512
 # took 64 ms by it and 45 by oneDNN. oneDNN takes 0.6 to 1.05 of MKL's time, median 0.87; with 2^24 multiplications 1.0
-# to 1.1, and for gradients of weights 0.9 to 1.6 (two cores of an EPYC, torch 2.13).
-_ZEN_4 = _Range(1 << 26, has_weight_gradients=False)
+# to 1.1, and for gradients of weights 0.9 to 1.6. Of a layer of 13 dense inputs and 512 outputs it is 0.7, 0.4 and 0.4
+# (two cores of an EPYC, torch 2.13).
+_ZEN_4 = _Range(1 << 26, has_weight_gradients=False, narrow=16)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -172,16 +180,16 @@ def _input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
-    if grad.dtype is not torch.float32 or not _multiplies_weight_gradients():
+    if grad.dtype is not torch.float32 or not _multiplies_weight_gradients(x.shape[1]):
         return grad.t().mm(x)
     if x.shape[1] < grad.shape[1]:
         return _product(x.t(), grad.t()).t().contiguous()
     return _product(grad.t(), x.t())
 
 
-def _multiplies_weight_gradients() -> bool:
+def _multiplies_weight_gradients(in_width: int) -> bool:
     _, products = _choice_and_range()
-    return products is not None and products.has_weight_gradients
+    return products is not None and (products.has_weight_gradients or in_width < products.narrow)
 
 
 # The same as ops in a compiled graph, which has no gradients of gradients.
@@ -255,7 +263,7 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     width, in_width = weight.shape
     count = x.numel() * width
-    if count < _ZEN_5.least or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
+    if count < _LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
         return False
     if not (_is_plain(x) and _is_plain(weight) and x.shape[-1] == in_width):
         return False
@@ -264,7 +272,7 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if torch.is_autocast_enabled("cpu") or not _may_replace_torch():
         return False
     _, products = _choice_and_range()
-    return products is not None and count >= products.least
+    return products is not None and count >= products.smallest(in_width)
 
 
 def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
@@ -278,7 +286,7 @@ def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
         return _is_in_graph(x, weight)
     if not _is_eager_matrix(x, weight) or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
-    return x.numel() * weight.shape[0] >= _ZEN_5.least and _may_replace_torch() and has_bfloat16()
+    return x.numel() * weight.shape[0] >= _LEAST_PRODUCTS and _may_replace_torch() and has_bfloat16()
 
 
 def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
@@ -293,18 +301,18 @@ def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
             return False
     elif not x.dtype is weight.dtype is torch.float32 or min(weight.shape) < _LEAST_WIDTH:
         return False
-    least: int = least_products(is_narrow)
+    least: int = least_products(is_narrow, weight.shape[1])
     return least > 0 and x.shape[0] * weight.numel() >= least
 
 
-def least_products(is_narrow: bool) -> int:
+def least_products(is_narrow: bool, in_width: int) -> int:
     """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
     if not _may_replace_torch():
         return 0
     if is_narrow:
-        return _ZEN_5.least if has_bfloat16() else 0
+        return _LEAST_PRODUCTS if has_bfloat16() else 0
     _, products = _choice_and_range()
-    return 0 if products is None else products.least
+    return 0 if products is None else products.smallest(in_width)
 
 
 @functools.cache

@@ -19,8 +19,8 @@ def has_pair_dots(is_narrow: bool) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def least_products(is_narrow: bool) -> int:
+def least_products(is_narrow: bool, in_width: int) -> int:
     """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
     from terarec.ops.linear import least_products as by_this_processor
 
-    return by_this_processor(is_narrow)
+    return by_this_processor(is_narrow, in_width)
