@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,6 +90,23 @@ class Python:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
+    def read_line(self, timeout: float = 60) -> str:
+        """Return the next line of stdout, without its end.
+
+        Raises:
+            AssertionError: The process, which is ended then, wrote no line within `timeout` seconds, or none at all.
+        """
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        try:
+            line = self.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            ended = self.wait()
+            raise AssertionError(f"got no line within {timeout} s, exit status {ended.returncode}: {ended.stderr}")
+        return line.rstrip("\n")
+
     def wait(self, timeout: float = 60) -> Ended:
         """Read the output to its end and return it with the exit status.
 
@@ -101,15 +119,15 @@ class Python:
                 output = [read.result(timeout) for read in reads]
             except TimeoutError:
                 self.kill()
-                raise
+                raise TimeoutError(f"process {self.pid} ran for longer than {timeout} s") from None
         self._process.join(timeout)
-        assert self._process.exitcode is not None
+        assert self._process.exitcode is not None, f"process {self.pid} did not end within {timeout} s"
         return Ended(self._process.exitcode, *output)
 
     def close(self) -> None:
         """End the process and close its pipes."""
         self.kill()
-        self._process.join()
+        self._process.join(60)
         self.stdout.close()
         self.stderr.close()
 

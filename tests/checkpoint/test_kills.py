@@ -38,9 +38,7 @@ def test_a_kill_loses_nothing_that_a_checkpoint_holds(tmp_path: Path, kills: int
         with contextlib.closing(
             Python("tests.checkpoint.killed_training", tmp_path, cwd=ROOT, is_module=True)
         ) as process:
-            line = process.stdout.readline()
-            assert line, process.wait().stderr
-            told = [int(line)]
+            told = [int(process.read_line())]
             time.sleep(moments.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL)
             ended = process.wait()

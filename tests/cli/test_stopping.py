@@ -194,7 +194,7 @@ def test_a_directory_that_may_not_be_written(workshop: Workshop, tmp_path: Path)
 def test_a_server_is_asked_once_and_stops(workshop: Workshop) -> None:
     process = start("serve", workshop.run, "--port", 0, "--name", "clicks", "--json")
     try:
-        told = json.loads(process.stdout.readline())
+        told = json.loads(process.read_line())
         assert told["name"] == "clicks"
         assert told["url"] == f"http://127.0.0.1:{told['port']}"
         fields = (workshop.raw / "day_1.tsv").read_text().split("\n", 1)[0].split("\t")

@@ -56,7 +56,7 @@ class RedisProcess:
     def kill(self) -> None:
         """End it as a crash does."""
         self._process.kill()
-        self._process.wait()
+        self._process.wait(timeout=60)
 
     def pause(self) -> None:
         """Let it accept connections and answer nothing."""
@@ -68,7 +68,7 @@ class RedisProcess:
     def stop(self) -> None:
         self.resume()
         self._process.terminate()
-        self._process.wait()
+        self._process.wait(timeout=60)
 
     def _wait(self) -> None:
         for _ in range(400):

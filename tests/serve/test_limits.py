@@ -63,21 +63,42 @@ class Server:
         return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024  # type: ignore[union-attr]
 
 
-@pytest.fixture
-def start(trained: TrainedRun) -> Iterator[Callable[..., Server]]:
-    """Starts servers; they end with the test."""
+@contextlib.contextmanager
+def servers(trained: TrainedRun) -> Iterator[Callable[..., Server]]:
+    """Start servers, which end with this."""
     processes: list[Python] = []
 
     def started(**options: Any) -> Server:
         process = Python(PROGRAM, trained.path, json.dumps(options))
         processes.append(process)
-        return Server(process, int(process.stdout.readline()))
+        return Server(process, int(process.read_line()))
 
     try:
         yield started
     finally:
         for process in processes:
             process.close()
+
+
+@pytest.fixture
+def start(trained: TrainedRun) -> Iterator[Callable[..., Server]]:
+    """Starts servers for one test."""
+    with servers(trained) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def small(trained: TrainedRun) -> Iterator[Server]:
+    """A server that takes 1,000 bytes in a request."""
+    with servers(trained) as started:
+        yield started(max_request_bytes=1000)
+
+
+@pytest.fixture(scope="module")
+def impatient(trained: TrainedRun) -> Iterator[Server]:
+    """A server that waits 0.2 s for the next bytes of a request."""
+    with servers(trained) as started:
+        yield started(receive_timeout_seconds=0.2)
 
 
 def head(length: int | None) -> bytes:
@@ -104,8 +125,8 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
         return status, json.loads(stream.read(int(headers["content-length"])))
 
 
-def test_s3_a_long_body_is_rejected_by_its_announced_length(start: Callable[..., Server]) -> None:
-    with start(max_request_bytes=1000).connect() as connection:
+def test_s3_a_long_body_is_rejected_by_its_announced_length(small: Server) -> None:
+    with small.connect() as connection:
         connection.sendall(head(120_000_000))  # and nothing of the body
         assert answer(connection) == (
             413,
@@ -113,10 +134,9 @@ def test_s3_a_long_body_is_rejected_by_its_announced_length(start: Callable[...,
         )
 
 
-def test_s3_a_client_that_closes_reads_the_rejection_all_the_same(start: Callable[..., Server]) -> None:
-    url = start(max_request_bytes=1000).url
-    client = InferenceClient(url, model="dlrm")
-    with pytest.raises(InferenceError, check=at(f"{url}/v2/models/dlrm/infer", "413: the body: got ")):
+def test_s3_a_client_that_closes_reads_the_rejection_all_the_same(small: Server) -> None:
+    client = InferenceClient(small.url, model="dlrm")
+    with pytest.raises(InferenceError, check=at(f"{small.url}/v2/models/dlrm/infer", "413: the body: got ")):
         client.infer({"I1": [1.5] * 3_000_000})
 
 
@@ -126,26 +146,25 @@ def test_s3_lists_and_objects_are_counted_before_they_are_made() -> None:
             decode_infer_request(body)
 
 
-def test_s3_a_long_body_in_chunks_is_rejected_while_it_is_read(start: Callable[..., Server]) -> None:
-    with start(max_request_bytes=1000).connect() as connection:
+def test_s3_a_long_body_in_chunks_is_rejected_while_it_is_read(small: Server) -> None:
+    with small.connect() as connection:
         connection.sendall(head(None) + b"190\r\n" + b" " * 400 + b"\r\n")
         connection.sendall((b"190\r\n" + b" " * 400 + b"\r\n") * 2)
         status, body = answer(connection)
         assert (status, body["error"][:34]) == (413, "the body: got more than 1000 bytes")
 
 
-def test_s3_a_body_that_stalls_is_rejected_in_time(start: Callable[..., Server]) -> None:
-    with start(receive_timeout_seconds=0.2).connect() as connection:
+def test_s3_a_body_that_stalls_is_rejected_in_time(impatient: Server) -> None:
+    with impatient.connect() as connection:
         connection.sendall(head(1000) + b"{")
         status, body = answer(connection)
         assert (status, body["error"][:34]) == (408, "the body: got 1 bytes in 0.2 secon")
         assert connection.recv(1) == b""
 
 
-def test_s3_a_connection_without_a_whole_request_is_closed_in_time(start: Callable[..., Server]) -> None:
-    server = start(receive_timeout_seconds=0.2)
+def test_s3_a_connection_without_a_whole_request_is_closed_in_time(impatient: Server) -> None:
     for sent in (b"", b"GET /v2", head(5)[:-4], head(120_000_000)):
-        with server.connect() as connection:
+        with impatient.connect() as connection:
             connection.sendall(sent)
             if sent == head(120_000_000):
                 assert answer(connection)[0] == 413  # the rest is waited for no longer than that of others
@@ -295,15 +314,14 @@ def test_s3_numbers_of_many_digits_are_rejected() -> None:
         assert len(str(caught.value)) < 250
 
 
-def test_s3_an_error_of_the_server_is_one_short_line(start: Callable[..., Server]) -> None:
-    server = start()
+def test_s3_an_error_of_the_server_is_one_short_line(small: Server) -> None:
     for path in (
         "/v2/" + "x" * 20_000,
         "/v2/a%0Ab%1b",
         "/v2/models/" + "%0A" * 5_000,
         "/v2/models/dlrm/versions/" + "x" * 9_999,
     ):
-        with server.connect() as connection:
+        with small.connect() as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
             status, body = answer(connection)
         assert status == 404

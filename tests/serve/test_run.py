@@ -40,7 +40,7 @@ def process(trained: TrainedRun) -> Iterator[Python]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_server_cleanly(process: Python, trained: TrainedRun, number: signal.Signals) -> None:
-    client = InferenceClient(process.stdout.readline().strip(), model="dlrm")
+    client = InferenceClient(process.read_line(), model="dlrm")
     assert client.infer(trained.records(0, 3))["score"].shape == (3, 1)
     process.send_signal(number)
     ended = process.wait()
@@ -128,7 +128,7 @@ def serve_while(run_dir: Path, spec: ServingSpec, ask: Callable[[RunningServer],
 
     with ThreadPoolExecutor(1) as pool:
         serve(run_dir, spec, lambda running: asked.append(pool.submit(ask_and_stop, running)))
-    asked[0].result()
+    asked[0].result(timeout=60)
 
 
 def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:

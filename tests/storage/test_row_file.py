@@ -485,11 +485,12 @@ def test_a_kill_loses_nothing_that_was_committed(tmp_path: Path, kills: int) -> 
         process = context.Process(target=write_until_killed, args=(tmp_path / "rows", sender))
         process.start()
         sender.close()
+        assert receiver.poll(60), "the process committed nothing within 60 s"
         told = [receiver.recv()]
         time.sleep(moments.uniform(0, 0.1))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.join(60)
         try:
             while True:
                 told.append(receiver.recv())

@@ -27,7 +27,7 @@ signal.pause()
 
 def test_directories_of_killed_processes_go_at_the_next_start(tmp_path):
     with contextlib.closing(Python(HOLDS_FILES, tmp_path)) as process:
-        left = process.stdout.readline().strip()
+        left = process.read_line()
         assert [str(path) for path in tmp_path.iterdir()] == [left]
         own_directory(tmp_path, "cache")
         assert list(tmp_path.rglob("row_file.json"))  # its process lives
