@@ -54,5 +54,6 @@ ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
 ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
-ETL["draft"] = {"columns", "source", "ops"}
+ETL["sample"] = {"columns", "source"}
+ETL["draft"] = {"ops", "sample"}
 ETL["drift"] = {"source", "ops", "workflow", "statistics", "values"}

@@ -10,8 +10,7 @@ from functools import partial
 import torch
 
 from terarec.hugectr.cache_tiers import with_cache_tiers
-from terarec.hugectr.callbacks import CapacityCheck
-from terarec.hugectr.errors import as_hugectr_errors
+from terarec.hugectr.errors import OutOfBoundError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Network, Plan
 from terarec.hugectr.objects import (
@@ -29,8 +28,35 @@ from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.nn.precision import mixed_precision
 from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
-from terarec.train import Optimizers, Trainer
+from terarec.train import Callback, Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory
+
+
+class CapacityCheck(Callback):
+    """Raises for more keys in an embedding than its workspace has room for.
+
+    Args:
+        model: The graph.
+        capacities: Name of an embedding -> most keys.
+    """
+
+    def __init__(self, model: GraphModel, capacities: Mapping[str, int]) -> None:
+        self._checks = [(name, list(model.collection(name).tables.values()), most) for name, most in capacities.items()]
+
+    def on_step(self, trainer: Trainer) -> None:
+        """Count the keys.
+
+        Raises:
+            OutOfBoundError: There are too many.
+        """
+        for name, tables, most in self._checks:
+            count = sum(map(len, tables))
+            if count > most:
+                raise OutOfBoundError(
+                    f"SparseEmbedding {name!r}",
+                    f"holds {count:,} keys, expected at most {most:,}, for which its workspace or sizes give "
+                    "room; give it more (HUGECTR_DISABLE_OVERFLOW_CHECK=1 turns this check off)",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

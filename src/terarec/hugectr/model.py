@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, optim
+from torch import Tensor
 
 from terarec.batch import to_device
-from terarec.errors import RunInterruptedError
-from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
-from terarec.hugectr.callbacks import Intervals, Iterations, LearningRate, ScriptCallbacks
 from terarec.hugectr.compilation import Compiled, compile_network
-from terarec.hugectr.data import file_url, model_home, stored_path
-from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.fitting import Fit, Intervals
 from terarec.hugectr.graph_json import Graph, Part, graph_to_json, read_graph
 from terarec.hugectr.json_files import read_json, write_json
-from terarec.hugectr.log import FitLog, Log, summary_lines
+from terarec.hugectr.log import Log, summary_lines
+from terarec.hugectr.model_files import ModelFiles, num_devices, source_of
 from terarec.hugectr.network import Network, capacity
 from terarec.hugectr.objects import (
     DataReaderParams,
@@ -46,32 +43,9 @@ from terarec.hugectr.run import Training, describe_records, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
-from terarec.hugectr.weights import (
-    EmbeddingFile,
-    FileNames,
-    check_collection,
-    check_sparse,
-    check_sparse_optimizer_states,
-    dump_collection,
-    dump_folder,
-    embedding_file,
-    is_single_file,
-    load_collection,
-    load_dense,
-    load_dense_optimizer_states,
-    load_sparse,
-    load_sparse_optimizer_states,
-    save_dense,
-    save_dense_optimizer_states,
-    save_sparse,
-    save_sparse_optimizer_states,
-)
-from terarec.io import atomic_entries, local_copy
 from terarec.models import GraphModel
 from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
-from terarec.storage import AnyTable
-from terarec.train import Callback
 
 
 class Model:
@@ -109,8 +83,7 @@ class Model:
         self._cache: TrainingCache | None = None
         rates = optimizer if isinstance(optimizer, OptimizerWithSchedule) else solver
         self._scheduler = LearningRateScheduler.of(rates)
-        self._iterations: Iterations | None = None
-        self._is_fitting = False
+        self._fit: Fit | None = None
         self._is_dense_frozen = False
         self._frozen: set[str] = set()
 
@@ -180,13 +153,13 @@ class Model:
         for message in self._made.messages:
             self._log(message)
         if self._etc_params is not None:
-            files = self._embedding_files()
+            files = self._files("compile").embeddings()
             collections = [self._made.model.collection(file.name) for file in files]
             self._cache = TrainingCache(
                 self._etc_params,
                 files,
                 collections,
-                key_bytes=self._key_bytes,
+                key_bytes=8 if self.solver.i64_input_key else 4,
                 keysets=lambda: self.reader_params.keyset,
             )
 
@@ -243,20 +216,33 @@ class Model:
                 but an integer, or an unknown name.
             LossCannotConvergeError: The loss is NaN.
         """
-        self._compiled("fit")
+        made = self._compiled("fit")
         if data_source_params is not None:
             self.solver = self.solver.with_values(data_source_params=data_source_params)
-        solver = self.solver
+        solver, cache, params = self.solver, self._cache, self.reader_params
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
             eval_interval, snapshot = solver.eval_interval, solver.snapshot
         every = Intervals(display=display, evaluation=eval_interval, snapshot=snapshot, snapshot_prefix=snapshot_prefix)
         if solver.repeat_dataset:
-            self._fit_by_iterations(max_iter, every)
-        elif self._cache is not None:
-            self._fit_by_passes(max(1, num_epochs), replace(every, snapshot=0))
+            if max_iter <= 0:
+                raise WrongInputError("fit: max_iter", f"got {max_iter}, expected more than 0 with repeat_dataset=True")
+            self._fit = Fit(self, made, every, checks_loss=solver.gen_loss_summary)
+            self._fit.by_iterations(max_iter)
+        elif cache is not None:
+            if len(params.keyset) != len(params.source):
+                raise WrongInputError(
+                    "fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}"
+                )
+            self._fit = Fit(self, made, replace(every, snapshot=0), has_target=False)
+            self._fit.by_passes(max(1, num_epochs), cache)
         else:
-            self._fit_by_epochs(num_epochs, every)
+            if num_epochs <= 0:
+                raise WrongInputError(
+                    "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
+                )
+            self._fit = Fit(self, made, every)
+            self._fit.by_epochs(num_epochs)
 
     def train(self, is_first_batch: bool = True) -> bool:
         """Train one iteration; return False at the end of the data, which only ``repeat_dataset=False`` has.
@@ -299,14 +285,10 @@ class Model:
         """Return the name and value of each metric over the evaluation batches since the last call."""
         return self._compiled("get_eval_metrics").evaluation.finish()
 
-    def class_aucs(self) -> tuple[float, ...]:
-        """Return the AUC of each label's column at the last `get_eval_metrics`."""
-        return self._compiled("class_aucs").evaluation.class_aucs
-
     @property
     def last_iteration(self) -> int:
         """Number of the last iteration of the last `fit`, from 0; -1 before the first."""
-        return -1 if self._iterations is None else self._iterations.index
+        return -1 if self._fit is None else self._fit.iterations.index
 
     def trainable_lines(self) -> list[str]:
         """Return the lines of `fit`'s log about frozen parts."""
@@ -474,7 +456,12 @@ class Model:
         plan = self._network.plan({}) if self._made is None else self._made.plan
         widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
         graph = Graph(model_name=self.solver.model_name, parts=(self._network.inputs, *self._network.parts[1:]))
-        write_json(self._url(graph_config_file), graph_to_json(graph, self._optimizer, self._capacity_of, widths))
+        devices = num_devices(self.solver)
+
+        def capacity_of(part: SparseEmbedding) -> int:
+            return capacity(part, part.optimizer or self._optimizer, devices)
+
+        write_json(self._url(graph_config_file), graph_to_json(graph, self._optimizer, capacity_of, widths))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
         """Add what a graph's file holds; `compile` comes after it.
@@ -512,14 +499,7 @@ class Model:
             WrongInputError: A folder in place of a file, or one that holds something of others; nothing is changed.
             StorageError: The disk is full; nothing is changed.
         """
-        made, source = self._compiled("save_params_to_files"), self._source(data_source_params)
-        dense = made.trainer.optimizers.dense
-        names = FileNames(file_url(source, model_home(source) + prefix), iter)
-        with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
-            save_dense(made.model, folder / names.dense)
-            if dense is not None:
-                save_dense_optimizer_states(made.model, dense, folder / names.dense_states)
-            self._save_embeddings(folder, names)
+        self._files("save_params_to_files", data_source_params).save(prefix, iter, self._cache)
 
     @as_hugectr_errors("load_dense_weights")
     @bind_arguments("Model.load_dense_weights")
@@ -531,11 +511,7 @@ class Model:
             FileCannotOpenError: No such file.
             BrokenFileError: A file of another model; nothing is changed then.
         """
-        model = self._compiled("load_dense_weights").model
-        source = self._source(data_source_params)
-        file = stored_path(source, "dense_model", dense_model_file)
-        with local_copy(file_url(source, file), adjacent=(STATISTICS_SUFFIX,)) as path:
-            load_dense(model, path)
+        self._files("load_dense_weights", data_source_params).load_dense(dense_model_file)
 
     @as_hugectr_errors("load_dense_optimizer_states")
     @bind_arguments("Model.load_dense_optimizer_states")
@@ -549,13 +525,8 @@ class Model:
             FileCannotOpenError: No such file.
             BrokenFileError: A file of another model or optimizer; nothing is changed then.
         """
-        made = self._compiled("load_dense_optimizer_states")
-        optimizer: optim.Optimizer | None = made.trainer.optimizers.dense
-        if optimizer is None:
-            raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
-        source = self._source(data_source_params)
-        with local_copy(file_url(source, stored_path(source, "dense_opt_states", dense_opt_states_file))) as path:
-            load_dense_optimizer_states(made.model, optimizer, path)
+        files = self._files("load_dense_optimizer_states", data_source_params)
+        files.load_dense_optimizer_states(dense_opt_states_file)
 
     @as_hugectr_errors("load_sparse_weights")
     @bind_arguments("Model.load_sparse_weights")
@@ -572,13 +543,7 @@ class Model:
             FileCannotOpenError: A missing folder.
             BrokenFileError: A folder of another embedding; none of the embeddings is changed then.
         """
-        source = self._source(data_source_params)
-        files = stored_path(source, "sparse_model", sparse_embedding_files)
-        with self._chosen("load_sparse_weights", files, source) as chosen:
-            for file, path in chosen[1:]:
-                check_sparse(file, path)  # before the first is changed
-            for file, path in chosen:
-                load_sparse(file, path)
+        self._files("load_sparse_weights", data_source_params).load_sparse(sparse_embedding_files)
 
     @as_hugectr_errors("load_sparse_optimizer_states")
     @bind_arguments("Model.load_sparse_optimizer_states")
@@ -588,13 +553,8 @@ class Model:
         data_source_params: DataSourceParams | None = None,
     ) -> None:
         """Take the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
-        source = self._source(data_source_params)
-        files = stored_path(source, "sparse_opt_states", sparse_opt_states_files)
-        with self._chosen("load_sparse_optimizer_states", files, source) as chosen:
-            for file, path in chosen[1:]:
-                check_sparse_optimizer_states(file, path)
-            for file, path in chosen:
-                load_sparse_optimizer_states(file, path)
+        files = self._files("load_sparse_optimizer_states", data_source_params)
+        files.load_sparse_optimizer_states(sparse_opt_states_files)
 
     @as_hugectr_errors("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
@@ -605,11 +565,7 @@ class Model:
             WrongInputError: An unknown table.
             StorageError: The disk is full.
         """
-        collections = list(self._collections("embedding_dump", table_names))
-        with atomic_entries(self._url(path), replaceable=COLLECTION_FILES) as held:
-            for number, tables, names in collections:
-                folder = dump_folder(held, number)
-                dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)
+        self._files("embedding_dump").dump_tables(path, table_names)
 
     @as_hugectr_errors("embedding_load")
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
@@ -621,12 +577,7 @@ class Model:
             FileCannotOpenError: No dump.
             BrokenFileError: A dump of other tables; none is changed then.
         """
-        collections = list(self._collections("embedding_load", table_names))
-        with local_copy(self._url(path)) as held:
-            for number, tables, names in collections[1:]:
-                check_collection(tables, dump_folder(held, number), names=names)
-            for number, tables, names in collections:
-                load_collection(tables, dump_folder(held, number), names=names)
+        self._files("embedding_load").load_tables(path, table_names)
 
     def get_embedding_training_cache(self) -> TrainingCache:
         """Return the training cache, whose `update` takes the keyset of each pass.
@@ -689,7 +640,7 @@ class Model:
         if self._cache is not None:
             raise IllegalCallError("save_run", "the model has a training cache, expected one that trains on one source")
         trainer, reader = made.trainer, made.train_reader
-        is_ahead = self._is_fitting and made.model.device.type != "cpu"
+        is_ahead = self._fit is not None and self._fit.is_running and made.model.device.type != "cpu"
         started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
         records = describe_records(
             made.plan.spec,
@@ -716,94 +667,6 @@ class Model:
             raise IllegalCallError(call, "the model is not compiled, expected Model.compile() before")
         return self._made
 
-    def _fit_by_iterations(self, max_iter: int, every: Intervals) -> None:
-        """Train for `max_iter` iterations over data that repeats, or until a callback or the AUC target ends it."""
-        if max_iter <= 0:
-            raise WrongInputError("fit: max_iter", f"got {max_iter}, expected more than 0 with repeat_dataset=True")
-        log = self._log_of_fit(f"Use non-epoch mode with number of iterations: {max_iter}", every)
-        iterations = Iterations(self, log, every, checks_loss=self.solver.gen_loss_summary)
-        iterations.of_what = f"{max_iter} iterations"
-        self.start_data_reading()
-        trainer = self._compiled("fit").trainer
-        trainer.spec = replace(trainer.spec, repeat=True, max_steps=trainer.step + max_iter)
-        self._train_on(iterations, ScriptCallbacks(self, iterations, log))
-
-    def _fit_by_epochs(self, num_epochs: int, every: Intervals) -> None:
-        """Train `num_epochs` times over the data, or until the AUC target is passed; the iterations count on."""
-        if num_epochs <= 0:
-            raise WrongInputError(
-                "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
-            )
-        log = self._log_of_fit(f"Use epoch mode with number of epochs: {num_epochs}", every)
-        iterations = Iterations(self, log, every)
-        self.get_data_reader_eval().set_source()
-        for epoch in range(num_epochs):
-            log.epoch(epoch)
-            iterations.of_what = f"{num_epochs} epochs, epoch {epoch},"
-            self._train_epoch(self.reader_params.source[0], iterations)
-            if self._compiled("fit").trainer.is_stopped:
-                return
-        log.finish(f"{num_epochs} epochs {iterations.index + 1} global iterations with batchsize")
-
-    def _fit_by_passes(self, num_epochs: int, every: Intervals) -> None:
-        """Train over each source with its keyset in the training cache, `num_epochs` times; no snapshots, no target."""
-        params = self.reader_params
-        if len(params.keyset) != len(params.source):
-            raise WrongInputError("fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}")
-        log = self._log_of_fit(f"Use training cache mode with number of epochs: {num_epochs}", every)
-        iterations = Iterations(self, log, every, has_target=False)
-        self.get_data_reader_eval().set_source()
-        cache, keysets = self.get_embedding_training_cache(), params.keyset * num_epochs
-        for epoch in range(num_epochs):
-            log.epoch(epoch)
-            for number, source in enumerate(params.source, epoch * len(params.source)):
-                cache.begin_pass(keysets[number], next(iter(keysets[number + 1 :]), None))
-                self._train_epoch(source, iterations)
-        log.finish(f"{num_epochs} epochs {iterations.index + 1} global iterations with batchsize")
-
-    def _train_epoch(self, source: str, iterations: Iterations) -> None:
-        """Train once over `source`."""
-        self.get_data_reader_train().set_source(source)
-        trainer = self._compiled("fit").trainer
-        trainer.begin_epoch()
-        trainer.spec = replace(trainer.spec, repeat=False, max_steps=None, epochs=trainer.epoch + 1)
-        self._train_on(iterations)
-        if not trainer.is_stopped:
-            self.get_data_reader_train().next_batch()  # finds the end, so that the next epoch has an order of its own
-
-    def _train_on(self, iterations: Iterations, *callbacks: Callback) -> None:
-        """Run the trainer with what happens around an iteration.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C ended it after a complete iteration.
-            RunInterruptedError: SIGTERM did.
-        """
-        made = self._compiled("fit")
-        trainer, reader = made.trainer, made.train_reader
-        self._iterations = iterations
-        rate = LearningRate(self)
-        trainer.callbacks = [rate, made.capacity_check, iterations, *callbacks]
-        self._is_fitting = True
-        try:
-            with as_hugectr_errors("train"):
-                trainer.fit(reader)
-        except RunInterruptedError:
-            if trainer.interrupted_by == "SIGINT":
-                raise KeyboardInterrupt from None
-            raise
-        finally:
-            self._is_fitting = False
-            if trainer.device.type != "cpu" and reader.repeat:
-                reader.load_state_dict(trainer.reader_state())  # a batch ahead was copied and not trained on
-
-    def _log_of_fit(self, mode: str, every: Intervals) -> FitLog:
-        """Return the log of a `fit` whose header is printed."""
-        log = FitLog(self.solver)
-        params = self.reader_params
-        sources = (params.source[0], params.eval_source)
-        log.header(mode, sources, self.trainable_lines(), (every.evaluation, every.snapshot))
-        return log
-
     def _freeze(self) -> None:
         made = self._compiled("freeze")
         for weight in made.model.layers.parameters():
@@ -821,86 +684,12 @@ class Model:
             raise WrongInputError("freeze_embedding", f"got {name!r}, expected one of {', '.join(known)}")
         return known if name is None else [name]
 
-    def _save_embeddings(self, folder: Path, names: FileNames) -> None:
-        single_file = is_single_file(self.solver.compat_release)
-        if self._cache is not None:
-            self._cache.save(folder, names, single_file=single_file)
-            return
-        for number, file in enumerate(self._embedding_files()):
-            save_sparse(file, folder / names.sparse(number), single_file=single_file)
-            save_sparse_optimizer_states(file, folder / names.sparse_states(number))
-
     def _url(self, path: str) -> str:
         """Return `path` on the file system that the solver names for the model's files."""
-        return file_url(self._source(None), path)
+        return file_url(source_of(self.solver), path)
 
-    def _source(self, provided: DataSourceParams | None) -> DataSourceParams:
-        """Return the file system that a call, or else the solver, names for the model's files."""
-        return provided or self.solver.values().get("data_source_params") or DataSourceParams()
-
-    def _embedding_files(self) -> list[EmbeddingFile]:
-        model = self._compiled("files").model
-        return [
-            embedding_file(
-                part,
-                model.collection(part.sparse_embedding_name),
-                devices=sum(map(len, self.solver.vvgpu)),
-                capacity=self._capacity_of(part),
-                key_bytes=self._key_bytes,
-            )
-            for part in self._network.of_type(SparseEmbedding)
-        ]
-
-    @contextmanager
-    def _chosen(
-        self, call: str, files: Sequence[str] | Mapping[str, str], source: DataSourceParams
-    ) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
-        """Yield each embedding to load with its path, or with a local copy of its URL."""
-        self._compiled(call)
-        held = {file.name: file for file in self._embedding_files()}
-        if not isinstance(files, Mapping):
-            if len(files) != len(held):
-                raise WrongInputError(
-                    call, f"got {len(files)} files, expected one for each of the {len(held)} embeddings"
-                )
-            files = dict(zip(held, files, strict=True))
-        for name in files:
-            if name not in held:
-                raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(held) or 'none'}")
-        with ExitStack() as stack:
-            copies = {name: local_copy(file_url(source, path)) for name, path in files.items()}
-            yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
-
-    def _capacity_of(self, part: SparseEmbedding) -> int:
-        return capacity(part, part.optimizer or self._optimizer, sum(map(len, self.solver.vvgpu)))
-
-    @property
-    def _key_bytes(self) -> Literal[4, 8]:
-        return 8 if self.solver.i64_input_key else 4
-
-    def _collections(
-        self, call: str, table_names: Sequence[str]
-    ) -> Iterator[tuple[int, Mapping[str, AnyTable], list[str]]]:
-        """Yield number and tables of each collection that has some of `table_names`, and which these are."""
-        made = self._compiled(call)
-        configs = self._network.of_type(EmbeddingCollectionConfig)
-        known = [name for config in configs for name in config.table_names()]
-        if not configs:
-            raise IllegalCallError(
-                call,
-                "the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
-                "for a SparseEmbedding",
-            )
-        for name in table_names:
-            if name not in known:
-                raise WrongInputError(
-                    f"{call}: table_names", f"got {name!r}, expected some of {', '.join(known) or 'none'}"
-                )
-        for number, (config, parts) in enumerate(zip(configs, made.plan.collections, strict=True)):
-            held = {name: table for part in parts for name, table in made.model.collection(part).tables.items()}
-            names = [name for name in table_names if name in held]
-            if names or not table_names:
-                yield number, {name: held[name] for name in config.table_names()}, names
+    def _files(self, call: str, source: DataSourceParams | None = None) -> ModelFiles:
+        return ModelFiles(self._network, self._compiled(call), self.solver, self._optimizer, source)
 
 
 def _oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:

@@ -15,8 +15,7 @@ from terarec.etl.ops.base import MISSING
 from terarec.etl.ready import criteo
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader
-from terarec.etl.workflow import Workflow
-from terarec.etl.workflow.inverse import IdValues
+from terarec.etl.workflow import IdValues, Workflow
 from terarec.formats import ColumnBlock, merge, read_dataset
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction
 from tests.errors import at

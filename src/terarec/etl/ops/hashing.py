@@ -1,0 +1,296 @@
+"""Operators that make ids without a vocabulary, and texts of several columns that become one id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError
+from terarec.etl.columns import (
+    REFUSED_SHOWN,
+    ColumnType,
+    RowFaultError,
+    Rows,
+    array_of,
+    flat,
+    is_missing,
+    kind_of,
+    like,
+    list_offsets,
+    null_mask,
+    numpy_values,
+    texts_of,
+)
+from terarec.etl.ops.base import (
+    ColumnsOperator,
+    ColumnTypes,
+    MappedColumns,
+    State,
+    check_column,
+)
+from terarec.etl.ops.record_values import RecordFunction, each, item_function
+from terarec.etl.ops.values import accepted_list, hashes_of, rejected
+from terarec.kernels.cpu.encoding import xxh64_list
+from terarec.kernels.encoding_types import InvalidValueError
+from terarec.ragged import Ragged, flat_values, like_values, map_values
+from terarec.spec import MISSING_ID, checks, register
+
+if TYPE_CHECKING:  # it loads torch
+    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
+
+
+@register("hash_bucket")
+@dataclass(frozen=True, kw_only=True)
+class HashBucket(MappedColumns):
+    """Value -> id without fitting: 0 missing, else ``1 + hash mod buckets``."""
+
+    runs_on_tensors: ClassVar[bool] = True
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    buckets: int
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.int64(self, "buckets", minimum=1)
+        checks.int64(self, "seed", minimum=0)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids."""
+        return {
+            output: ColumnType("id", found.is_list, found.max_length)
+            for output, found in super().output_types(types).items()
+        }
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Count the buckets and the missing value's id."""
+        return dict.fromkeys(self.writes, self.buckets + 1)
+
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        """Compute 1 + hash mod buckets."""
+        made = {}
+        for name, output in self.pairs:
+            array = rows.columns[name]
+            ids = self._ids(hashes_of(array, self.seed))
+            ids[is_missing(array)] = MISSING_ID
+            made[output] = like(array, array_of(ids, are_ids=True))
+        return rows.with_columns(made)
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of single values."""
+        return [
+            item_function(
+                name,
+                output,
+                self._ids_of_digits if types[name].kind == "hex32" else self._ids_of_values,
+                is_list=types[name].is_list,
+            )
+            for name, output in self.pairs
+        ]
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return 1 + hash mod buckets."""
+        ids = methodcaller("bucket_ids", self.buckets, self.seed)
+        return lambda block: {output: map_values(block.columns[name], ids) for name, output in self.pairs}
+
+    def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return hashes % self.buckets + 1
+
+    def _ids_of_values(self, values: list[Any]) -> NDArray[np.int64]:
+        ids = self._ids(xxh64_list(values, self.seed))
+        if None in values or "" in values:
+            ids[[value is None or value == "" for value in values]] = MISSING_ID
+        return ids
+
+    def _ids_of_digits(self, values: list[str | None]) -> NDArray[np.int64]:
+        return self._ids_of_values([int(digits, 16) if digits else None for digits in values])
+
+
+@register("given_ids")
+@dataclass(frozen=True, kw_only=True)
+class GivenIds(MappedColumns):
+    """Integer -> the same number as an id or a key, for data whose ids are made already.
+
+    Attributes:
+        rows: Number of ids of each of `columns`, 0 <= id < rows, none missing; None: its integers are keys.
+        max_length: The longest list where `columns` are lists; a longer one is invalid.
+    """
+
+    accepted: ClassVar[tuple[str, ...]] = ("integer",)
+    may_reject: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
+    rows: tuple[int | None, ...]
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.rows) != len(self.columns):
+            checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
+        for rows in self.rows:
+            if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+                checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
+        if self.max_length is not None:
+            checks.positive_int(self, "max_length")
+
+    @property
+    def max_list_length(self) -> int | None:
+        """The longest list."""
+        return self.max_length
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return ids, or integers where there are keys; lists of at most `max_length`."""
+        made: dict[str, ColumnType] = {}
+        for (name, output), rows in zip(self.pairs, self.rows, strict=True):
+            found = self.input_type(types, name)
+            bounds = [bound for bound in (found.max_length, self.max_length) if bound is not None]
+            longest = min(bounds, default=None) if found.is_list else None
+            made[output] = ColumnType("integer" if rows is None else "id", found.is_list, longest)
+        return made
+
+    def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
+        """Return the provided numbers; keys have none."""
+        return {output: rows for output, rows in zip(self.writes, self.rows, strict=True) if rows is not None}
+
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        """Check the numbers."""
+        made = {}
+        for (name, output), num_ids in zip(self.pairs, self.rows, strict=True):
+            self._check_lengths(rows, name)
+            array = rows.columns[name]
+            if num_ids is not None:
+                ids = numpy_values(flat(array))
+                wrong = (ids < 0) | (ids >= num_ids) | is_missing(array)
+                if wrong.any():
+                    raise rejected(rows, name, wrong, accepted_id(num_ids))
+                array = like(array, array_of(ids, are_ids=True))
+            made[output] = array
+        return rows.with_columns(made)
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return a function that checks the numbers."""
+
+        def call(block: TensorBlock) -> Mapping[str, DeviceColumn]:
+            made = {}
+            for (name, output), rows in zip(self.pairs, self.rows, strict=True):
+                column = block.columns[name]
+                if isinstance(column, Ragged) and self.max_length is not None:
+                    long = column.offsets.diff() > self.max_length
+                    block.reject(name, long, accepted_list(self.max_length), of_lengths=True)
+                if rows is not None:
+                    found = flat_values(column)
+                    wrong = (found.values < 0) | (found.values >= rows) | found.is_missing()
+                    block.reject(name, wrong, accepted_id(rows))
+                    column = like_values(column, device.values("id", found.values))
+                made[output] = column
+            return made
+
+        return call
+
+    def _check_lengths(self, rows: Rows, name: str) -> None:
+        offsets, most = list_offsets(rows.columns[name]), self.max_length
+        if offsets is None or most is None:
+            return
+        lengths = np.diff(offsets)
+        long = np.flatnonzero(lengths > most)
+        if long.size:
+            got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
+            raise RowFaultError(name, rows.ids[long], got, accepted_list(most))
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions that check Python integers."""
+        return [
+            RecordFunction((name,), (output,), partial(self._convert, rows), takes="values" if rows is None else "raw")
+            for (name, output), rows in zip(self.pairs, self.rows, strict=True)
+        ]
+
+    def _convert(self, rows: int | None, values: Any) -> Sequence[Any]:
+        items = flat_values(values)
+        if rows is not None:
+            for row, value in enumerate(items):
+                if type(value) is not int or not 0 <= value < rows:
+                    raise InvalidValueError(row)
+            items = np.array(items, dtype=np.int64)
+        most = self.max_length
+        if most is not None and isinstance(values, Ragged) and max(map(len, each(values)), default=0) > most:
+            raise InvalidValueError(0)
+        return (like_values(values, items),)
+
+
+def accepted_id(rows: int) -> str:
+    """Describe one of `rows` ids."""
+    return f"an id, 0 <= id < {rows}"
+
+
+SEPARATOR = "\x1f"
+_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
+
+
+@register("cross")
+@dataclass(frozen=True, kw_only=True)
+class Cross(ColumnsOperator):
+    r"""Several columns -> one text column: their values joined by ``"\x1f"``; a missing part is empty."""
+
+    accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
+    output: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_column(self, "output")
+        if len(self.columns) < 2:
+            checks.fail(self, "columns", "at least two column names")
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Columns that the step adds or replaces."""
+        return (self.output,)
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return text."""
+        for name in self.columns:
+            if self.input_type(types, name).is_list:
+                raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one value a row")
+        return {self.output: ColumnType("text")}
+
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        """Join the values by the unit separator."""
+        arrays = [rows.columns[name] for name in self.columns]
+        joined = pc.binary_join_element_wise(*map(_texts, arrays), pa.scalar(SEPARATOR, pa.large_string()))
+        all_missing = np.logical_and.reduce(list(map(is_missing, arrays)))
+        if all_missing.any():
+            joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
+        return rows.with_columns({self.output: joined})
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return functions of single values."""
+        spell = [_SPELLINGS[types[name].kind] for name in self.columns]
+
+        def call(*columns: list[Any]) -> Sequence[Any]:
+            spelled = [[one(value) for value in values] for one, values in zip(spell, columns, strict=True)]
+            return ([SEPARATOR.join(parts) if any(parts) else None for parts in zip(*spelled, strict=True)],)
+
+        return [RecordFunction(self.columns, (self.output,), call)]
+
+
+_SPELLINGS: Mapping[str, Callable[[Any], str]] = {
+    "text": lambda text: text or "",
+    "integer": lambda number: "" if number is None else str(number),
+    "hex32": lambda digits: digits.lower().zfill(8) if digits else "",
+}
+
+
+def _texts(array: pa.Array) -> pa.LargeStringArray:
+    """Return the values as text, "" where missing."""
+    if kind_of(array) != "hex32":
+        return array.cast(pa.large_string()).fill_null("")
+    digits = _DIGITS[(numpy_values(array)[:, None] >> _SHIFTS) & np.uint32(15)]
+    offsets = np.arange(0, 8 * len(array) + 1, 8, dtype=np.int64)
+    return texts_of(np.ascontiguousarray(digits).reshape(-1), offsets, null_mask(array)).fill_null("")

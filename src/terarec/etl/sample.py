@@ -1,0 +1,279 @@
+"""Types of the columns of unknown logs, from a sample of their first rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from terarec.errors import FormatError
+from terarec.etl.columns import array_of, concatenate_rows, null_mask
+from terarec.etl.source import SourceFile, find_files, open_source, parse_times
+from terarec.etl.source.arrow_files import is_list, is_string, read_schema, value_type
+from terarec.etl.source.text import open_text, read_text
+from terarec.etl.source.times import parse_texts
+from terarec.spec import SourceColumn, SourceSpec
+from terarec.spec.codec import parse_json
+from terarec.spec.workflow import SourceFormat, SourceType
+
+SAMPLE_ROWS = 100_000
+"""Most rows that a draft reads."""
+_HEAD_BYTES = 1 << 18
+_HEAD_LINES = 200
+_DELIMITERS = ("\t", ",", ";", "|", "::", " ")
+_MISSING_WORDS = ("?", "NULL", "null", "NaN", "nan", "\\N", "NA", "N/A", "None", "-")
+_SURELY_MISSING = frozenset({"?", "NULL", "null", "\\N"})
+"""Words that mean a missing value among texts, too; the others do only among numbers."""
+_TIME_FORMATS = (
+    *("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S UTC", "%Y-%m-%d %H:%M"),
+    *("%Y-%m-%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y"),
+    *("%d/%m/%Y %H:%M:%S", "%d/%m/%Y", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%m %d, %Y", "%Y%m%d", "%Y%m%d%H%M%S"),
+)
+_IS_TIME = re.compile(r"(?i)(time|date|day|^when$|(^|_)ts($|_)|(^|_)at$)")
+_IS_NAME = re.compile(r"[^\W\d].*")
+_YEARS = (631_152_000, 4_102_444_800)
+"""Seconds of 1990 and of 2100."""
+
+
+class SampledColumn:
+    """A column of the sample.
+
+    Args:
+        spec: How the files hold it.
+        values: Arrow array of its values, null where missing, in lists for lists.
+    """
+
+    def __init__(self, spec: SourceColumn, values: pa.Array) -> None:
+        self.name = spec.name
+        self.spec = spec
+        self.values = values
+        self.is_list = pa.types.is_large_list(values.type)
+        self.items = values.flatten() if self.is_list else values
+        self.missing = self.items.null_count
+        self.distinct = len(pc.unique(self.items.drop_null()))
+
+    @property
+    def present(self) -> int:
+        """Values that are not missing."""
+        return len(self.items) - int(self.missing)
+
+
+def read_sample(sources: Sequence[str | Path]) -> tuple[SourceSpec, list[SampledColumn], list[str]]:
+    """Return how the files are read, their columns, and the names of those that a source cannot read."""
+    files = find_files(sources)
+    with open_text(files[0]) as (_, stream):
+        head: bytes = stream.read(_HEAD_BYTES)
+    if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+        source_format: Literal["parquet", "arrow"] = "parquet" if head.startswith(b"PAR1") else "arrow"
+        schema = read_schema(files[0].path, source_format)
+        found = [(field.name, _arrow_type(field.type), is_list(field.type)) for field in schema]
+        return _read_typed(source_format, found, sources)
+    if head.lstrip()[:1] == b"{":
+        return _read_typed("json_lines", _json_fields(files), sources)
+    spec = _delimited(files[0], head)
+    words: set[str] = set()
+    inferred = [_inferred(name, texts, spec.delimiter, words) for name, texts in _columns(spec, sources).items()]
+    return replace(spec, missing=("", *sorted(words))), inferred, []
+
+
+def _columns(spec: SourceSpec, sources: Sequence[str | Path]) -> Mapping[str, pa.Array]:
+    """Return the first rows of the files; those that cannot be read are left out."""
+    source = open_source(spec, sources, "skip", limit=SAMPLE_ROWS)
+    rows = concatenate_rows(list(source.blocks()))
+    if not rows.num_rows:
+        raise FormatError(source.files[0].path, f"no row of the sample can be read: {source.bad_input.first[0]}")
+    return rows.columns
+
+
+def _read_typed(
+    source_format: SourceFormat, fields: Sequence[_Field], sources: Sequence[str | Path]
+) -> tuple[SourceSpec, list[SampledColumn], list[str]]:
+    """Read files that hold the types of their values; only text may turn out to be times or hexadecimal digits."""
+    spec = SourceSpec(format=source_format, columns=_typed(fields))
+    columns = []
+    for column, values in zip(spec.columns, _columns(spec, sources).values(), strict=True):
+        if column.type == "integer" and column.separator is None and _are_seconds(column.name, values.drop_null()):
+            column = replace(column, type="time")
+        is_text = column.type == "text" and column.separator is None
+        columns.append(_inferred_text(column.name, values) if is_text else SampledColumn(column, values))
+    return spec, columns, [name for name, kind, _ in fields if kind is None]
+
+
+_Field: TypeAlias = tuple[str, SourceType | None, bool]
+"""Name, type if there is one, and whether it holds lists."""
+
+
+def _typed(found: Sequence[_Field]) -> tuple[SourceColumn, ...]:
+    columns = tuple(
+        SourceColumn(name=name, type=kind, separator="," if is_lists else None)
+        for name, kind, is_lists in found
+        if kind is not None
+    )
+    if not columns:
+        raise FormatError(
+            "sources", "no column holds texts, integers, numbers, times or lists of them, expected at least one"
+        )
+    return columns
+
+
+def _arrow_type(found: pa.DataType) -> SourceType | None:
+    inner = value_type(found)
+    if is_string(inner):
+        return "text"
+    if pa.types.is_integer(inner):
+        return "integer"
+    if pa.types.is_floating(inner) or pa.types.is_decimal(inner):
+        return "number"
+    return "time" if pa.types.is_timestamp(inner) or pa.types.is_date(inner) else None
+
+
+def _json_fields(files: Sequence[SourceFile]) -> list[_Field]:
+    """Return the fields of the objects of the first block of lines."""
+    types: dict[str, set[tuple[SourceType | None, bool]]] = {}
+    for line in next(iter(read_text(files[0]))).text.splitlines()[:SAMPLE_ROWS]:
+        try:
+            fields = parse_json(line) if line.strip() else {}
+        except ValueError:
+            continue
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            items = value if isinstance(value, list) else [value]
+            types.setdefault(name, set()).update(
+                (_PYTHON_TYPES.get(type(item)), isinstance(value, list)) for item in items if item is not None
+            )
+    found: list[_Field] = []
+    for name, seen in types.items():
+        kinds, shapes = {kind for kind, _ in seen}, {is_lists for _, is_lists in seen}
+        kind = "number" if kinds == {"integer", "number"} else next(iter(kinds)) if len(kinds) == 1 else None
+        found.append((name, kind if len(shapes) == 1 else None, True in shapes))
+    return found
+
+
+_PYTHON_TYPES: dict[type, SourceType] = {str: "text", int: "integer", float: "number"}
+
+
+def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
+    """Return how delimited text is read, all of its columns as text."""
+    if len(head) == _HEAD_BYTES:
+        head = head[: head.rfind(b"\n") + 1]
+    try:
+        text, encoding = head.decode("utf-8-sig"), "utf-8"
+    except UnicodeDecodeError:
+        text, encoding = head.decode("latin-1"), "latin-1"
+    tried = {mark: _records(text, mark) for mark in _DELIMITERS}
+    widths = {mark: Counter(map(len, records)).most_common(1)[0] for mark, records in tried.items() if records}
+    steady = [mark for mark, (width, times) in widths.items() if width > 1 and times >= 0.9 * len(tried[mark])]
+    if not steady:
+        raise FormatError(file.path, "found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
+    delimiter = max(steady, key=lambda mark: (mark != " ", widths[mark][0]))
+    first, *others = tried[delimiter]
+    width = widths[delimiter][0]
+    if len(first) != width:
+        raise FormatError(f"{file.path}: line 1", f"found {len(first)} fields, expected {width} as in most lines")
+    others = [record for record in others if len(record) == width]
+    names = [field.strip() for field in first]
+    has_header = len(set(names)) == len(names) and all(_IS_NAME.fullmatch(name) for name in names)
+    has_header = has_header and bool(others)
+    has_header = has_header and not any(name in {row[at].strip() for row in others} for at, name in enumerate(names))
+    if not has_header:
+        names = [f"column_{number}" for number in range(1, len(first) + 1)]
+    return SourceSpec(
+        format="delimited",
+        columns=tuple(SourceColumn(name=name, type="text") for name in names),
+        delimiter=delimiter,
+        header=has_header,
+        quote='"' in text,
+        trim=True,
+        encoding=encoding,  # type: ignore[arg-type]  # one of the two above
+    )
+
+
+def _records(text: str, delimiter: str) -> list[list[str]]:
+    """Return the fields of the first lines that are not empty."""
+    if len(delimiter) > 1:
+        return [line.split(delimiter) for line in text.splitlines() if line][:_HEAD_LINES]
+    reader = csv.reader(
+        io.StringIO(text),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if '"' in text else csv.QUOTE_NONE,
+        skipinitialspace=delimiter != " ",
+    )
+    try:
+        return [record for record in itertools.islice(reader, _HEAD_LINES) if record]
+    except csv.Error:
+        return []
+
+
+def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> SampledColumn:
+    """Return a column of delimited text in its narrowest type; `words` that mean missing values are added."""
+    values = pc.unique(texts.drop_null())
+    sure = [word for word in values.to_pylist() if word in _SURELY_MISSING]
+    unsure = [word for word in values.to_pylist() if word in _MISSING_WORDS]
+    numbers = values.filter(pc.invert(pc.is_in(values, pa.array(unsure, values.type))))
+    kind = _number_type(name, numbers) if len(numbers) else None
+    found = unsure if kind is not None else sure
+    words.update(found)
+    if found:
+        texts = pc.if_else(pc.is_in(texts, pa.array(found, texts.type)), pa.scalar(None, texts.type), texts)
+    if kind is None:
+        return _inferred_text(name, texts, delimiter)
+    spec = SourceColumn(name=name, type=kind)
+    return SampledColumn(spec, parse_texts(texts, "number" if kind == "number" else "integer")[0])
+
+
+def _number_type(name: str, values: pa.Array) -> SourceType | None:
+    """Return what type of numbers all of these texts are; None if they are none, or digits of a code."""
+    if pc.any(pc.match_substring_regex(values, r"^-?0\d")).as_py():
+        return None
+    if _IS_TIME.search(name) and _time_format(values) is not None:
+        return None
+    for kind in ("integer", "number"):
+        read, bad = parse_texts(values, kind)
+        if bad is None or not bad.any():
+            if kind == "integer" and _are_seconds(name, read):
+                return "time"
+            is_long = kind == "number" and pc.all(pc.match_substring_regex(values, r"^-?\d+$")).as_py()
+            return None if is_long else "integer" if kind == "integer" else "number"  # ids of more than 64 bits
+    return None
+
+
+def _are_seconds(name: str, values: pa.Array) -> bool:
+    """Return whether integers of a column of this name are seconds since 1970."""
+    if not _IS_TIME.search(name) or not len(values):
+        return False
+    bounds = pc.min_max(values)
+    return bool(_YEARS[0] <= bounds["min"].as_py() <= bounds["max"].as_py() <= _YEARS[1])
+
+
+def _inferred_text(name: str, texts: pa.Array, delimiter: str | None = None) -> SampledColumn:
+    """Return a column of texts as times, hexadecimal digits, lists or texts."""
+    values = pc.unique(texts.drop_null())
+    form = _time_format(values) if len(values) else None
+    if form is not None:
+        seconds, _ = parse_times(texts, form)
+        return SampledColumn(SourceColumn(name=name, type="time", format=form), array_of(seconds, null_mask(texts)))
+    if len(values) and pc.all(pc.match_substring_regex(values, "^[0-9a-fA-F]{8}$")).as_py():
+        return SampledColumn(SourceColumn(name=name, type="hex32"), texts)
+    for separator in ("|", ";"):
+        share = pc.sum(pc.match_substring(values, separator)).as_py() if len(values) else 0
+        if delimiter not in (None, separator) and share and share >= 0.2 * len(values):
+            lists = pc.split_pattern(texts, separator).cast(pa.large_list(pa.large_string()))
+            if len(pc.unique(lists.flatten())) < len(values):
+                return SampledColumn(SourceColumn(name=name, type="text", separator=separator), lists)
+    return SampledColumn(SourceColumn(name=name, type="text"), texts)
+
+
+def _time_format(values: pa.Array) -> str | None:
+    """Return the format in which all of these texts are times."""
+    for form in _TIME_FORMATS:
+        if not parse_times(values[:_HEAD_LINES], form)[1].any() and not parse_times(values, form)[1].any():
+            return form
+    return None

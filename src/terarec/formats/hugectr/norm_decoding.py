@@ -1,0 +1,190 @@
+"""The records of a Norm file as columns."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.hugectr.fields import (
+    Strided,
+    check_bag_lengths,
+    copy_transposed,
+    key_dtype,
+)
+from terarec.formats.hugectr.norm_framing import Piece, Spans
+from terarec.ragged import Ragged, offsets_of
+from terarec.spec import RecordLayout
+
+_COUNT = np.dtype("<i4")
+_FLOAT = np.dtype("<f4")
+
+
+def decode(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+    """Decode the records in `spans`: labels and dense numbers float32, keys as `ColumnBlock` has them.
+
+    Raises:
+        FormatError: A record whose fields take more or fewer bytes than it has, or a bag of too many or too few keys.
+    """
+    block = decode_even(piece, spans, layout)
+    return decode_uneven(piece, spans, layout) if block is None else block
+
+
+def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock | None:
+    """Decode the records in `spans` if each slot holds the same number of keys in all of them; None otherwise."""
+    slots = even_slots(piece, spans, layout)
+    if slots is None:
+        return None
+    counts = [count for _, width, count in slots for _ in range(width)]
+    for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
+        check_bag_lengths(np.array([count]), most, f"{piece.where}, slot {name!r}")
+    records = _records(piece, spans)
+    label = np.ascontiguousarray(records.matrix(0, _FLOAT, layout.label_dim))
+    dense = np.ascontiguousarray(records.matrix(4 * layout.label_dim, _FLOAT, layout.dense_dim))
+    num_rows = len(spans.starts)
+    keys: list[Keys] = []
+    for byte, width, count in slots:
+        keys += _even_slots(records, num_rows, (byte, width, count), layout.key_bytes)
+    return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+def even_slots(piece: Piece, spans: Spans, layout: RecordLayout) -> list[tuple[int, int, int]] | None:
+    """Group neighbouring slots of as many keys in `spans`: (first byte, slots, keys in each).
+
+    Returns:
+        None if a slot holds more keys in one record than in another.
+    """
+    counts = None if spans.stride is None else _counts_of_first(piece.content, spans, layout)
+    if counts is None:
+        return None
+    records = _records(piece, spans)
+    byte = 4 * (layout.label_dim + layout.dense_dim)
+    slots: list[tuple[int, int, int]] = []
+    for count, members in groupby(counts):
+        width = len(list(members))
+        step = 4 + count * layout.key_bytes
+        if (records.matrix(byte, _COUNT, width, step) != count).any():
+            return None
+        slots.append((byte, width, count))
+        byte += width * step
+    return slots
+
+
+def _records(piece: Piece, spans: Spans) -> Strided:
+    assert spans.stride is not None
+    return Strided(piece.content, int(spans.starts[0]), spans.stride, len(spans.starts))
+
+
+def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLayout) -> list[int] | None:
+    """Count the keys of each slot in the first record; None if they do not add up to its size."""
+    payload = content[spans.starts[0] : spans.ends[0]]
+    words = payload[: len(payload) // 4 * 4].view(_COUNT).tolist()
+    position = layout.label_dim + layout.dense_dim
+    counts = []
+    for _ in range(layout.num_slots):
+        if position >= len(words) or words[position] < 0:
+            return None
+        counts.append(words[position])
+        position += 1 + counts[-1] * (layout.key_bytes // 4)
+    return counts if 4 * position == len(payload) else None
+
+
+def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], key_bytes: int) -> list[Keys]:
+    """Yield columns of neighbouring slots: (first byte, number of slots, keys in each)."""
+    byte, width, count = slots
+    step = 4 + count * key_bytes
+    if count == 1:
+        keys = np.empty((width, num_rows), dtype=np.int64)
+        copy_transposed(records.matrix(byte + 4, key_dtype(key_bytes), width, step), keys)
+        return list(keys)
+    offsets = np.arange(num_rows + 1, dtype=np.int64) * count
+    columns: list[Keys] = []
+    for slot in range(width):
+        values = records.matrix(byte + 4 + slot * step, key_dtype(key_bytes), count)
+        columns.append(Ragged(values.astype(np.int64).reshape(-1), offsets))
+    return columns
+
+
+def decode_uneven(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock:
+    """Decode the records in `spans`, whatever the number of their keys; see `decode`."""
+    where = f"{piece.where} (with {layout.key_bytes}-byte keys)"  # what does not fit may be keys of the other size
+    fields = _Fields(piece, spans, where)
+    label = fields.take(layout.label_dim).view(_FLOAT)
+    dense = fields.take(layout.dense_dim).view(_FLOAT)
+    keys: list[Keys] = []
+    for name, most in zip(layout.slot_names, layout.most_keys, strict=True):
+        counts = fields.take(1)[:, 0].astype(np.int64)
+        check_bag_lengths(counts, most, f"{where}, slot {name!r}")
+        values = fields.take_keys(counts, layout.key_bytes)
+        keys.append(values if (counts == 1).all() else Ragged(values, offsets_of(counts)))
+    fields.finish()
+    return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
+
+
+class _Fields:
+    """Cursor over the fields of all records; no record is read beyond its end."""
+
+    def __init__(self, piece: Piece, spans: Spans, where: str) -> None:
+        self._spans, self._start = spans, piece.start
+        self._where = where
+        sizes = spans.ends - spans.starts
+        self._check(sizes % 4 != 0, "a multiple of 4")
+        self._words = _joined(piece.content, spans).view(_COUNT)
+        self._ends = np.cumsum(sizes // 4)
+        self._position: NDArray[np.int64] = self._ends - sizes // 4
+
+    def take(self, columns: int) -> NDArray[Any]:
+        """Return the next words of each record, ``int32[n, columns]``."""
+        starts = self._advance(np.full(len(self._position), columns))
+        return self._words.take(starts[:, None] + np.arange(columns))
+
+    def take_keys(self, counts: NDArray[np.int64], key_bytes: int) -> NDArray[np.int64]:
+        """Return the next ``counts[n]`` keys of each record, one record after the other."""
+        step = key_bytes // 4
+        starts = self._advance(counts * step)
+        if (counts == 1).all():
+            index = starts
+        else:
+            offsets = offsets_of(counts)
+            index = np.repeat(starts - step * offsets[:-1], counts) + step * np.arange(offsets[-1])
+        low: NDArray[np.int64] = self._words.take(index).view(np.uint32).astype(np.int64)
+        if step == 1:
+            return low
+        high = self._words.take(index + 1).astype(np.int64)
+        keys: NDArray[np.int64] = high << 32 | low
+        return keys
+
+    def finish(self) -> None:
+        """Raise `FormatError` unless every record is used up."""
+        self._check(self._position != self._ends, "fewer")
+
+    def _advance(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        starts: NDArray[np.int64] = self._position
+        self._position = starts + words
+        self._check(self._position > self._ends, "more")
+        return starts
+
+    def _check(self, wrong: NDArray[np.bool_], expected: str) -> None:
+        if wrong.any():
+            record = int(np.argmax(wrong))
+            start, end = int(self._spans.starts[record]), int(self._spans.ends[record])
+            problem = f"record at byte {self._start + start}: holds {end - start} bytes, its fields take {expected}"
+            raise FormatError(self._where, problem)
+
+
+def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
+    """Concatenate the records' bytes, without the bytes between them."""
+    if len(spans.starts) == 0:
+        return content[:0]
+    first, last = int(spans.starts[0]), int(spans.ends[-1])
+    gaps = spans.starts[1:] - spans.ends[:-1]
+    if not gaps.any():
+        return content[first:last]
+    offsets = offsets_of(gaps)
+    keep = np.ones(last - first, dtype=bool)
+    keep[np.repeat(spans.ends[:-1] - first - offsets[:-1], gaps) + np.arange(offsets[-1])] = False
+    return content[first:last][keep]

@@ -1,0 +1,311 @@
+"""`Model.fit`: training by iterations, epochs or passes, with what a release does between iterations."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from terarec.errors import RunInterruptedError
+from terarec.hugectr.compilation import Compiled
+from terarec.hugectr.enums import MetricsType
+from terarec.hugectr.errors import LossCannotConvergeError, as_hugectr_errors
+from terarec.hugectr.log import FitLog
+from terarec.hugectr.objects import DataReaderParams, Solver, TrainingCallback
+from terarec.hugectr.schedule import LearningRateScheduler, cadence_of
+from terarec.hugectr.training_cache import TrainingCache
+from terarec.train import Callback, Trainer
+
+
+class FittedModel(Protocol):
+    """The calls of `terarec.hugectr.Model` that fitting makes."""
+
+    solver: Solver
+
+    @property
+    def reader_params(self) -> DataReaderParams:
+        """The parameters of the data."""
+        ...
+
+    def start_data_reading(self) -> None:
+        """Start both readers."""
+        ...
+
+    def eval(self) -> bool:
+        """Take one batch into the metrics; False at the end of the data."""
+        ...
+
+    def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
+        """Write weights and optimizer states."""
+        ...
+
+    def get_learning_rate_scheduler(self) -> LearningRateScheduler:
+        """Return the schedule."""
+        ...
+
+    def trainable_lines(self) -> list[str]:
+        """Return the lines of the log about frozen parts."""
+        ...
+
+
+class LearningRate(Callback):
+    """Gives each iteration the rate of the model's schedule.
+
+    Args:
+        model: A compiled model.
+    """
+
+    def __init__(self, model: FittedModel) -> None:
+        self._model = model
+
+    def on_step_start(self, trainer: Trainer) -> None:
+        """Set the next rate."""
+        trainer.optimizers.lr = self._model.get_learning_rate_scheduler().get_next()
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Advance by a step for the call of HugeCTR's loop that finds no more data."""
+        if not _repeats(trainer) and not trainer.is_stopped:
+            self.on_step_start(trainer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intervals:
+    """Intervals of the work between iterations.
+
+    Attributes:
+        display: Iterations between messages; 0 for none.
+        evaluation: Iterations between evaluations; 0 for none.
+        snapshot: Iterations between snapshots; 0 for none.
+        snapshot_prefix: Start of the snapshots' names.
+    """
+
+    display: int
+    evaluation: int
+    snapshot: int
+    snapshot_prefix: str
+
+
+class Iterations(Callback):
+    """Counts iterations, and displays, evaluates and saves when the release does.
+
+    Attributes:
+        index: Number of the last iteration, from 0; -1 before the first.
+        of_what: The length of the training, in the line of a target that was hit.
+
+    Args:
+        model: The model.
+        made: The same, compiled.
+        log: What is printed.
+        every: Intervals of displays, evaluations and snapshots.
+        has_target: Whether the AUC of the solver's metrics ends the training.
+        checks_loss: Whether displays show the loss, and raise for NaN.
+    """
+
+    def __init__(
+        self,
+        model: FittedModel,
+        made: Compiled,
+        log: FitLog,
+        every: Intervals,
+        *,
+        has_target: bool,
+        checks_loss: bool,
+    ) -> None:
+        self.index = -1
+        self.of_what = ""
+        self._model, self._made, self._log, self._every = model, made, log, every
+        self._checks_loss = checks_loss
+        self._cadence = cadence_of(model.solver.compat_release)
+        self._target = model.solver.metrics_spec.get(MetricsType.AUC, math.inf) if has_target else math.inf
+
+    def on_step(self, trainer: Trainer) -> None:
+        """Do what is due after an iteration.
+
+        Raises:
+            LossCannotConvergeError: The loss that a display shows is NaN.
+        """
+        self.index += 1
+        self._log_progress(trainer)
+        if self._cadence.shows(self.index, self._every.evaluation) and self._evaluate():
+            trainer.stop()
+        elif self._cadence.saves(self.index, self._every.snapshot):
+            self._model.save_params_to_files(self._every.snapshot_prefix, self._cadence.saved_number(self.index))
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Count the call that finds no more data, where the release does."""
+        if self._cadence.counts_end and not _repeats(trainer) and not trainer.is_stopped:
+            self.on_step(trainer)
+
+    def _evaluate(self) -> bool:
+        """Evaluate; return whether a callback or the AUC target ends the training."""
+        solver = self._model.solver
+        callbacks = solver.training_callbacks if solver.repeat_dataset else []
+        # All callbacks are called before a request to stop is followed.
+        stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
+        if any(stop_requests):
+            return True
+        found = self._measure()
+        stop_requests = [callback.on_eval_end(self.index, dict(found)) for callback in callbacks]
+        if any(stop_requests):
+            return True
+        is_hit = found.get("AUC", -math.inf) > self._target
+        if is_hit:
+            self._log.hit(self._target, self._cadence.number(self.index), self.of_what)
+        return is_hit
+
+    def _measure(self) -> dict[str, float]:
+        """Evaluate and print at most ``max_eval_batches`` batches; in epochs, the end of the data ends it, too."""
+        began = time.perf_counter()
+        solver = self._model.solver
+        for _ in range(solver.max_eval_batches):
+            if not self._model.eval():
+                break
+        if not solver.repeat_dataset:
+            self._made.eval_reader.set_source()
+        found = dict(self._made.evaluation.finish())
+        self._log.metrics(found, self._made.evaluation.class_aucs, time.perf_counter() - began)
+        return found
+
+    def _log_progress(self, trainer: Trainer) -> None:
+        if not self._cadence.shows(self.index, self._every.display):
+            return
+        last = trainer.last_loss if self._checks_loss else None
+        loss = 0.0 if last is None else float(last)
+        if math.isnan(loss):
+            raise LossCannotConvergeError(
+                "fit",
+                f"the loss of iteration {self._cadence.number(self.index)} is NaN: it cannot converge, expected a "
+                "number; a lower learning rate may help",
+            )
+        self._log.progress(self._cadence.number(self.index), self._every.display, loss, trainer.optimizers.lr)
+
+
+class ScriptCallbacks(Callback):
+    """Calls a script's ``TrainingCallback`` objects when training by iterations starts and when it ends.
+
+    Args:
+        callbacks: These objects.
+        iterations: The count of iterations.
+        log: What is printed.
+    """
+
+    def __init__(self, callbacks: Sequence[TrainingCallback], iterations: Iterations, log: FitLog) -> None:
+        self._callbacks = callbacks
+        self._iterations, self._log = iterations, log
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Call ``on_training_start``."""
+        for callback in self._callbacks:
+            callback.on_training_start()
+
+    def on_finish(self, trainer: Trainer) -> None:
+        """Print the end, unless something ended it early, and call ``on_training_end``."""
+        if not trainer.is_stopped:
+            self._log.finish(f"{self._iterations.of_what} with batchsize:")
+        for callback in self._callbacks:
+            callback.on_training_end(self._iterations.index)
+
+
+def _repeats(trainer: Trainer) -> bool:
+    return trainer.reader is not None and trainer.reader.repeat
+
+
+class Fit:
+    """One call of `Model.fit`.
+
+    Attributes:
+        iterations: Count of iterations.
+        is_running: Whether it trains now.
+
+    Args:
+        model: The model.
+        made: The same, compiled.
+        every: Intervals of the work between iterations.
+        has_target: Whether the AUC of the solver's metrics ends the training.
+        checks_loss: Whether displays show the loss, and raise for NaN.
+    """
+
+    def __init__(
+        self, model: FittedModel, made: Compiled, every: Intervals, *, has_target: bool = True, checks_loss: bool = True
+    ) -> None:
+        self._model, self._made, self._every = model, made, every
+        self._log = FitLog(model.solver)
+        self.iterations = Iterations(model, made, self._log, every, has_target=has_target, checks_loss=checks_loss)
+        self.is_running = False
+
+    def by_iterations(self, count: int) -> None:
+        """Train for `count` iterations over data that repeats, or until a callback or the AUC target ends it."""
+        self._print_header(f"Use non-epoch mode with number of iterations: {count}")
+        self.iterations.of_what = f"{count} iterations"
+        self._model.start_data_reading()
+        trainer = self._made.trainer
+        trainer.spec = replace(trainer.spec, repeat=True, max_steps=trainer.step + count)
+        self._train(ScriptCallbacks(self._model.solver.training_callbacks, self.iterations, self._log))
+
+    def by_epochs(self, count: int) -> None:
+        """Train `count` times over the data, or until the AUC target is passed; the iterations count on."""
+        self._print_header(f"Use epoch mode with number of epochs: {count}")
+        self._made.eval_reader.set_source()
+        for epoch in range(count):
+            self._log.epoch(epoch)
+            self.iterations.of_what = f"{count} epochs, epoch {epoch},"
+            self._train_epoch(self._model.reader_params.source[0])
+            if self._made.trainer.is_stopped:
+                return
+        self._print_end(count)
+
+    def by_passes(self, count: int, cache: TrainingCache) -> None:
+        """Train over each source with its keyset in the training cache, `count` times; no snapshots, no target."""
+        params = self._model.reader_params
+        self._print_header(f"Use training cache mode with number of epochs: {count}")
+        self._made.eval_reader.set_source()
+        keysets = params.keyset * count
+        for epoch in range(count):
+            self._log.epoch(epoch)
+            for number, source in enumerate(params.source, epoch * len(params.source)):
+                cache.begin_pass(keysets[number], next(iter(keysets[number + 1 :]), None))
+                self._train_epoch(source)
+        self._print_end(count)
+
+    def _train_epoch(self, source: str) -> None:
+        """Train once over `source`."""
+        reader, trainer = self._made.train_reader, self._made.trainer
+        reader.set_source(source)
+        trainer.begin_epoch()
+        trainer.spec = replace(trainer.spec, repeat=False, max_steps=None, epochs=trainer.epoch + 1)
+        self._train()
+        if not trainer.is_stopped:
+            reader.next_batch()  # finds the end, so that the next epoch has an order of its own
+
+    def _train(self, *callbacks: Callback) -> None:
+        """Run the trainer with what happens around an iteration.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C ended it after a complete iteration.
+            RunInterruptedError: SIGTERM did.
+        """
+        trainer, reader = self._made.trainer, self._made.train_reader
+        trainer.callbacks = [LearningRate(self._model), self._made.capacity_check, self.iterations, *callbacks]
+        self.is_running = True
+        try:
+            with as_hugectr_errors("train"):
+                trainer.fit(reader)
+        except RunInterruptedError:
+            if trainer.interrupted_by == "SIGINT":
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            self.is_running = False
+            if trainer.device.type != "cpu" and reader.repeat:
+                reader.load_state_dict(trainer.reader_state())  # a batch ahead was copied and not trained on
+
+    def _print_header(self, mode: str) -> None:
+        params = self._model.reader_params
+        sources = (params.source[0], params.eval_source)
+        intervals = (self._every.evaluation, self._every.snapshot)
+        self._log.header(mode, sources, self._model.trainable_lines(), intervals)
+
+    def _print_end(self, num_epochs: int) -> None:
+        self._log.finish(f"{num_epochs} epochs {self.iterations.index + 1} global iterations with batchsize")

@@ -1,0 +1,197 @@
+"""The files of a compiled model: weights and optimizer states of its layers, embeddings and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+from torch import optim
+
+from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
+from terarec.hugectr.compilation import Compiled
+from terarec.hugectr.data import file_url, model_home, stored_path
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.network import Network, capacity
+from terarec.hugectr.objects import DataSourceParams, OptParamsPy, Solver, SparseEmbedding
+from terarec.hugectr.training_cache import TrainingCache
+from terarec.hugectr.weights import (
+    EmbeddingFile,
+    FileNames,
+    check_collection,
+    check_sparse,
+    check_sparse_optimizer_states,
+    dump_collection,
+    dump_folder,
+    embedding_file,
+    is_single_file,
+    load_collection,
+    load_dense,
+    load_dense_optimizer_states,
+    load_sparse,
+    load_sparse_optimizer_states,
+    save_dense,
+    save_dense_optimizer_states,
+    save_sparse,
+    save_sparse_optimizer_states,
+)
+from terarec.io import atomic_entries, local_copy
+from terarec.storage import AnyTable
+
+SparseFiles = Sequence[str] | Mapping[str, str]
+"""Paths in the order of the embeddings, or by their names."""
+
+
+class ModelFiles:
+    """Writes and reads the files of a model; the methods and errors are those of `terarec.hugectr.Model`.
+
+    Args:
+        network: Parts of the model.
+        made: The compiled model.
+        solver: The `CreateSolver` object.
+        optimizer: The `CreateOptimizer` object.
+        source: File system of a call's files; None for the solver's.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        made: Compiled,
+        solver: Solver,
+        optimizer: OptParamsPy,
+        source: DataSourceParams | None = None,
+    ) -> None:
+        self._network, self._made, self._solver, self._optimizer = network, made, solver, optimizer
+        self._source = source_of(solver, source)
+        self._key_bytes: Literal[4, 8] = 8 if solver.i64_input_key else 4
+
+    def embeddings(self) -> list[EmbeddingFile]:
+        """Return the file of each `SparseEmbedding`."""
+        devices = num_devices(self._solver)
+        return [
+            embedding_file(
+                part,
+                self._made.model.collection(part.sparse_embedding_name),
+                devices=devices,
+                capacity=capacity(part, part.optimizer or self._optimizer, devices),
+                key_bytes=self._key_bytes,
+            )
+            for part in self._network.of_type(SparseEmbedding)
+        ]
+
+    def save(self, prefix: str, number: int, cache: TrainingCache | None) -> None:
+        """See `Model.save_params_to_files`."""
+        dense, source = self._made.trainer.optimizers.dense, self._source
+        names = FileNames(file_url(source, model_home(source) + prefix), number)
+        is_single = is_single_file(self._solver.compat_release)
+        with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
+            save_dense(self._made.model, folder / names.dense)
+            if dense is not None:
+                save_dense_optimizer_states(self._made.model, dense, folder / names.dense_states)
+            if cache is not None:
+                cache.save(folder, names, single_file=is_single)
+                return
+            for index, file in enumerate(self.embeddings()):
+                save_sparse(file, folder / names.sparse(index), single_file=is_single)
+                save_sparse_optimizer_states(file, folder / names.sparse_states(index))
+
+    def load_dense(self, path: str) -> None:
+        """See `Model.load_dense_weights`."""
+        url = file_url(self._source, stored_path(self._source, "dense_model", path))
+        with local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
+            load_dense(self._made.model, copy)
+
+    def load_dense_optimizer_states(self, path: str) -> None:
+        """See `Model.load_dense_optimizer_states`."""
+        optimizer: optim.Optimizer | None = self._made.trainer.optimizers.dense
+        if optimizer is None:
+            raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
+        with local_copy(file_url(self._source, stored_path(self._source, "dense_opt_states", path))) as copy:
+            load_dense_optimizer_states(self._made.model, optimizer, copy)
+
+    def load_sparse(self, files: SparseFiles) -> None:
+        """See `Model.load_sparse_weights`."""
+        with self._chosen("load_sparse_weights", stored_path(self._source, "sparse_model", files)) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse(file, path)  # before the first is changed
+            for file, path in chosen:
+                load_sparse(file, path)
+
+    def load_sparse_optimizer_states(self, files: SparseFiles) -> None:
+        """See `Model.load_sparse_optimizer_states`."""
+        stored = stored_path(self._source, "sparse_opt_states", files)
+        with self._chosen("load_sparse_optimizer_states", stored) as chosen:
+            for file, path in chosen[1:]:
+                check_sparse_optimizer_states(file, path)
+            for file, path in chosen:
+                load_sparse_optimizer_states(file, path)
+
+    def dump_tables(self, path: str, table_names: Sequence[str]) -> None:
+        """See `Model.embedding_dump`."""
+        collections = list(self._collections("embedding_dump", table_names))
+        with atomic_entries(file_url(self._source, path), replaceable=COLLECTION_FILES) as held:
+            for number, tables, names in collections:
+                folder = dump_folder(held, number)
+                dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)
+
+    def load_tables(self, path: str, table_names: Sequence[str]) -> None:
+        """See `Model.embedding_load`."""
+        collections = list(self._collections("embedding_load", table_names))
+        with local_copy(file_url(self._source, path)) as held:
+            for number, tables, names in collections[1:]:
+                check_collection(tables, dump_folder(held, number), names=names)
+            for number, tables, names in collections:
+                load_collection(tables, dump_folder(held, number), names=names)
+
+    @contextmanager
+    def _chosen(self, call: str, files: SparseFiles) -> Iterator[list[tuple[EmbeddingFile, Path]]]:
+        """Yield each embedding to load with its path, or with a local copy of its URL."""
+        held = {file.name: file for file in self.embeddings()}
+        if not isinstance(files, Mapping):
+            if len(files) != len(held):
+                raise WrongInputError(
+                    call, f"got {len(files)} files, expected one for each of the {len(held)} embeddings"
+                )
+            files = dict(zip(held, files, strict=True))
+        for name in files:
+            if name not in held:
+                raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(held) or 'none'}")
+        with ExitStack() as stack:
+            copies = {name: local_copy(file_url(self._source, path)) for name, path in files.items()}
+            yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
+
+    def _collections(
+        self, call: str, table_names: Sequence[str]
+    ) -> Iterator[tuple[int, Mapping[str, AnyTable], list[str]]]:
+        """Yield number and tables of each collection that has some of `table_names`, and which these are."""
+        configs = self._network.of_type(EmbeddingCollectionConfig)
+        known = [name for config in configs for name in config.table_names()]
+        if not configs:
+            raise IllegalCallError(
+                call,
+                "the model has no embedding collection; expected save_params_to_files and load_sparse_weights "
+                "for a SparseEmbedding",
+            )
+        for name in table_names:
+            if name not in known:
+                raise WrongInputError(
+                    f"{call}: table_names", f"got {name!r}, expected some of {', '.join(known) or 'none'}"
+                )
+        model = self._made.model
+        for number, (config, parts) in enumerate(zip(configs, self._made.plan.collections, strict=True)):
+            held = {name: table for part in parts for name, table in model.collection(part).tables.items()}
+            names = [name for name in table_names if name in held]
+            if names or not table_names:
+                yield number, {name: held[name] for name in config.table_names()}, names
+
+
+def source_of(solver: Solver, provided: DataSourceParams | None = None) -> DataSourceParams:
+    """Return the file system that a call, or else the solver, names for the model's files."""
+    return provided or solver.values().get("data_source_params") or DataSourceParams()
+
+
+def num_devices(solver: Solver) -> int:
+    """Return the number of devices in ``vvgpu``."""
+    return sum(map(len, solver.vvgpu))
