@@ -236,7 +236,7 @@ def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
     connection = duckdb.connect(str(work / "rows.duckdb"))
     connection.execute(f"SET memory_limit = '{bound >> 20}MiB'; SET temp_directory = '{work}'")
     for number, (ids, place, block) in enumerate(_blocks(path)):
-        batch = pa.Table.from_batches([to_batch(ids, place, block)])
+        batch = pa.Table.from_batches([to_batch(ids, block, place)])
         connection.register("batch", batch)
         connection.execute(f"{'INSERT INTO rows' if number else 'CREATE TABLE rows AS'} SELECT * FROM batch")
     result = connection.execute("SELECT * FROM rows ORDER BY place, row").to_arrow_reader(1 << 14)

@@ -25,10 +25,12 @@ from terarec.spec import DatasetSpec
 ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
 
 
-def to_batch(rows: NDArray[np.int64], place: NDArray[np.uint64], block: ColumnBlock) -> pa.RecordBatch:
+def to_batch(rows: NDArray[np.int64], block: ColumnBlock, place: NDArray[np.uint64] | None = None) -> pa.RecordBatch:
     """Return `block` with its row ids and their `place` in the final order; lists of keys are separate columns."""
     floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
-    columns: dict[str, pa.Array] = {ROW: pa.array(rows), PLACE: pa.array(place), FLOATS: _matrix(floats)}
+    columns: dict[str, pa.Array] = {ROW: pa.array(rows), FLOATS: _matrix(floats)}
+    if place is not None:
+        columns[PLACE] = pa.array(place)
     scalars = [keys for keys in block.keys if not isinstance(keys, Ragged)]
     if scalars:
         columns[KEYS] = _matrix(np.stack(scalars, axis=1))
@@ -141,7 +143,7 @@ class ShuffledSink:
         place = xxh64_int64(rows, self._seed).view(np.uint64)
         bits = self._partitions.count.bit_length() - 1
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
-        self._partitions.scatter(to_batch(rows, place, block), partition.astype(np.int64))
+        self._partitions.scatter(to_batch(rows, block, place), partition.astype(np.int64))
         self._rows += len(rows)
         is_free = self._committing is None or self._committing.done()
         if is_free and self._rows - self._requested_rows >= self._rows_per_commit:

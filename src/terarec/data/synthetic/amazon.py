@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import raw_lines, streams
-from terarec.data.synthetic.click_model import Tastes, bias_for, category_values, chance
+from terarec.data.synthetic.click_model import bias_for, category_values
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
+from terarec.data.synthetic.tastes import Tastes, chance
 
 Layout = Literal["2018", "2023"]
 FILES = {"2018": ("reviews.json", "meta.json"), "2023": ("reviews.jsonl", "meta.jsonl")}

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import raw_lines, streams
-from terarec.data.synthetic.click_model import Tastes, bias_for, chance
+from terarec.data.synthetic.click_model import bias_for
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, pack, write_log
+from terarec.data.synthetic.tastes import Tastes, chance
 
 FILE = "2019-Oct.csv"
 CATEGORIES = (

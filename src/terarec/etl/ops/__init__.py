@@ -17,7 +17,7 @@ from terarec.etl.ops.base import (
 )
 from terarec.etl.ops.cardinality import DropLowCardinality
 from terarec.etl.ops.categorical import Categorify
-from terarec.etl.ops.columns import KeepRows, LambdaOp, Rename, SplitText, ValueType
+from terarec.etl.ops.columns import KeepRows, LambdaOp, Rename
 from terarec.etl.ops.dates import DatePart, DateParts
 from terarec.etl.ops.filling import FillMissing
 from terarec.etl.ops.groupby import GroupStatistic, JoinGroupby
@@ -29,6 +29,8 @@ from terarec.etl.ops.lists import Explode, ListSlice, Pad
 from terarec.etl.ops.numeric import LogOp, Normalize, NormalizeMinMax, NumberOperator
 from terarec.etl.ops.sampling import NegativeSampling
 from terarec.etl.ops.target_encoding import TargetEncoding
+from terarec.etl.ops.texts import SplitText
+from terarec.etl.ops.values import ValueType
 from terarec.spec import register
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Operators that name, cut and compute columns, or choose rows. See docs/workflows.md."""
+"""Operators that name and compute columns, or choose rows. See docs/workflows.md."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
@@ -18,7 +17,6 @@ from terarec.etl.columns import (
     ColumnType,
     Kind,
     Rows,
-    from_arrow,
     ids_as_integers,
     numbers_of,
 )
@@ -39,9 +37,8 @@ from terarec.etl.ops.record_values import (
     values_of_array,
     values_of_python,
 )
-from terarec.etl.ops.values import HEX_DIGITS, is_among, rejected, value_of
+from terarec.etl.ops.values import ValueType, is_among, value_of
 from terarec.kernels.encoding_types import InvalidValueError
-from terarec.ragged import offsets_of
 from terarec.spec import checks, register
 from terarec.spec.named_code import imported
 from terarec.spec.quoting import quoted
@@ -49,8 +46,6 @@ from terarec.spec.quoting import quoted
 if TYPE_CHECKING:  # it loads torch
     from terarec.etl.tensors import TensorDevice, TensorFunction
 
-ValueType = Literal["text", "integer", "number", "hex32"]
-_VALUE_TYPES = ("text", "integer", "number", "hex32")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 FUNCTION_FIELDS = ("function", "record_function")
 """Fields of `LambdaOp` that name a function."""
@@ -143,7 +138,7 @@ class LambdaOp(ColumnsOperator):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_columns(self, "outputs")
-        checks.one_of(self, "output_type", _VALUE_TYPES)
+        checks.one_of(self, "output_type", get_args(ValueType))
         for field in FUNCTION_FIELDS:
             value = getattr(self, field)
             if (value is not None or field == "function") and not (
@@ -210,132 +205,6 @@ class LambdaOp(ColumnsOperator):
             )
         expected = ColumnType(self.output_type)
         return [result_array(self.function, array, expected, num_rows) for array in arrays]
-
-
-_FORMS = {
-    "integer": "-?[0-9]+",
-    "hex32": HEX_DIGITS.pattern,
-    "number": r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?",
-}
-_NAMES = {"integer": "a 64-bit integer", "hex32": "up to 8 hexadecimal digits", "number": "a finite number"}
-
-
-@register("split_text")
-@dataclass(frozen=True, kw_only=True)
-class SplitText(ColumnsOperator):
-    """Cuts a text column at `separator` into its first parts; a part that is absent or empty is missing.
-
-    Attributes:
-        columns: One text column.
-        separator: Text between the parts.
-        outputs: One for each part that is needed; the rest after the last one's separator is left out.
-        types: Types of the outputs, one for each; a part that is no such value is bad input.
-    """
-
-    accepted: ClassVar[tuple[str, ...]] = ("text",)
-    may_reject: ClassVar[bool] = True
-    separator: str
-    outputs: tuple[str, ...]
-    types: tuple[ValueType, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_columns(self, "outputs")
-        if len(self.columns) != 1:
-            checks.fail(self, "columns", "one column name")
-        if not isinstance(self.separator, str) or not self.separator:
-            checks.fail(self, "separator", "a text that is not empty")
-        wrong = any(value_type not in _VALUE_TYPES for value_type in self.types)
-        if wrong or len(self.types) != len(self.outputs):
-            checks.fail(self, "types", f"one of {', '.join(map(repr, _VALUE_TYPES))} for each of outputs")
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Columns that the step adds or replaces."""
-        return self.outputs
-
-    def output_types(self, types: ColumnTypes) -> ColumnTypes:
-        """Return `types`."""
-        (name,) = self.columns
-        if self.input_type(types, name).is_list:
-            raise ConfigError(f"column {name!r}", f"holds {types[name]}, expected one text a row")
-        return {output: ColumnType(kind) for output, kind in zip(self.outputs, self.types, strict=True)}
-
-    def transform(self, rows: Rows, state: State | None) -> Rows:
-        """Split the texts.
-
-        Raises:
-            RowFaultError: A part is no value of its type.
-        """
-        (name,) = self.columns
-        split = pc.split_pattern(rows.columns[name].fill_null(""), self.separator)
-        offsets = offsets_of(split.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-        parts = split.flatten()
-        made: dict[str, pa.Array] = {}
-        for place, (output, kind) in enumerate(zip(self.outputs, self.types, strict=True)):
-            position = offsets[:-1] + place
-            there = position < offsets[1:]
-            part = parts.take(pa.array(np.where(there, position, 0), mask=~there))
-            part = pc.if_else(pc.equal(part, ""), pa.scalar(None, part.type), part)
-            made[output] = self._read(rows, part, kind, place)
-        return rows.with_columns(made)
-
-    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
-        """Return a function that splits Python texts."""
-        return [RecordFunction(self.columns, self.outputs, self._split)]
-
-    def _split(self, texts: list[str | None]) -> Sequence[Any]:
-        split = [text.split(self.separator) if text else () for text in texts]
-        return [
-            _read_parts([(parts[place] or None) if place < len(parts) else None for parts in split], kind)
-            for place, kind in enumerate(self.types)
-        ]
-
-    def _read(self, rows: Rows, part: pa.Array, kind: Kind, place: int) -> pa.Array:
-        if kind == "text":
-            return part.cast(pa.large_string())
-        well_formed = pc.fill_null(pc.match_substring_regex(part, f"^({_FORMS[kind]})$"), True)
-        try:
-            if pc.all(well_formed, min_count=0).as_py():
-                read = _numbers(part, kind)
-                if kind != "number" or not np.isinf(numbers_of(read)).any():
-                    return read
-        except pa.ArrowInvalid:
-            pass
-        pairs = zip(part.to_pylist(), well_formed.to_pylist(), strict=True)
-        wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
-        raise rejected(rows, self.columns[0], wrong, accepted_part(self, place))
-
-
-def accepted_part(op: SplitText, place: int) -> str:
-    """Describe the part at `place`, which is no text."""
-    return f"{_NAMES[op.types[place]]} as part {place + 1} between {op.separator!r}"
-
-
-def _read_parts(part: list[str | None], kind: Kind) -> Any:
-    for row, text in enumerate(part):
-        if kind == "text" or text is None:
-            continue
-        if not (re.fullmatch(_FORMS[kind], text) and _is_held(text, kind)):
-            raise InvalidValueError(row)
-    if kind == "integer":
-        return [None if text is None else int(text) for text in part]
-    if kind == "number":
-        return np.array([np.nan if text is None else float(text) for text in part], dtype=np.float64)
-    return part
-
-
-def _numbers(part: pa.Array, kind: Kind) -> pa.Array:
-    if kind == "hex32":
-        part = pc.binary_join_element_wise(pa.scalar("0x", part.type), part, pa.scalar("", part.type))
-    return from_arrow(part, kind)
-
-
-def _is_held(text: str, kind: Kind) -> bool:
-    """Return whether `text`, which has the form of a value of `kind`, is in its range."""
-    if kind == "integer":
-        return -(2**63) <= int(text) < 2**63
-    return kind == "hex32" or bool(np.isfinite(float(text)))
 
 
 @register("keep_rows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ from terarec.etl.columns import (
 from terarec.kernels.cpu.encoding import xxh64_int64, xxh64_text
 from terarec.spec.quoting import quoted
 
+ValueType = Literal["text", "integer", "number", "hex32"]
+"""Types of values that an operator makes."""
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 """Form of a hex32."""

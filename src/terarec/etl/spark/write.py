@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import SparkContext
 
@@ -21,6 +20,7 @@ from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.write import SHOWN, Part, missing_values, shown_values, split_parts
+from terarec.etl.shuffle import ROW, from_table, to_batch
 from terarec.etl.sink import RECORD_KINDS, PartOptions, ordered_sink
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
@@ -39,7 +39,6 @@ from terarec.etl.spark.tasks import (
 from terarec.etl.workflow import Plan
 from terarec.formats import (
     ColumnBlock,
-    Keys,
     create_shard,
     even_sizes,
     merge,
@@ -48,9 +47,7 @@ from terarec.formats import (
     slice_rows,
     write_dataset,
 )
-from terarec.formats.parquet import is_list, lists_of_array
 from terarec.kernels.cpu.encoding import xxh64_int64
-from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec, PrepareOptions, ShardSpec
 
 _UNITS_A_SHARD = 4
@@ -156,7 +153,7 @@ def _encode_piece(
     with task_file(opened.job, _encoded_file(directory, number)) as path, TableFile(path) as file:
 
         def write(split: int, unit: int, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-            parts.append((split, unit, len(rows), file.write(_to_batch(rows, block))))
+            parts.append((split, unit, len(rows), file.write(to_batch(rows, block))))
 
         waiting: list[tuple[NDArray[np.int64], ColumnBlock]] = []
         for place, found in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
@@ -196,45 +193,6 @@ def _scatter(
 def _hashes(rows: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
     """Return the places of rows in the shuffled order, uint64[n]."""
     return xxh64_int64(rows, seed).view(np.uint64)
-
-
-def _to_batch(rows: NDArray[np.int64], block: ColumnBlock) -> pa.RecordBatch:
-    """Return a batch of row ids, labels, dense features, keys of each column, weights and metadata."""
-    columns: dict[str, pa.Array] = {"row": pa.array(rows)}
-    for name, values in (("label", block.label), ("dense", block.dense)):
-        if values.shape[1]:
-            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    for index, keys in enumerate(block.keys):
-        columns[f"key{index}"] = (
-            pa.LargeListArray.from_arrays(keys.offsets, keys.values) if isinstance(keys, Ragged) else pa.array(keys)
-        )
-    if block.weight is not None:
-        columns["weight"] = pa.array(block.weight)
-    columns |= {f"metadata{index}": array for index, array in enumerate(block.metadata)}
-    return pa.record_batch(columns)
-
-
-def _from_table(table: pa.Table, spec: DatasetSpec) -> tuple[NDArray[np.int64], ColumnBlock]:
-    """Return the row ids and the rows of a table of one such batch."""
-    rows = table.column("row").to_numpy()
-    keys: list[Keys] = []
-    for index in range(len(spec.categorical)):
-        column = table.column(f"key{index}").chunk(0)
-        keys.append(lists_of_array(column) if is_list(column.type) else column.to_numpy())
-    return rows, ColumnBlock(
-        label=_values(table, "label", len(spec.labels)),
-        dense=_values(table, "dense", len(spec.dense)),
-        keys=tuple(keys),
-        weight=None if spec.weight is None else table.column("weight").to_numpy(),
-        metadata=tuple(table.column(f"metadata{index}").chunk(0) for index in range(len(spec.metadata))),
-    )
-
-
-def _values(table: pa.Table, name: str, width: int) -> NDArray[np.float32]:
-    if not width:
-        return np.empty((table.num_rows, 0), dtype=np.float32)
-    values: NDArray[np.float32] = table.column(name).chunk(0).values.to_numpy()
-    return values.reshape(table.num_rows, width)
 
 
 def _note_labels(plan: Plan, rows: Rows, encoded: ColumnBlock, report: PieceReport) -> None:
@@ -291,8 +249,9 @@ def _write_shard(
     """Write a shard of the parts of files that hold its rows; a task that runs again writes the same."""
     shard, parts = item
     path = shard_path(directory, spec, shard.split, shard.number)
+    tables = (read_table(_encoded_file(encoded, piece), begin) for piece, begin in parts)
     blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]]
-    blocks = (_from_table(read_table(_encoded_file(encoded, piece), begin), spec) for piece, begin in parts)
+    blocks = ((table.column(ROW).to_numpy(), from_table(table, len(spec.labels))) for table in tables)
     if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
         found = list(blocks)
         rows = np.concatenate([ids for ids, _ in found])

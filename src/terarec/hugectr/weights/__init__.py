@@ -11,12 +11,14 @@ from terarec.hugectr.weights.sparse import (
     EmbeddingFile,
     FileNames,
     check_sparse,
-    check_sparse_optimizer_states,
     embedding_file,
     is_single_file,
     load_sparse,
-    load_sparse_optimizer_states,
     save_sparse,
+)
+from terarec.hugectr.weights.sparse_states import (
+    check_sparse_optimizer_states,
+    load_sparse_optimizer_states,
     save_sparse_optimizer_states,
 )
 

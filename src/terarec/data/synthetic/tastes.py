@@ -1,0 +1,86 @@
+"""Users who like groups of items, for logs of users and items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.data.synthetic import streams
+
+_APPEAL = 0.9
+"""Deviation of what an item adds to the logit for every user."""
+_LEANING = 0.3
+"""Deviation of what a user adds for every item: small, since a model needs many rows of a user to fit it."""
+MET_FAVOURITES = 0.6
+"""Share of the items that a user comes upon because their group is a favourite."""
+_FIRST, _SECOND, _ITEM, _USER, _APPEAL_STREAM, _LEANING_STREAM = 1_000, 1_001, 1_002, 1_003, 1_010, 1_020
+"""Streams of the traits: of users, of encounters, of items."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tastes:
+    """Users, items and groups of items, each a number from 0 on. All is computed, nothing stored per user or item.
+
+    Attributes:
+        seed: Seed of all random numbers.
+        num_users: Number of users.
+        num_items: Number of items; low numbers are met more often.
+        num_groups: Number of groups; item i is of group i modulo it.
+        fit: Addition to the logit where an item's group is a favourite of the user's.
+    """
+
+    seed: int
+    num_users: int
+    num_items: int
+    num_groups: int
+    fit: float = 3.0
+
+    def favourites(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the two different groups int64[n, 2] that each of `users` likes."""
+        first = _number(self.num_groups, streams.traits(self.seed, _FIRST, users))
+        further = 1 + _number(self.num_groups - 1, streams.traits(self.seed, _SECOND, users))
+        return np.stack([first, (first + further) % self.num_groups], axis=-1)
+
+    def groups(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the group of each of `items`."""
+        return items % self.num_groups
+
+    def draw_users(self, encounters: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Draw a user for each encounter (identified by a number), all equally likely."""
+        return _number(self.num_users, streams.traits(self.seed, _USER, encounters))
+
+    def draw_items(
+        self, users: NDArray[np.int64], encounters: NDArray[np.int64], favourites: float = MET_FAVOURITES
+    ) -> NDArray[np.int64]:
+        """Draw an item for each of `users`: a share `favourites` of favourite groups, and rather low numbers."""
+        place, which, why = (streams.traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
+        items = _number(self.num_items, place**2)
+        wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
+        moved = np.minimum(items - items % self.num_groups + wanted, self.num_items - 1)
+        return np.where(why < favourites, moved, items)
+
+    def fits(self, users: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each of `groups` is a favourite of the user at the same index."""
+        first, second = self.favourites(users).T
+        is_favourite: NDArray[np.bool_] = (groups == first) | (groups == second)
+        return is_favourite
+
+    def logits(
+        self, users: NDArray[np.int64], items: NDArray[np.int64], fits: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.float64]:
+        """Return how much each of `users` likes the item at the same index; `fits` marks favourite groups."""
+        appeal = _APPEAL * streams.normal_traits(self.seed, _APPEAL_STREAM, items)
+        leaning = _LEANING * streams.normal_traits(self.seed, _LEANING_STREAM, users)
+        is_wanted = self.fits(users, self.groups(items)) if fits is None else fits
+        return appeal + leaning + self.fit * is_wanted
+
+
+def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the logistic function."""
+    return 1.0 / (1.0 + np.exp(-logits))
+
+
+def _number(count: int, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.minimum((uniforms * count).astype(np.int64), count - 1)
