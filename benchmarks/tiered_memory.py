@@ -3,8 +3,8 @@
 Fills a table of 512-byte rows (64 weights and the state of AdaGrad) in a file tier, trains it on random keys, saves it,
 loads it into a new table and trains on. Memory is sampled every 10 ms: anonymous memory of the process, which is what a
 cgroup counts besides the page cache, beyond what it had when the table was made; and how much of the files the page
-cache holds at the end of training. No cgroup is made: run it in one with ``systemd-run -p MemoryMax=2G`` to have the
-kernel enforce the bound, by which it drops page cache first.
+cache holds at the end of training. With ``--cgroup 2GiB`` the process is in a cgroup of that much memory from the start
+(Linux, as root), so that the kernel enforces the bound: it drops page cache first, and ends a process that needs more.
 
 The limit of a checkpoint is a sequential write of as many bytes with a flush, that of opening a sequential read past
 the page cache, at the rates of files of at most ``--disk-gb`` in the same run. A checkpoint on another file system
@@ -57,6 +57,37 @@ class MemoryRow(Row):
     beside_mib: float | None = None
     index_mib: float | None = None
     page_cache_mib: float | None = None
+    cgroup_mib: float | None = None
+    cgroup_most_mib: float | None = None
+
+
+class MemoryGroup:
+    """A cgroup of this process with a limit of memory; leaves it at the end.
+
+    Raises:
+        OSError: The system has no such cgroups, or does not let this process make one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        root = Path("/sys/fs/cgroup")
+        self._has_v1 = (root / "memory").is_dir()
+        self._parent = root / "memory" if self._has_v1 else root
+        self._path = self._parent / f"terarec-{os.getpid()}"
+        self._path.mkdir()
+        try:
+            (self._path / ("memory.limit_in_bytes" if self._has_v1 else "memory.max")).write_text(str(limit))
+            (self._path / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self._path.rmdir()
+            raise
+
+    def most_bytes(self) -> int:
+        """The most memory that the group had, page cache included."""
+        return int((self._path / ("memory.max_usage_in_bytes" if self._has_v1 else "memory.peak")).read_text())
+
+    def leave(self) -> None:
+        (self._parent / "cgroup.procs").write_text(str(os.getpid()))
+        self._path.rmdir()
 
 
 class Sampler:
@@ -170,12 +201,15 @@ def measured(call: Callable[[], object], tiers: Tiers, files: Path, index: Calla
     }
 
 
-def run(options: argparse.Namespace, root: Path) -> list[Row]:
+def run(options: argparse.Namespace, root: Path, group: MemoryGroup | None) -> list[Row]:
     rows = int(options.gb * 1e9) // ROW_BYTES
     num_bytes = rows * ROW_BYTES
     case = f"{rows / 1e6:.1f} M rows of {ROW_BYTES} bytes, {options.gb:g} GB"
     tiers = Tiers(host=options.host, file=str(root / "files"), direct=options.direct)
     common = {"budget_mib": parse_size(options.host) / 2**20, "access": "direct" if options.direct else "page cache"}
+    if group is not None:
+        case += f", in a cgroup of {options.cgroup}"
+        common["cgroup_mib"] = parse_size(options.cgroup) / 2**20
     seconds: dict[str, float] = {}
     keep_freed_memory()
     table = Table(1000, Tiers(host="1MiB", file=str(root / "warm")))
@@ -202,6 +236,8 @@ def run(options: argparse.Namespace, root: Path) -> list[Row]:
     with timed(loaded, "open"):
         load(path).load_tables(opened.embedding.tables, with_state=True)
     opened.train(1, 3)
+    if group is not None:
+        memory["cgroup_most_mib"] = group.most_bytes() / 2**20
     result = [
         MemoryRow(
             case=case, metric="memory above the budget", value=memory["beside_mib"], unit="MiB", **common, **memory
@@ -242,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=20.0, help="bytes of all rows")
     parser.add_argument("--host", default="1536MiB", help="budget of host memory")
+    parser.add_argument("--cgroup", help="memory of a cgroup to run in, such as 2GiB")
     parser.add_argument("--direct", action="store_true", help="bypass the page cache")
     parser.add_argument("--steps", type=int, default=100, help="training steps")
     parser.add_argument(
@@ -251,8 +288,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--copy-to", type=Path, default=None, help="directory on another file system, to save there")
     parser.add_argument("--dry", action="store_true", help="print the rows alone")
     options = parser.parse_args(arguments)
-    with TemporaryDirectory(dir=options.dir) as directory:
-        append_rows(NAME, run(options, Path(directory)), dry=options.dry)
+    group = None
+    if options.cgroup is not None:
+        try:
+            group = MemoryGroup(parse_size(options.cgroup))
+        except OSError as error:
+            print(f"skipped: no cgroup with a limit of memory can be made here ({error})")
+            return
+    try:
+        with TemporaryDirectory(dir=options.dir) as directory:
+            append_rows(NAME, run(options, Path(directory), group), dry=options.dry)
+    finally:
+        if group is not None:
+            group.leave()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, DamagedFileError, FormatError, StorageError
 from terarec.kernels.cpu import _rowfile
-from terarec.storage.row_file import RowFile, read_description
+from terarec.storage.row_file import PageReader, RowFile, read_description, read_files
 from terarec.storage.row_file_layout import RowColumn, RowFileOptions
 from tests.errors import at
 from tests.storage.test_row_store import content, expected, read, rows_of
@@ -142,6 +142,38 @@ def test_a_flipped_bit_is_found(tmp_path: Path, where: str) -> None:
     assert error.value.file == file
     assert error.value.table == "users"
     assert error.value.page == (1 if where == "page" else None)
+
+
+def test_files_that_are_read_together(tmp_path: Path) -> None:
+    reader, keys = PageReader(QUIET, 64), np.arange(0, 300, 3)
+    stores = []
+    for number in range(3):
+        path = tmp_path / f"{number}"
+        store = RowFile.create(path, 64, table=f"t{number}", segment_bytes=2**14, options=QUIET, reader=reader)
+        held = np.arange(100 * number, 500)
+        store.write(held, rows_of(held, 64, number))
+        store.commit()
+        stores.append(store)
+    asked, ends = np.concatenate([keys[:40], keys[:0], keys]), [40, 40, 140]
+    out = np.zeros((2 * 140, 64), dtype=np.uint8)[::2]
+    found = read_files(stores, asked, ends, out)
+    assert found.tolist() == [True] * 40 + (keys >= 200).tolist()
+    assert (out[:40] == rows_of(keys[:40], 64, 0)).all()
+    assert (out[40:][keys >= 200] == rows_of(keys[keys >= 200], 64, 2)).all()
+    assert not out[40:][keys < 200].any()
+    assert stores[0].memory_bytes - stores[0].own_memory_bytes == reader.memory_bytes > 0
+    file = segments(tmp_path / "2")[0]
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 16
+    file.write_bytes(data)
+    with pytest.raises(DamagedFileError, check=at("table 't2'")) as error:
+        read_files(stores, asked, ends, out)
+    assert (error.value.file, error.value.table, error.value.page) == (file, "t2", 0)
+    stores.append(RowFile.open(tmp_path / "0", read_only=True))
+    with pytest.raises(StorageError):
+        read_files(stores, asked, [*ends, 140], out)
+    for store in stores:
+        store.close()
 
 
 @pytest.mark.parametrize("rest", [0, 1, 4096, 4 * 4096 - 1])
