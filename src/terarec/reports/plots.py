@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unicodedata import east_asian_width
 
 from terarec.errors import MissingDependencyError
 
@@ -55,13 +56,29 @@ def new_axes(height: float) -> tuple[Any, Any]:
     """Return a figure of one card's width and this height in inches, and its axes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, height), layout="constrained")
+    figure = Figure(figsize=(5.6, height))
     return figure, figure.subplots()
+
+
+def _set_margins(figure: Any) -> None:
+    """Leave room for the labels around the axes, by their number of letters.
+
+    Matplotlib's constrained layout measures all texts, which takes as long as drawing them.
+    """
+    (axes,) = figure.axes
+    width, height = figure.get_size_inches()
+    labels = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
+    letters = max((sum(1 + (east_asian_width(letter) in "WF") for letter in label) for label in labels), default=0)
+    left = 0.15 + 0.08 * letters + (0.2 if axes.get_ylabel() else 0.0)
+    figure.subplots_adjust(
+        left=min(left / width, 0.6), right=1 - 0.15 / width, bottom=0.45 / height, top=1 - 0.32 / height
+    )
 
 
 def svg_element(figure: Any, name: str) -> str:
     """Return the figure as an element for a page: no prolog, no metadata, and ids that begin with `name`."""
     buffer = io.StringIO()
+    _set_margins(figure)
     with warnings.catch_warnings():
         # The page's reader draws the texts, by whichever fonts exist there.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
