@@ -10,17 +10,17 @@ import pytest
 from terarec.data import Reader
 from terarec.errors import FormatError
 from terarec.parallel import ordered_map, prefetched
-from tests.data.sources import TinyGroups, row_numbers
+from tests.data.sources import TinyGroups, reading_threads, row_numbers
 from tests.processes import run_python
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
-    before = set(threading.enumerate())
+    before = reading_threads()
     yield
-    if not set(threading.enumerate()) <= before:
+    if not reading_threads() <= before:
         gc.collect()  # it takes 0.4 s where other tests ran before
-    assert set(threading.enumerate()) <= before
+    assert reading_threads() <= before
 
 
 def count_to(stop, log=None):
@@ -104,10 +104,10 @@ def test_an_error_while_reading_reaches_the_consumer(threads, prefetch):
 
 def test_break_ends_the_threads():
     reader = Reader(TinyGroups((10,) * 50), batch_size=3, threads=3, prefetch=4)
-    before = set(threading.enumerate())
+    before = reading_threads()
     started: set[threading.Thread] = set()
     for _ in reader:
-        started = set(threading.enumerate()) - before
+        started = reading_threads() - before
         break
     assert started
     assert not any(thread.is_alive() for thread in started)

@@ -1,6 +1,7 @@
 """A source of tiny row groups and what tests ask of batches."""
 
 import json
+import threading
 from unittest import mock
 
 import torch
@@ -25,6 +26,12 @@ class TinyGroups:
         self.reads.append(group)
         start = sum(self.group_rows[:group])
         return slice_rows(self.block, start, start + self.group_rows[group])
+
+
+def reading_threads():
+    """The threads of `terarec.parallel`; those of tables that other tests left may come and go meanwhile."""
+    names = ("terarec_", "terarec-items", "terarec-prefetch")
+    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
 
 
 def first_of_workers(loader):

@@ -41,7 +41,6 @@ from tests.models.planted import planted_batch, planted_dataset
 from tests.params import in_every_run
 
 each_model = pytest.mark.parametrize("name", every.MODELS)
-each_column_model = pytest.mark.parametrize("name", COLUMN_MODELS)
 COLUMNS = dataset()
 
 
@@ -158,7 +157,7 @@ def test_a_gradient_reaches_all_weights_and_tables(name: str) -> None:
     assert not {key for key, value in learned.items() if torch.equal(before[key], value)}
 
 
-@each_column_model
+@pytest.mark.parametrize("name", in_every_run([name for name in COLUMN_MODELS if "-" not in name], COLUMN_MODELS))
 @pytest.mark.parametrize(
     "columns",
     [dataset(dense=0), dataset(categorical=()), dataset(labels=3), dataset(rows=None)],

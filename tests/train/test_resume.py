@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import product
 
 import pytest
 
@@ -25,6 +26,7 @@ from terarec.spec import (
 )
 from terarec.train import build
 from tests.errors import at
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
 DLRM = DLRMSpec(width=4, bottom=(8, 4), top=(8,))
@@ -64,24 +66,28 @@ def curve(run):
     return [{k: v for k, v in point.items() if k not in ("seconds", "samples_per_second")} for point in points]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_resumed_run_equals_one_without_a_stop(tmp_path, spec, case):
-    model, dense, sparse = case
+# Within the first epoch, at its end, and within the second. All in every run for one case; the last for each.
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    in_every_run(
+        [("adam, adagrad", 3), ("adam, adagrad", 8), *((case, 11) for case in CASES)], product(CASES, (3, 8, 11))
+    ),
+)
+def test_a_resumed_run_equals_one_without_a_stop(tmp_path, spec, case, steps):
+    model, dense, sparse = CASES[case]
     spec = dataclasses.replace(spec, model=model, dense_optimizer=dense, sparse_optimizer=sparse)
     straight = build(spec, tmp_path / "straight")
     straight_report = straight.fit()
     expected = dataclasses.replace(straight_report.evaluation, seconds=0, samples_per_second=0)
-    for steps in (3, 8, 11):
-        directory = tmp_path / f"resumed after {steps}"
-        build(changed(spec, max_steps=steps), directory).fit()
-        resumed = build(spec, directory)
-        report = resumed.fit(resume=True)
+    build(changed(spec, max_steps=steps), tmp_path / "resumed").fit()
+    resumed = build(spec, tmp_path / "resumed")
+    report = resumed.fit(resume=True)
 
-        assert report.steps == straight_report.steps == 16
-        assert report.samples == 2000 - min(steps * 128, 1000 + max(0, steps - 8) * 128)
-        assert_same(weights(resumed.model), weights(straight.model))
-        assert report.loss == straight_report.loss
-        assert dataclasses.replace(report.evaluation, seconds=0, samples_per_second=0) == expected
+    assert report.steps == straight_report.steps == 16
+    assert report.samples == 2000 - min(steps * 128, 1000 + max(0, steps - 8) * 128)
+    assert_same(weights(resumed.model), weights(straight.model))
+    assert report.loss == straight_report.loss
+    assert dataclasses.replace(report.evaluation, seconds=0, samples_per_second=0) == expected
 
 
 @pytest.mark.parametrize("delta_every", [None, 2])

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from terarec.data.records import NormSource, RecordReader
 from terarec.errors import ConfigError, FormatError
 from tests.data.records.samples import LAYOUT, break_checksum, norm_files, norm_source
-from tests.data.sources import assert_same_batches, row_numbers
+from tests.data.sources import assert_same_batches, reading_threads, row_numbers
 from tests.errors import at
 from tests.formats.hugectr.samples import bags, make_rows
 
@@ -19,11 +18,11 @@ SIZES = (5, 0, 11, 1, 7)
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
-    before = set(threading.enumerate())
+    before = reading_threads()
     yield
-    if not set(threading.enumerate()) <= before:
+    if not reading_threads() <= before:
         gc.collect()  # it takes 0.4 s where other tests ran before
-    assert set(threading.enumerate()) <= before
+    assert reading_threads() <= before
 
 
 def make_reader(source, batch_size=4, *, threads=2, **options):
