@@ -147,12 +147,6 @@ def _only_member(path: str, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[0]
 
 
-def compression_of(path: str) -> str | None:
-    """Return how the content of a file is compressed; None for plain text."""
-    with _stored(path) as stored:
-        return _compression(stored)
-
-
 def _compression(stored: Any) -> str | None:
     first = stored.read(_LONGEST_MAGIC)
     stored.seek(0)
