@@ -1,5 +1,7 @@
 """``torchrun -m terarec train``: the whole way, and a rank that is killed in the middle."""
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,8 @@ import pytest
 
 from terarec.checkpoint import complete_checkpoints
 from terarec.config import save_run
-from terarec.dist import Ranks
+from terarec.dist import Ranks, load_plan
+from terarec.dist.planner import MachineCosts
 from tests.dist.test_training import check_same_weights, data, fit, plan, run_spec
 
 pytestmark = pytest.mark.slow
@@ -48,6 +51,20 @@ def test_rank_0_alone_prints_and_the_run_is_that_of_one_process(data: Path, tmp_
     assert errors.count("table 'user' (300 rows x 4): row-wise on 2 ranks") == 1
     fit(Ranks(), spec, tmp_path / "one", None, False)
     check_same_weights(tmp_path / "run", tmp_path / "one")
+
+
+def test_links_between_ranks_are_probed_and_rank_0_alone_writes_the_plan(data: Path, tmp_path: Path) -> None:
+    save_run(run_spec(data), tmp_path / "run.json")
+    path = tmp_path / "plan.json"
+    process = torchrun("plan", tmp_path / "run.json", "--ranks", 2, "--probe", "--out", path, "--json", ranks=2)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    (found,) = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert found["costs_from"] == "probe of rows and links"
+    assumed = dataclasses.asdict(MachineCosts())
+    assert found["costs"]["local_bandwidth"] != assumed["local_bandwidth"]
+    assert found["costs"]["bandwidth"] == assumed["bandwidth"]  # there is one machine
+    assert load_plan(path).placements.keys() == {"user", "item", "tags"}
 
 
 def test_a_rank_that_is_killed_comes_back_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def _rows(width: int, seconds: float) -> tuple[float, float]:
         [TableSpec(name="probe", rows=rows, width=width, initializer="zeros")],
         [FeatureSpec(name="probe", table="probe")],
     )
+    tables.is_exchanged = True  # each rank has a table of its own here, and means to
     optimizer = RowOptimizer(tables, AdaGradSpec(lr=0.01))
     generator = torch.Generator().manual_seed(0)
     offsets = torch.arange(_KEYS + 1)
