@@ -19,11 +19,13 @@ import torch
 from record import Row, append_rows
 from step_sides import WORKLOADS, batches, terarec_model
 
-from terarec.batch import Batch
+from terarec.batch import Batch, Jagged
 from terarec.dist import Ranks, RowWise, join, same_for_all, shard
+from terarec.dist.planner import MachineCosts, TableLoad, plan_tables
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import record_tables
-from terarec.spec import SGDSpec, TrainingSpec
+from terarec.optim import RowOptimizer
+from terarec.spec import AdaGradSpec, FeatureSpec, SGDSpec, TableSpec, TrainingSpec
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory
 
@@ -37,20 +39,20 @@ class Side:
 
     Args:
         size: Number of them.
-        is_sharded: Whether tables are placed on ranks even if there is one.
+        words: Options of the workers.
         interpreter: Python that has the libraries of the side.
-        script: What it runs.
+        script: The program that they run.
     """
 
     def __init__(
-        self, size: int, *, is_sharded: bool, interpreter: str = sys.executable, script: str = __file__
+        self, size: int, words: Sequence[str] = (), *, interpreter: str = sys.executable, script: str = __file__
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._processes = [
             subprocess.Popen(
-                [interpreter, script, "--worker", *(["--sharded"] if is_sharded else [])],
+                [interpreter, script, "--worker", *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -68,10 +70,22 @@ class Side:
 
     def ask(self, words: str) -> list[float]:
         """Send a command to all, and return the numbers that rank 0 answers."""
+        return self.ask_all(words)[0]
+
+    def ask_all(self, words: str) -> list[list[float]]:
+        """Send a command to all, and return the numbers that each answers."""
+        self.send(words)
+        return self.receive()
+
+    def send(self, words: str) -> None:
+        """Send a command to all."""
         for process in self._processes:
             assert process.stdin is not None, "it is a pipe"
             process.stdin.write(words + "\n")
             process.stdin.flush()
+
+    def receive(self) -> list[list[float]]:
+        """Return the numbers that each answers to the last command."""
         answers = []
         for process in self._processes:
             assert process.stdout is not None, "it is a pipe"
@@ -79,7 +93,7 @@ class Side:
             if not line:
                 raise SystemExit(f"benchmark worker failed: {process.args}")
             answers.append([float(word) for word in line.split()])
-        return answers[0]
+        return answers
 
     def step(self) -> float:
         """Return the seconds of one step of all."""
@@ -166,27 +180,97 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--case", choices=("speed", "placed", "torchrec"), default="speed")
+    parser.add_argument("--case", choices=("speed", "placed", "skew", "torchrec"), default="speed")
     parser.add_argument("--peer-python", default=str(Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"))
+    parser.add_argument("--skewed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
     options = parser.parse_args(arguments)
     if options.worker:
-        work(is_sharded=options.sharded)
+        work_on_skew() if options.skewed else work(is_sharded=options.sharded)
         return
-    if options.case == "torchrec":
-        rows = torchrec_rows(options.ranks, options.repeats, options.peer_python)
-    elif options.case == "speed":
-        rows = speed_rows(options.ranks, options.repeats)
-    else:
-        rows = placed_rows(options.repeats)
+    rows = {
+        "speed": lambda: speed_rows(options.ranks, options.repeats),
+        "placed": lambda: placed_rows(options.repeats),
+        "skew": lambda: skew_rows(options.ranks, options.repeats),
+        "torchrec": lambda: torchrec_rows(options.ranks, options.repeats, options.peer_python),
+    }[options.case]()
     append_rows("scale_out", rows, dry=options.dry)
+
+
+SKEWED_ROWS = (1_000_000, 300_000, 100_000, 30_000, 10_000, 3_000, 1_000, 300)
+SKEWED_WIDTH = 32
+ZIPF = 1.2
+SKEW_CASE = (
+    f"{len(SKEWED_ROWS)} tables of 1,000,000 to 300 rows x {SKEWED_WIDTH}, AdaGrad, keys by Zipf {ZIPF}, batch 8192"
+)
+
+
+def skewed_keys(rows: int, batch: int, generator: torch.Generator) -> torch.Tensor:
+    """Return keys int64[batch], of which key k comes in proportion to (k + 1) ** -`ZIPF`."""
+    cumulated = torch.arange(1, rows + 1, dtype=torch.float64).pow(-ZIPF).cumsum(0)
+    drawn = torch.rand(batch, generator=generator, dtype=torch.float64) * cumulated[-1]
+    return torch.searchsorted(cumulated, drawn).clamp_(max=rows - 1)
+
+
+def work_on_skew() -> None:
+    """Be one process that trains tables alone, by the planner's plan; tell the CPU seconds of some steps."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ranks = join()
+    batch = WORKLOAD.batch
+    specs = [TableSpec(name=f"C{n}", rows=rows, width=SKEWED_WIDTH) for n, rows in enumerate(SKEWED_ROWS)]
+    features = [FeatureSpec(name=spec.name, table=spec.name) for spec in specs]
+    generator = torch.Generator().manual_seed(0)
+    held = [[skewed_keys(rows, batch, generator) for rows in SKEWED_ROWS] for _ in range(4)]
+    loads = [
+        TableLoad(
+            spec=spec,
+            rows=spec.rows,
+            num_bytes=spec.rows * 8 * SKEWED_WIDTH,
+            row_bytes=8 * SKEWED_WIDTH,
+            batches=[[keys[n][ranks.share(batch, rank)].unique() for rank in range(ranks.size)] for keys in held],
+        )
+        for n, spec in enumerate(specs)
+    ]
+    planned = plan_tables(loads, ranks.size, MachineCosts())
+    tables = shard(EmbeddingCollection(specs, features), planned.plan, ranks)
+    optimizer = RowOptimizer(tables, AdaGradSpec(lr=0.01))
+    mine = ranks.share(batch)
+    offsets = torch.arange(len(specs) * (mine.stop - mine.start) + 1)
+    names = tuple(spec.name for spec in specs)
+    inputs = [Jagged(names=names, keys=torch.cat([k[mine] for k in keys]), offsets=offsets) for keys in held]
+    for line in sys.stdin:
+        start = time.process_time()
+        for number in range(0 if line.strip() == "ready" else int(line)):
+            pooled = tables(inputs[number % len(inputs)]).pooled
+            pooled.square().mean().backward()
+            optimizer.step()
+        print(time.process_time() - start, planned.slowest_over_mean, flush=True)
+    ranks.close()
+
+
+def skew_rows(size: int, repeats: int) -> list[Row]:
+    """Return how much more CPU time than the mean the slowest rank takes, in the median of blocks of steps."""
+    side = Side(size, ["--skewed"])
+    side.ask("3")
+    found = []
+    for _ in range(repeats):
+        answers = side.ask_all("10")
+        seconds = [answer[0] for answer in answers]
+        found.append(max(seconds) * size / sum(seconds))
+    side.close()
+    case = f"{SKEW_CASE}, {size} ranks by the planner"
+    return [
+        Row(case=case, metric="CPU time of the slowest rank over the mean", value=statistics.median(found), unit="x",
+            peer="planned", peer_value=answers[0][1]),
+    ]  # fmt: skip
 
 
 def speed_rows(size: int, repeats: int) -> list[Row]:
     """Return the speed of several ranks and the bytes that one of them sends."""
-    sides = {"one": Side(1, is_sharded=False), "ranks": Side(size, is_sharded=True)}
+    sides = {"one": Side(1), "ranks": Side(size, ["--sharded"])}
     seconds = measure(sides, repeats)
     told = sides["ranks"].ask("bytes")
     for side in sides.values():
@@ -214,7 +298,7 @@ def speed_rows(size: int, repeats: int) -> list[Row]:
 
 def placed_rows(repeats: int) -> list[Row]:
     """Return what the exchange costs where there is one rank alone."""
-    sides = {"one": Side(1, is_sharded=False), "placed": Side(1, is_sharded=True)}
+    sides = {"one": Side(1), "placed": Side(1, ["--sharded"])}
     seconds = measure(sides, repeats)
     for side in sides.values():
         side.close()
@@ -237,8 +321,8 @@ def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
     """
     script = str(Path(__file__).with_name("scale_out_torchrec.py"))
     sides = {
-        "terarec": Side(size, is_sharded=True),
-        "torchrec": Side(size, is_sharded=True, interpreter=interpreter, script=script),
+        "terarec": Side(size, ["--sharded"]),
+        "torchrec": Side(size, ["--sharded"], interpreter=interpreter, script=script),
     }
     seconds = measure(sides, repeats)
     sent = {}

@@ -131,3 +131,24 @@ def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> Non
     assert "expected a data set" in refused("inspect", tmp_path, code=1)
     (tmp_path / "file").write_text("")
     assert "is no directory" in refused("inspect", tmp_path / "file", code=1)
+
+
+def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "rows.parquet"
+    told = figures("inspect", workshop.run, "--export-table", "C1", "--out", out)
+    found = pq.read_table(out)
+    (described,) = [table for table in figures("inspect", workshop.run)["tables"] if table["table"] == "C1"]
+    assert (told["rows"], found.num_rows) == (described["rows"], described["rows"])
+    assert sorted(found["key"].to_pylist()) == list(range(described["rows"]))
+    vectors = np.stack(found["vector"].to_numpy())
+    assert vectors.shape == (described["rows"], described["width"])
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    assert norms.max() == pytest.approx(described["norm_max"], rel=1e-6)
+    assert set(found.column_names) == {"key", "vector", *described["state"].split()}
+    assert "exists" in refused("inspect", workshop.run, "--export-table", "C1", "--out", out, code=2)
+    assert "--out" in refused("inspect", workshop.run, "--export-table", "C1", code=2)
+    assert "parquet" in refused("inspect", workshop.run, "--export-table", "C1", "--out", out, "--to", "csv", code=2)
+    assert "data set" in refused("inspect", workshop.data, "--export-table", "C1", "--out", out, code=2)
+    missing = tmp_path / "missing.parquet"
+    assert "'C99'" in refused("inspect", workshop.run, "--export-table", "C99", "--out", missing, code=2)
+    assert not missing.exists()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from terarec.cli.options import AllowImport, CheckpointOption
+from terarec.cli.options import AllowImport, CheckpointOption, Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.reports.numbers import label
@@ -28,6 +28,12 @@ class InspectOptions:
         None
     )
     checkpoint: CheckpointOption = None
+    export_table: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="Write the rows of a table of a model to --out.")
+    ] = None
+    to: Annotated[str, typer.Option("--to", metavar="parquet", help="Format of --out.")] = "parquet"
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for --export-table.")] = None
+    force: Force = False
     top: Annotated[int, typer.Option(min=1, help="How many values or rows to show.")] = 10
     allow_import: AllowImport = None
 
@@ -61,6 +67,8 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
         raise ConfigError("--checkpoint", f"{options.path} is a data set, expected a RUN")
     if options.table is not None:
         raise ConfigError("--table", f"{options.path} is a data set, which has columns, expected a RUN or a checkpoint")
+    if options.export_table is not None or options.out is not None:
+        raise ConfigError("--export-table", f"{options.path} is a data set, expected a RUN or a checkpoint")
     if options.column is None:
         return describe_dataset(options.path, allow_import=options.allow_import or ())
     with show.progress(f"counting {options.column}", "rows") as progress:
@@ -87,11 +95,27 @@ def _describe_model(options: InspectOptions) -> dict[str, Any]:
         )
     if options.column is not None:
         raise ConfigError("--column", f"{path} is a model, which has tables, expected a data set")
+    if options.export_table is not None:
+        return _export(options, options.export_table)
+    if options.out is not None:
+        raise ConfigError("--out", "got it without --export-table, expected both")
     if options.table is None:
         return describe_checkpoint(path, options.checkpoint)
     return describe_table(
         path, options.table, options.top, which=options.checkpoint, allow_import=options.allow_import or ()
     )
+
+
+def _export(options: InspectOptions, table: str) -> dict[str, Any]:
+    from terarec.cli.inspect_model import export_table
+    from terarec.io import check_new_file
+
+    if options.to != "parquet":
+        raise ConfigError("--to", f"got {options.to!r}, expected parquet")
+    if options.out is None:
+        raise ConfigError("--export-table", "got it without --out, expected both")
+    check_new_file(options.out, replace=options.force)
+    return export_table(options.path, table, options.out, which=options.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)

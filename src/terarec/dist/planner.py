@@ -74,6 +74,23 @@ class MachineCosts:
                 checks.fail(self, field.name, "a number > 0")
 
 
+def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int, ...]:
+    """Return the keys of hot rows, in ascending order; see `HOT_SHARE`.
+
+    Args:
+        shares: Distinct keys int64[n] of shares of batches.
+        most: Most keys, of which those in most shares are taken; None for all.
+    """
+    if not shares:
+        return ()
+    keys, counts = torch.unique(torch.cat(list(shares)), return_counts=True)
+    is_hot = counts >= HOT_SHARE * len(shares)
+    keys, counts = keys[is_hot], counts[is_hot]
+    if most is not None and keys.numel() > most:
+        keys = keys[counts.argsort(descending=True, stable=True)[:most]].sort().values
+    return tuple(keys.tolist())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TableLoad:
     """What a table takes, and what sampled batches ask of it.
@@ -99,11 +116,7 @@ class TableLoad:
     @property
     def hot_keys(self) -> tuple[int, ...]:
         """Keys of hot rows, in ascending order; see `HOT_SHARE`."""
-        shares = [keys for batch in self.batches for keys in batch]
-        if not shares:
-            return ()
-        keys, counts = torch.unique(torch.cat(list(shares)), return_counts=True)
-        return tuple(keys[counts >= HOT_SHARE * len(shares)].tolist())
+        return hot_keys([keys for batch in self.batches for keys in batch])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +17,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 import terarec
 from terarec.dist.links import Links, check_links
 from terarec.errors import CollectiveError, ConfigError
-from terarec.kernels.environment import is_launched, start_number
+from terarec.kernels.environment import Launch, launch, start_number
 from terarec.spec.codec import differences
 from terarec.spec.quoting import one_line, quoted
 
@@ -311,7 +315,7 @@ def share_of(count: int, rank: int, size: int) -> slice:
 def join(
     settings: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT, link_timeout: float = LINK_TIMEOUT
 ) -> Ranks:
-    """Join the ranks that torchrun started with this process; one process alone if it did not start any.
+    """Join the ranks that torchrun or mpirun started with this process; one process alone if neither did.
 
     Args:
         settings: JSON data that have to be the same on all ranks, such as the configuration of a run.
@@ -326,16 +330,11 @@ def join(
     for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
         if not 0 < value < float("inf"):
             raise ConfigError(name, f"got {value!r}, expected seconds > 0")
-    if not is_launched():
+    launched = launch()
+    if launched is None:
         return Ranks()
-    try:
-        store, rank, size = next(distributed.rendezvous("env://", timeout=timedelta(seconds=link_timeout)))  # type: ignore[attr-defined]
-    except ValueError as error:
-        raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
-    except RuntimeError as error:
-        raise CollectiveError(
-            f"the ranks did not meet within {link_timeout:g} s: {one_line(str(error))}", collective="start"
-        ) from None
+    store = _meeting_place(launched, link_timeout)
+    rank, size = launched.rank, launched.size
     # A store of torchrun outlives the processes, and so do the addresses of those before.
     store = distributed.PrefixStore(f"terarec/start-{start_number()}", store)  # type: ignore[attr-defined]
     links = check_links(store, rank, size, timeout=link_timeout)
@@ -356,6 +355,58 @@ def join(
             ranks.close()
         raise
     return ranks
+
+
+def _meeting_place(launched: Launch, timeout: float) -> Store:
+    """Return the store that all ranks reach: torchrun's, or one of its own for the processes of mpirun."""
+    rank, size, wait = launched.rank, launched.size, timedelta(seconds=timeout)
+    try:
+        if launched.has_address:
+            store: Store = next(distributed.rendezvous("env://", rank, size, timeout=wait))[0]  # type: ignore[attr-defined]
+            return store
+        world = _mpi_world()
+        if world is not None:
+            return _store_of_first(world, rank, is_local=launched.local_size == size, wait=wait)
+    except ValueError as error:
+        raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"the ranks did not meet within {timeout:g} s: {one_line(str(error))}", collective="start"
+        ) from None
+    if launched.local_size != size:
+        raise ConfigError(
+            "environment",
+            f"got {size} processes on several machines without MASTER_ADDR and MASTER_PORT, expected these variables, "
+            "which say where rank 0 listens, or mpi4py",
+        )
+    # Processes of one mpirun on one machine have one parent.
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
+    file = Path(tempfile.gettempdir()) / f"terarec-ranks-{os.getuid()}-{os.getppid()}-{began}"
+    store = FileStore(str(file), size)
+    store.set_timeout(wait)
+    return store
+
+
+def _mpi_world() -> Any | None:
+    """Return the communicator of mpi4py; None where that is not installed, or finds no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    world = MPI.COMM_WORLD
+    return world if hasattr(MPI, "Get_version") and world.Get_size() > 1 else None
+
+
+def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -> Store:
+    """Return the store of rank 0, which tells the others by MPI where it listens."""
+    host = "127.0.0.1" if is_local else socket.gethostname()
+    if rank:
+        host, port = world.bcast(None, root=0)
+        return TCPStore(host, port, is_master=False, timeout=wait)
+    store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
+    world.bcast((host, store.port), root=0)
+    return store
 
 
 @cache

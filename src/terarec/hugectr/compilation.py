@@ -1,16 +1,19 @@
-"""`Model.compile`: the graph of a network with its optimizers, trainer, readers and metrics, on one device."""
+"""`Model.compile`: the graph of a network with its optimizers, trainer, readers and metrics, on a device or ranks."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 
+from terarec.dist import Ranks, ShardingPlan, shard
+from terarec.embedding.recording import record_tables
 from terarec.hugectr.cache_tiers import with_cache_tiers
-from terarec.hugectr.errors import OutOfBoundError, as_hugectr_errors
+from terarec.hugectr.errors import OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Network, Plan
 from terarec.hugectr.objects import (
@@ -22,14 +25,20 @@ from terarec.hugectr.objects import (
     SparseEmbedding,
 )
 from terarec.hugectr.optimizer import optimizer_rule
+from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.schedule import release_number
+from terarec.hugectr.sharding import sharding_plan
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
+from terarec.models.artifact import tables
 from terarec.nn.precision import mixed_precision
 from terarec.spec import DenseOptimizerSpec, RecordLayout, TrainingSpec
 from terarec.train import Callback, Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory
+
+_STATISTICS = 20
+"""Batches in which keys are counted for hybrid embeddings where a solver does not say how many."""
 
 
 class CapacityCheck(Callback):
@@ -41,7 +50,7 @@ class CapacityCheck(Callback):
     """
 
     def __init__(self, model: GraphModel, capacities: Mapping[str, int]) -> None:
-        self._checks = [(name, list(model.collection(name).tables.values()), most) for name, most in capacities.items()]
+        self._checks = [(name, list(tables(model.embeddings[name]).values()), most) for name, most in capacities.items()]
 
     def on_step(self, trainer: Trainer) -> None:
         """Count the keys.
@@ -49,8 +58,10 @@ class CapacityCheck(Callback):
         Raises:
             OutOfBoundError: There are too many.
         """
-        for name, tables, most in self._checks:
-            count = sum(map(len, tables))
+        for name, held, most in self._checks:
+            count = sum(map(len, held))
+            if trainer.ranks.size > 1:
+                count = int(trainer.ranks.all_reduce_("keys of an embedding", torch.tensor([count])))
             if count > most:
                 raise OutOfBoundError(
                     f"SparseEmbedding {name!r}",
@@ -76,6 +87,7 @@ class Compiled:
         async_layout: Result of `async_layout_of` for the release.
         is_shuffled: Whether the training data is shuffled.
         messages: Which requested devices are not used, and what is not where it was requested; empty if all is.
+        build_alone: Returns a new trainer of such a model in this process alone.
     """
 
     plan: Plan
@@ -90,6 +102,7 @@ class Compiled:
     async_layout: tuple[bool, bool]
     is_shuffled: bool
     messages: Sequence[str]
+    build_alone: Callable[[], Trainer]
 
 
 def compile_network(
@@ -117,7 +130,12 @@ def compile_network(
         IllegalCallError: There is no `Input`.
         WrongInputError: No loss, an unknown label, shapes or options that do not fit.
     """
+    together = ranks()
     device, message = placement(solver.vvgpu)
+    if together.size > 1:
+        device, message = torch.device("cpu"), ""
+        if cache is not None:
+            raise WrongInputError("etc_params", f"got a training cache with {together.size} processes, expected one")
     messages: list[str] = []
     plan = network.plan(loss_weights)
     if cache is not None:
@@ -136,7 +154,7 @@ def compile_network(
     async_layout = async_layout_of(reader.async_param, release, is_one_hot=plan.is_one_hot)
     opener = partial(source_opener, reader, layout, async_layout=async_layout)
     data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
-    seed = shuffle_seed(solver, reader)
+    seed = together.gather("seed of the data", shuffle_seed(solver, reader))[0]
     train_reader = data_reader(
         opener(num_samples=reader.num_samples),
         reader.source[0],
@@ -153,7 +171,20 @@ def compile_network(
     dense = optimizer_rule(optimizer, solver.lr)
     # With a training cache a workspace is for the rows of one pass.
     capacities = plan.capacities if cache is None and checks_overflow() else {}
-    trainer = _trainer(plan, solver, dense, device)
+    first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]
+    build = partial(_trainer, plan, solver, dense, device, first_seed)
+    if together.size == 1:
+        trainer = build()
+    else:
+        counted = data_reader(
+            opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize, drop_last=True
+        )
+        counted.set_source()
+        count = solver.values().get("num_iterations_statistics", _STATISTICS)
+        sharding, moved = sharding_plan(network, plan.spec, solver.vvgpu, together.size, islice(counted, count))
+        counted.close()
+        messages += moved
+        trainer = build(together, sharding)
     model = trainer.model
     assert isinstance(model, GraphModel)
     return Compiled(
@@ -162,32 +193,47 @@ def compile_network(
         trainer=trainer,
         train_reader=train_reader,
         eval_reader=eval_reader,
-        evaluation=Evaluation(solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels)),
+        evaluation=Evaluation(
+            solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels), ranks=together
+        ),
         capacity_check=CapacityCheck(model, capacities),
         dense=dense,
         layout=layout,
         async_layout=async_layout,
         is_shuffled=seed is not None,
         messages=tuple(filter(None, [message, *messages])),
+        build_alone=build,
     )
 
 
-def _trainer(plan: Plan, solver: Solver, dense: DenseOptimizerSpec, device: torch.device) -> Trainer:
-    """Build the model of `plan` with its first weights, its optimizers and its trainer."""
+def _trainer(
+    plan: Plan,
+    solver: Solver,
+    dense: DenseOptimizerSpec,
+    device: torch.device,
+    seed: int,
+    together: Ranks | None = None,
+    sharding: ShardingPlan | None = None,
+) -> Trainer:
+    """Build the model of `plan` with its first weights, its optimizers and its trainer; with ranks on these."""
     keep_freed_memory()
-    seed = solver.seed or secrets.randbits(62) + 1
     torch.manual_seed(seed)  # of dropout
     with as_hugectr_errors("compile"):
-        model = GraphModel(plan.spec, seed=seed).to(device)
-    spec = TrainingSpec(
-        batch_size=solver.batchsize,
-        seed=seed,
-        drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
-        precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
-        loss_scale=float(solver.scaler),
-    )
-    optimizers = Optimizers.of(model, dense, plan.rules, seed=seed)
-    return Trainer(model, spec, optimizers, check_loss=False)  # a display checks it
+        if together is None or sharding is None:
+            model = GraphModel(plan.spec, seed=seed).to(device)
+        else:
+            with record_tables():
+                model = GraphModel(plan.spec, seed=seed)
+            shard(model, sharding, together)
+        spec = TrainingSpec(
+            batch_size=solver.batchsize,
+            seed=seed,
+            drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
+            precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
+            loss_scale=float(solver.scaler),
+        )
+        optimizers = Optimizers.of(model, dense, plan.rules, seed=seed)
+        return Trainer(model, spec, optimizers, check_loss=False, ranks=together)  # a display checks the loss
 
 
 def placement(vvgpu: Sequence[Sequence[int]], num_gpus: int | None = None) -> tuple[torch.device, str]:

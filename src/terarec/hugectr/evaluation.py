@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch, to_device
+from terarec.batch import Batch, slice_samples, to_device
+from terarec.dist import Ranks
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
@@ -39,12 +40,14 @@ class Evaluation:
     Args:
         metrics: The solver's ``metrics_spec``.
         num_labels: Columns of all labels.
+        ranks: Processes that evaluate together, each its share of a batch; None for this alone.
 
     Raises:
         WrongInputError: A metric other than AUC for several labels.
     """
 
-    def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int) -> None:
+    def __init__(self, metrics: Mapping[MetricsType, float], *, num_labels: int, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
         self._metrics = {kind: _KINDS[kind]() for kind in metrics}
         self.class_aucs: tuple[float, ...] = ()
         self.tensors: dict[str, Tensor] = {}
@@ -65,9 +68,16 @@ class Evaluation:
         """
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
+        ranks, total = self._ranks, batch.batch_size
+        part = ranks.share(total)
+        own = batch if ranks.size == 1 else slice_samples(batch, part.start, part.stop)
         with autocast(precision, model.device):
-            tensors = model(to_device(batch, model.device))
+            tensors = model(to_device(own, model.device))
             loss = model.total_loss(tensors)
+        if ranks.size > 1:
+            share = torch.nan_to_num(loss.detach()) * own.batch_size / total  # the mean of no samples is no number
+            loss = ranks.all_reduce_("loss of an evaluation", share.reshape(1))[0]
+            tensors = {name: ranks.joined(f"tensor {name!r}", held, total) for name, held in tensors.items()}
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
         self.update(loss, predictions, tensors)

@@ -9,13 +9,14 @@ from datetime import datetime
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.graph_json import Part
 from terarec.hugectr.objects import DenseLayer, Input, Solver, SparseEmbedding
+from terarec.hugectr.processes import rank
 from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
 from terarec.spec import GraphSpec
 
 
 class Log:
-    """Prints lines as HugeCTR's log does.
+    """Prints lines as HugeCTR's log does; of several processes, the first one alone.
 
     Args:
         release: Release of the prefix, such as "25.03".
@@ -23,14 +24,16 @@ class Log:
 
     def __init__(self, release: str) -> None:
         self._major = int(release.split(".")[0])
+        self._is_silent = rank() != 0
 
     def __call__(self, message: str) -> None:
         """Print one line with its prefix."""
-        print(f"{self._prefix(datetime.now())}{message}", flush=True)
+        self.bare(f"{self._prefix(datetime.now())}{message}")
 
     def bare(self, message: str) -> None:
         """Print one line without a prefix."""
-        print(message, flush=True)
+        if not self._is_silent:
+            print(message, flush=True)
 
     def _prefix(self, now: datetime) -> str:
         if self._major == 2:

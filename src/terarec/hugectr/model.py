@@ -38,12 +38,15 @@ from terarec.hugectr.objects import (
     SolverConfig,
     SparseEmbedding,
 )
+from terarec.hugectr.one_process import in_one_process
+from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.run import Training, describe_records, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
 from terarec.models import GraphModel
+from terarec.models.artifact import tables
 from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
 
@@ -329,7 +332,11 @@ class Model:
         if not output:
             raise IllegalCallError("check_out_tensor", f"there was no iteration of {tensor_type.name} yet")
         assert isinstance(output, dict)  # of a graph
-        tensor: Tensor = output[tensor_name]
+        tensor: Tensor = output[tensor_name].detach()
+        if tensor_type is Tensor_t.Train and made.trainer.ranks.size > 1:  # each has its share of the batch
+            ranks, what = made.trainer.ranks, f"tensor {tensor_name!r}"
+            total = int(ranks.all_reduce_(what, torch.tensor([tensor.shape[0]])))
+            tensor = ranks.joined(what, tensor, total)
         found: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
         return found
 
@@ -344,6 +351,8 @@ class Model:
         if evaluation.batch is None:
             raise IllegalCallError("export_predictions", "nothing was evaluated yet, expected a call of eval before")
         predictions = torch.cat(list(evaluation.predictions.values()), dim=1)
+        if not self._compiled("export_predictions").trainer.ranks.is_first:
+            return
         for path, values in (
             (output_prediction_file_name, predictions),
             (output_label_file_name, evaluation.batch.label),
@@ -461,7 +470,8 @@ class Model:
         def capacity_of(part: SparseEmbedding) -> int:
             return capacity(part, part.optimizer or self._optimizer, devices)
 
-        write_json(self._url(graph_config_file), graph_to_json(graph, self._optimizer, capacity_of, widths))
+        described = graph_to_json(graph, self._optimizer, capacity_of, widths)
+        ranks().on_first("graph_to_json", lambda: write_json(self._url(graph_config_file), described))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
         """Add what a graph's file holds; `compile` comes after it.
@@ -481,6 +491,7 @@ class Model:
 
     @as_hugectr_errors("save_params_to_files")
     @bind_arguments("Model.save_params_to_files")
+    @in_one_process(changes=False)
     def save_params_to_files(
         self,
         prefix: str,
@@ -503,6 +514,7 @@ class Model:
 
     @as_hugectr_errors("load_dense_weights")
     @bind_arguments("Model.load_dense_weights")
+    @in_one_process(changes=True)
     def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None = None) -> None:
         """Take the weights of the dense layers from a file.
 
@@ -515,6 +527,7 @@ class Model:
 
     @as_hugectr_errors("load_dense_optimizer_states")
     @bind_arguments("Model.load_dense_optimizer_states")
+    @in_one_process(changes=True)
     def load_dense_optimizer_states(
         self, dense_opt_states_file: str, data_source_params: DataSourceParams | None = None
     ) -> None:
@@ -530,6 +543,7 @@ class Model:
 
     @as_hugectr_errors("load_sparse_weights")
     @bind_arguments("Model.load_sparse_weights")
+    @in_one_process(changes=True)
     def load_sparse_weights(
         self,
         sparse_embedding_files: Sequence[str] | Mapping[str, str],
@@ -547,6 +561,7 @@ class Model:
 
     @as_hugectr_errors("load_sparse_optimizer_states")
     @bind_arguments("Model.load_sparse_optimizer_states")
+    @in_one_process(changes=True)
     def load_sparse_optimizer_states(
         self,
         sparse_opt_states_files: Sequence[str] | Mapping[str, str],
@@ -557,6 +572,7 @@ class Model:
         files.load_sparse_optimizer_states(sparse_opt_states_files)
 
     @as_hugectr_errors("embedding_dump")
+    @in_one_process(changes=False)
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Write the tables of embedding collections below `path`; all of them if none is named.
 
@@ -568,6 +584,7 @@ class Model:
         self._files("embedding_dump").dump_tables(path, table_names)
 
     @as_hugectr_errors("embedding_load")
+    @in_one_process(changes=True)
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
 
@@ -608,6 +625,7 @@ class Model:
             "dump_incremental_model_2kafka", "rows are not sent to Kafka, expected get_incremental_model for them"
         )
 
+    @in_one_process(changes=False)
     def save_run(self, path: str | Path) -> None:
         """Write a RUN of terarec, whose training goes on where this model's is, to the bit.
 
@@ -675,7 +693,7 @@ class Model:
                 weight.grad = None  # optimizers leave alone what has none
         if made.trainer.optimizers.rows is not None:
             # Not `terarec.optim.freeze`, which lets frozen dynamic tables insert no keys: HugeCTR's do.
-            frozen = [table for name in self._frozen for table in made.model.collection(name).tables]
+            frozen = [table for name in self._frozen for table in tables(made.model.embeddings[name])]
             made.trainer.optimizers.rows.frozen = frozen
 
     def _embedding_names(self, name: str | None) -> list[str]:

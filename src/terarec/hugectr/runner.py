@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import runpy
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
+from terarec.hugectr.processes import Communicator, rank
 from terarec.hugectr.schema.types import OLDEST
 
 STANDS_FOR = {
@@ -28,11 +31,9 @@ STANDS_FOR = {
 }
 """Module that a script imports -> the module that it gets."""
 
-Value = TypeVar("Value")
-
 
 def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:
-    """Run the script `path` as ``python path arguments`` would.
+    """Run the script `path` as ``python path arguments`` would. Of several processes, the first one alone prints.
 
     Args:
         path: Path of the script.
@@ -48,7 +49,10 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
             package.solver_parser_helper = helper  # type: ignore[attr-defined]
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
-    runpy.run_path(path, run_name="__main__")
+    with ExitStack() as stack:
+        if rank():
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        runpy.run_path(path, run_name="__main__")
 
 
 def provide_modules() -> None:
@@ -59,7 +63,7 @@ def provide_modules() -> None:
     for name, target in STANDS_FOR.items():
         sys.modules[name] = importlib.import_module(target)
     if _is_missing("mpi4py"):
-        mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI, with a single process.", **_MPI_NAMES)
+        mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI.", **_MPI_NAMES)
         sys.modules |= {"mpi4py": _module("mpi4py", "Stands for mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
     if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
         sys.modules |= _mlperf_modules()
@@ -91,56 +95,8 @@ def _mlperf_modules() -> dict[str, ModuleType]:
     return {module.__name__: module for module in modules}
 
 
-class SingleProcess:
-    """A communicator of one process, whose collective calls hand back what they are given."""
-
-    rank = 0
-    size = 1
-
-    def Get_rank(self) -> int:  # noqa: N802
-        """Return the number of this process, 0."""
-        return self.rank
-
-    def Get_size(self) -> int:  # noqa: N802
-        """Return the number of processes, 1."""
-        return self.size
-
-    def Barrier(self) -> None:  # noqa: N802
-        """Do nothing: there are no other processes to wait for."""
-
-    barrier = Barrier
-
-    def bcast(self, value: Value, root: int = 0) -> Value:
-        """Return the value of `root`."""
-        return value
-
-    def scatter(self, values: Sequence[Value], root: int = 0) -> Value:
-        """This process's share of `values`: the only one."""
-        return values[0]
-
-    def gather(self, value: Value, root: int = 0) -> list[Value]:
-        """Return the values of all processes."""
-        return [value]
-
-    def allgather(self, value: Value) -> list[Value]:
-        """Return the values of all processes."""
-        return [value]
-
-    def reduce(self, value: Value, op: str = "sum", root: int = 0) -> Value:
-        """Return `op` over all processes, which is `value`."""
-        return value
-
-    def allreduce(self, value: Value, op: str = "sum") -> Value:
-        """Return `op` over all processes, which is `value`."""
-        return value
-
-    def Abort(self, errorcode: int = 0) -> NoReturn:  # noqa: N802
-        """End the process."""
-        sys.exit(errorcode)
-
-
 _MPI_NAMES: dict[str, object] = {
-    "COMM_WORLD": SingleProcess(),
+    "COMM_WORLD": Communicator(),
     "SUM": "sum",
     "MAX": "max",
     "MIN": "min",
@@ -154,15 +110,15 @@ _MPI_NAMES: dict[str, object] = {
 
 
 class HCTRCommunicationHandler:
-    """The process that writes: the only one."""
+    """The process that writes: that of number 0."""
 
     def global_rank(self) -> int:
         """Return the number of this process."""
-        return 0
+        return Communicator().rank
 
     def global_size(self) -> int:
         """Return the number of processes."""
-        return 1
+        return Communicator().size
 
 
 class MLLoggerWrapper:

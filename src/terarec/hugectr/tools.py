@@ -14,6 +14,7 @@ from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, Pow
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import read_json
 from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
+from terarec.hugectr.processes import ranks
 from terarec.hugectr.training_json import KEY_TYPES, read_training
 
 __all__ = [
@@ -47,9 +48,14 @@ class DataGenerator:
     def generate(self) -> None:
         """Write both; a file list (Norm, Parquet) that exists already keeps its data, as upstream.
 
+        Of several processes the first one writes, and the others wait for it.
+
         Raises:
             StorageError: The disk is full.
         """
+        ranks().on_first("data_generator", self._generate)
+
+    def _generate(self) -> None:
         params = self._params
         is_listed = self._generator.kind in ("norm", "parquet")
         for source, split, num_files, num_samples in (

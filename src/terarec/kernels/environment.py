@@ -7,15 +7,18 @@
 ``HUGECTR_DISABLE_OVERFLOW_CHECK`` = ``1``, which is HugeCTR's own, lets the facade's tables outgrow their workspace.
 ``JAVA_HOME``, which is Java's own, is the Java that Spark runs on.
 ``RANK`` and ``WORLD_SIZE``, which are torchrun's, say that a process is one of several that train together, and
-``TORCHELASTIC_RESTART_COUNT`` how often they were started again.
+``TORCHELASTIC_RESTART_COUNT`` how often they were started again. ``OMPI_COMM_WORLD_RANK``, ``OMPI_COMM_WORLD_SIZE``
+and ``OMPI_COMM_WORLD_LOCAL_SIZE``, which are Open MPI's, and ``PMI_RANK``, ``PMI_SIZE`` and ``MPI_LOCALNRANKS``, which
+are those of MPICH's family, say the same where there are several; ``MASTER_ADDR`` says where they meet.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from terarec.errors import KernelError
+from terarec.errors import ConfigError, KernelError
 
 CPU_SETS = ("generic", "avx2", "avx512", "neon")
 IMPLEMENTATIONS = ("triton", "cpu", "ref")
@@ -65,9 +68,60 @@ def java_home() -> str | None:
     return os.environ.get("JAVA_HOME") or None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How this process was started as one of several.
+
+    Attributes:
+        rank: Its number.
+        size: Number of all.
+        local_size: Number of those on this machine, as far as mpirun says it.
+        has_address: Whether the variables of torchrun say where the processes meet.
+    """
+
+    rank: int
+    size: int
+    local_size: int | None
+    has_address: bool
+
+
+_MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+)
+
+
+def launch() -> Launch | None:
+    """Return how torchrun or mpirun, or what sets the same variables, started this process; None for one alone.
+
+    Raises:
+        ConfigError: A variable that is no number.
+    """
+    has_address = bool(os.environ.get("MASTER_ADDR"))
+    for rank, size, local in (("RANK", "WORLD_SIZE", ""), *_MPI_VARIABLES):
+        if not os.environ.get(rank) or not os.environ.get(size):
+            continue
+        found = Launch(
+            rank=_number(rank),
+            size=_number(size),
+            local_size=_number(local) if os.environ.get(local) else None,
+            has_address=has_address or not local,
+        )
+        if not local or found.size > 1:  # mpirun may start what it starts alone
+            return found
+    return None
+
+
 def is_launched() -> bool:
-    """Return whether torchrun, or what sets the same variables, started this process as one of several."""
-    return bool(os.environ.get("RANK")) and bool(os.environ.get("WORLD_SIZE"))
+    """Return whether torchrun or mpirun started this process as one of several."""
+    return launch() is not None
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ConfigError(name, f"got {os.environ[name]!r}, expected a number") from None
 
 
 def start_number() -> str:

@@ -1,0 +1,296 @@
+"""A model of the speed of many ranks: what one rank takes alone, and an alpha-beta model of the exchange.
+
+A step of R ranks takes the work of B / R samples on each, a start of ``alpha`` for each of its collectives, and the
+bytes of each collective over the speed of the links. ``--case local`` measures the work of one process and the links
+between two, and compares what follows for 1, 2 and 4 processes with what they take. Processes that share a core share
+its time. ``--case plan`` says what follows for 8 to 1,024 GPUs, for which work and links are stated below, since none
+was measured; it draws ``results/scale_model.png``.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from record import RESULTS, Row, append_rows
+from scale_out import Side
+from step_sides import WORKLOADS, Workload, batches, terarec_model
+
+from terarec.batch import slice_samples
+from terarec.dist import RowWise, join, same_for_all, shard
+from terarec.embedding import EmbeddingCollection
+from terarec.embedding.recording import record_tables
+from terarec.reports.plots import BLUE, GREEN, MUTED, ORANGE, PURPLE, new_axes, plot_style
+from terarec.spec import SGDSpec, TrainingSpec
+from terarec.train import Optimizers, Trainer
+from terarec.train.devices import keep_freed_memory
+
+LOCAL = replace(WORKLOADS["gemm"], rows=40_000)
+CASE = "DLRM 26 x 40,000 x 64, SGD, a thread each"
+SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What a message costs.
+
+    Attributes:
+        alpha: Seconds of a collective.
+        peer: Seconds for each other rank besides.
+        near: Bytes per second that a rank sends to ranks of its machine.
+        far: Bytes per second that it sends to other machines.
+        per_node: Ranks of a machine.
+    """
+
+    alpha: float
+    peer: float
+    near: float
+    far: float
+    per_node: int
+
+    def seconds(self, num_bytes: float, size: int) -> float:
+        """Return the seconds of a collective of `size` ranks, each with so many bytes for all of them alike."""
+        if size == 1:
+            return 0.0
+        node = min(size, self.per_node)
+        near, far = num_bytes * (node - 1) / size, num_bytes * (size - node) / size
+        return self.alpha + self.peer * (size - 1) + max(near / self.near, far / self.far)
+
+    def sum_seconds(self, num_bytes: float, size: int) -> float:
+        """Return the seconds of a sum of so many bytes: rings inside a machine, then as many between machines."""
+        if size == 1:
+            return 0.0
+        node = min(size, self.per_node)
+        near = 2 * num_bytes * (node - 1) / node
+        far = 2 * num_bytes * (size - node) / size / node  # a rank of a machine has a part of the sum
+        return self.alpha + self.peer * (size - 1) + near / self.near + far / self.far
+
+
+def distinct(rows: int, samples: float) -> float:
+    """Return how many distinct keys so many uniform draws have: the most that a batch can ask for."""
+    return rows * -torch.expm1(samples * torch.log1p(torch.tensor(-1.0 / rows, dtype=torch.float64))).item()
+
+
+def exchange(workload: Workload, samples: float, size: int, links: Links, *, wire: int = 4) -> float:
+    """Return the seconds that the collectives of a step take, with so many samples on each rank."""
+    keys = workload.features * distinct(workload.rows, samples)
+    vectors = links.seconds(wire * workload.width * keys, size)
+    layers = links.sum_seconds(4 * _layer_numbers(workload), size)
+    return links.seconds(0, size) + links.seconds(8 * keys, size) + 2 * vectors + layers
+
+
+def _layer_numbers(workload: Workload) -> int:
+    vectors = workload.features + 1
+    in_width = workload.width + vectors * (vectors - 1) // 2
+    sizes = [(13, *workload.bottom), (in_width, *workload.top, 1)]
+    return sum((a + 1) * b for part in sizes for a, b in pairwise(part))
+
+
+# What GPUs are taken for. A100 of 80 GB: 156 TFLOP/s of TF32 and 2.0 TB/s, of which training kernels reach these shares
+# in published profiles; NVLink of 300 GB/s each way and a 200 Gbit/s port for each GPU.
+FLOPS, MEMORY = 0.45 * 156e12, 0.6 * 2.0e12
+LAUNCHES = 1.2e-3  # seconds of a step in which the device waits for the host, whatever the batch
+GPU = Links(alpha=2e-5, peer=1e-6, near=0.7 * 300e9, far=0.8 * 25e9, per_node=8)
+LARGE = replace(WORKLOADS["gemm"], features=26, width=128, rows=80_000_000)  # 1.07 TB of float32 weights
+GPU_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+STRONG_BATCH, WEAK_BATCH = 65_536, 8_192
+HUGECTR_STRONG = {1: 175.6, 2: 93.1, 4: 50.3, 8: 30.8}  # ms of an iteration of Wide & Deep, FP32, DGX A100
+HUGECTR_WEAK = 1.17  # time on 8 GPUs over that on one (DIEN)
+TORCHREC = {128: 3.4}  # ms of a step of DLRM-DCNv2 on 16 DGX H100 after its authors' tuning, 7.6 before
+
+
+def gpu_work(workload: Workload, samples: float) -> float:
+    """Return the seconds of a rank's own work on a GPU: products three times, rows read once and updated."""
+    flops = 3 * 2 * _layer_numbers(workload) * samples
+    keys = workload.features * distinct(workload.rows, samples)
+    row_bytes = 4 * workload.width * (workload.features * samples * 2 + keys * 4)
+    return LAUNCHES + flops / FLOPS + row_bytes / MEMORY
+
+
+def work() -> None:
+    """Be one process: step with a part of the batch, or time collectives."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ranks = join()
+    with record_tables():
+        model = terarec_model(LOCAL)
+    specs = [s for held in model.modules() if isinstance(held, EmbeddingCollection) for s in held.specs]
+    shard(model, same_for_all(specs, RowWise(), ranks.size), ranks)
+    trainer = Trainer(model, TrainingSpec(), Optimizers.of(model, SGDSpec(lr=0.1), SGDSpec(lr=0.1)), ranks=ranks)
+    held = batches(LOCAL)
+    number = 0
+    for line in sys.stdin:
+        word, _, value = line.strip().partition(" ")
+        answer = 0.0
+        if word == "step":
+            batch = held[number % len(held)]
+            number += 1
+            trainer.train_step(slice_samples(batch, 0, batch.batch_size // int(value)))
+        elif word == "send":
+            count = int(value) // (ranks.size - 1)
+            sizes = [0 if rank == ranks.rank else count for rank in range(ranks.size)]
+            values = torch.zeros(sum(sizes), dtype=torch.uint8)
+            ranks.barrier("start")
+            start = time.perf_counter()
+            ranks.all_to_all("exchange", values, sizes, sizes)
+            answer = time.perf_counter() - start
+        print(answer, flush=True)
+    ranks.close()
+
+
+def local_rows(repeats: int) -> list[Row]:
+    """Return the seconds of 1, 2 and 4 processes beside those of the model."""
+    cores = len(os.sched_getaffinity(0))
+    sides = {size: Side(size, script=__file__) for size in SIZES}
+    # Processes alone, as many at once as will step together: they share the memory's bandwidth.
+    alone = [sides[1], *(Side(1, script=__file__) for _ in range(min(cores, SIZES[-1]) - 1))]
+    calls: dict[str, Callable[[], float]] = {
+        f"work {size}": (lambda size=size: _seconds(alone[:size], f"step {size}")) for size in SIZES
+    }
+    calls |= {f"step {size}": (lambda size=size: _seconds([sides[size]], "step 1")) for size in SIZES[1:]}
+    big = 1 << 24
+    calls |= {f"send {count}": (lambda count=count: sides[2].ask(f"send {count}")[0]) for count in (0, big)}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            seconds = call()
+            if turn:
+                found[name].append(seconds)
+    for side in (*sides.values(), *alone[1:]):
+        side.close()
+    median = {name: statistics.median(values) for name, values in found.items()}
+    alpha = median["send 0"]
+    speed = big / (median[f"send {big}"] - alpha)
+    links = Links(alpha=alpha, peer=0.0, near=speed, far=speed, per_node=1 << 20)
+    rows = []
+    for size in SIZES:
+        shared = max(1.0, size / cores)  # processes on each core
+        told = shared * (median[f"work {size}"] + exchange(LOCAL, LOCAL.batch / size, size, links))
+        seen = median["work 1"] if size == 1 else median[f"step {size}"]
+        rows.append(
+            Row(
+                case=f"{CASE}, batch {LOCAL.batch}, {size} processes on {cores} cores",
+                metric="training step",
+                value=seen * 1e3,
+                unit="ms",
+                peer=f"model (alpha {alpha * 1e3:.2g} ms, {speed / 1e9:.2f} GB/s)",
+                peer_value=told * 1e3,
+            )
+        )
+    return rows
+
+
+def _seconds(sides: Sequence[Side], words: str) -> float:
+    """Return the seconds in which all sides carry a command out at once."""
+    start = time.perf_counter()
+    for side in sides:
+        side.send(words)
+    for side in sides:
+        side.receive()
+    return time.perf_counter() - start
+
+
+def planned_rows() -> list[Row]:
+    """Return the figures of 8 to 1,024 GPUs, and draw them."""
+    case = "DLRM 26 x 80,000,000 x 128, 1.07 TB, model of A100s"
+    rows = []
+    weak, strong = _curves(GPU_SIZES, wire=4), {}
+    for size, (own, wire) in weak.items():
+        rows.append(
+            Row(case=f"{case}, {size} GPUs, batch {WEAK_BATCH} each", metric="step", value=1e3 * (own + wire),
+                unit="ms", peer="of which exchange", peer_value=1e3 * wire)
+        )  # fmt: skip
+    for size in GPU_SIZES:
+        each = STRONG_BATCH / size
+        strong[size] = (gpu_work(LARGE, each), exchange(LARGE, each, size, GPU))
+        rows.append(
+            Row(case=f"{case}, {size} GPUs, batch {STRONG_BATCH} in all", metric="step", value=1e3 * sum(strong[size]),
+                unit="ms", peer="of which exchange", peer_value=1e3 * strong[size][1])
+        )  # fmt: skip
+    for name, curve in (("batch 8,192 each", weak), ("batch 65,536 in all", strong)):
+        limit = next((size for size, (own, wire) in curve.items() if wire > own), None)
+        rows.append(
+            Row(case=f"{case}, {name}", metric="GPUs from which the exchange takes more than the work",
+                value=float(limit or 0), unit="GPUs")
+        )  # fmt: skip
+    ours = {size: sum(_step(size)) for size in HUGECTR_STRONG}
+    for size, milliseconds in HUGECTR_STRONG.items():
+        rows.append(
+            Row(case=f"strong scaling on {size} GPUs of a node, batch {STRONG_BATCH}, model of A100s", metric="speedup",
+                value=ours[1] / ours[size], unit="x", peer="HugeCTR as published, Wide & Deep FP32",
+                peer_value=HUGECTR_STRONG[1] / milliseconds)
+        )  # fmt: skip
+    one, eight = (gpu_work(_small(), WEAK_BATCH) + exchange(_small(), WEAK_BATCH, size, GPU) for size in (1, 8))
+    rows.append(
+        Row(case="weak scaling on 8 GPUs of a node, batch 8192 each, model of A100s", metric="time over one GPU",
+            value=eight / one, unit="x", peer="HugeCTR as published, DIEN", peer_value=HUGECTR_WEAK)
+    )  # fmt: skip
+    each = STRONG_BATCH / 128
+    rows.append(
+        Row(case=f"128 GPUs, batch {STRONG_BATCH} in all, model of A100s", metric="step",
+            value=1e3 * (gpu_work(LARGE, each) + exchange(LARGE, each, 128, GPU)), unit="ms",
+            peer="TorchRec as published, DLRM-DCNv2 on H100", peer_value=TORCHREC[128])
+    )  # fmt: skip
+    draw(weak, strong)
+    return rows
+
+
+def _small() -> Workload:
+    """Return the tables that fit one GPU, which published scaling from one GPU is of."""
+    return replace(LARGE, rows=1_000_000)
+
+
+def _step(size: int) -> tuple[float, float]:
+    each = STRONG_BATCH / size
+    return gpu_work(_small(), each), exchange(_small(), each, size, GPU)
+
+
+def _curves(sizes: Sequence[int], *, wire: int) -> dict[int, tuple[float, float]]:
+    return {size: (gpu_work(LARGE, WEAK_BATCH), exchange(LARGE, WEAK_BATCH, size, GPU, wire=wire)) for size in sizes}
+
+
+def draw(weak: dict[int, tuple[float, float]], strong: dict[int, tuple[float, float]]) -> None:
+    """Draw work and exchange of a step over the number of GPUs."""
+    halved = _curves(list(weak), wire=2)
+    with plot_style():
+        figure, axes = new_axes(3.2)
+        sizes = list(weak)
+        axes.plot(sizes, [1e3 * own for own, _ in weak.values()], color=BLUE, label="work, 8,192 samples each")
+        axes.plot(sizes, [1e3 * wire for _, wire in weak.values()], color=ORANGE, label="exchange, 8,192 each")
+        axes.plot(sizes, [1e3 * wire for _, wire in halved.values()], color=PURPLE, label="exchange, bf16 on the wire")
+        axes.plot(sizes, [1e3 * own for own, _ in strong.values()], "--", color=BLUE, label="work, 65,536 in all")
+        axes.plot(
+            sizes, [1e3 * wire for _, wire in strong.values()], "--", color=ORANGE, label="exchange, 65,536 in all"
+        )
+        axes.plot([*TORCHREC], [*TORCHREC.values()], "o", color=GREEN, label="step of TorchRec as published")
+        axes.axvline(GPU.per_node, color=MUTED, linewidth=0.8, linestyle=":")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set_xlabel("GPUs")
+        axes.set_ylabel("ms of a step")
+        axes.legend(fontsize=7)
+        figure.savefig(RESULTS / "scale_model.png", dpi=150)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", choices=("local", "plan"), default="local")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    options = parser.parse_args(arguments)
+    if options.worker:
+        work()
+        return
+    rows = local_rows(options.repeats) if options.case == "local" else planned_rows()
+    append_rows("scale_model", rows, dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

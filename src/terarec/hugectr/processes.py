@@ -1,0 +1,102 @@
+"""The processes that torchrun or mpirun started with this one, which train a script's models together."""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from terarec.hugectr.errors import as_hugectr_errors
+from terarec.kernels.environment import launch
+
+if TYPE_CHECKING:
+    from terarec.dist import Ranks
+
+
+@cache
+def ranks() -> Ranks:
+    """Return the ranks of this process, which join at the first call; all processes have to come to it.
+
+    Raises:
+        IllegalCallError: Ranks that cannot talk, or that run other code.
+    """
+    from terarec.dist import join  # loads torch
+
+    with as_hugectr_errors("start"):
+        found = join()
+    atexit.register(_leave, found)
+    return found
+
+
+def rank() -> int:
+    """Return the number of this process without waiting for others."""
+    launched = launch()
+    return 0 if launched is None else launched.rank
+
+
+def _leave(found: Ranks) -> None:
+    with suppress(RuntimeError):
+        found.close()
+
+
+class Communicator:
+    """Stands for ``mpi4py.MPI.COMM_WORLD`` where mpi4py is missing: collective calls of JSON data."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return rank()
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        launched = launch()
+        return 1 if launched is None else launched.size
+
+    def Get_rank(self) -> int:  # noqa: N802
+        """Return the number of this process."""
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        """Return the number of processes."""
+        return self.size
+
+    def Barrier(self) -> None:  # noqa: N802
+        """Wait for the other processes."""
+        ranks().barrier("MPI.Barrier")
+
+    barrier = Barrier
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        """Return the value of `root`."""
+        return self.allgather(value)[root]
+
+    def scatter(self, values: Any, root: int = 0) -> Any:
+        """Return this process's element of the values of `root`."""
+        return self.bcast(values, root)[self.rank]
+
+    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+        """Return the values of all processes to `root`."""
+        found = self.allgather(value)
+        return found if self.rank == root else None
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all processes."""
+        return [value] if self.size == 1 else ranks().gather("MPI.allgather", value)
+
+    def reduce(self, value: Any, op: str = "sum", root: int = 0) -> Any:
+        """Return `op` over all processes to `root`."""
+        found = self.allreduce(value, op)
+        return found if self.rank == root else None
+
+    def allreduce(self, value: Any, op: str = "sum") -> Any:
+        """Return `op` over all processes."""
+        found = self.allgather(value)
+        if op == "sum":
+            return sum(found)
+        return max(found) if op == "max" else min(found)
+
+    def Abort(self, errorcode: int = 0) -> None:  # noqa: N802
+        """End the process; the others end with it."""
+        raise SystemExit(errorcode)

@@ -1,0 +1,144 @@
+"""Where scripts put tables, as a plan of `terarec.dist`: vvgpu, sorts of embeddings, ``shard``, plan files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Batch, select
+from terarec.dist import (
+    ColumnWise,
+    DataParallel,
+    Hybrid,
+    Placement,
+    RowWise,
+    ShardingPlan,
+    TablePlan,
+    TableWise,
+)
+from terarec.dist.plan import default_plan
+from terarec.dist.planner import hot_keys
+from terarec.dist.ranks import share_of
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.enums import Embedding_t
+from terarec.hugectr.network import Network
+from terarec.hugectr.objects import SparseEmbedding
+from terarec.spec import GraphEmbedding, GraphSpec
+
+_LOCALIZED = (
+    Embedding_t.LocalizedSlotSparseEmbeddingHash,
+    Embedding_t.LocalizedSlotSparseEmbeddingOneHot,
+)
+
+
+def sharding_plan(
+    network: Network,
+    graph: GraphSpec,
+    vvgpu: Sequence[Sequence[int]],
+    world_size: int,
+    batches: Iterable[Batch],
+) -> tuple[ShardingPlan, list[str]]:
+    """Translate the placements of a script to ranks.
+
+    GPU number g of all G of ``vvgpu``, counted over the nodes, is rank ``g * R // G``. Slots of localized embeddings
+    are on GPU ``slot mod G``, rows of distributed ones on all. Hybrid embeddings have copies of the rows that at least
+    half of the ranks' shares of batches ask for, at most ``max_num_frequent_categories`` in each table. Tables of an
+    embedding collection are where ``shard`` or a plan file puts them: "dp" is copies, "mp" on one GPU the whole table,
+    on several its rows, and a table cut into as many column parts as it has ranks its columns.
+
+    Args:
+        network: The parts of the model.
+        graph: Its graph.
+        vvgpu: GPUs by node.
+        world_size: Number of ranks R.
+        batches: Batches in which keys are counted if there are hybrid embeddings.
+
+    Returns:
+        The plan, and messages about placements that are others than the script's.
+    """
+    num_gpus = sum(map(len, vvgpu))
+    messages = []
+    if num_gpus != world_size:
+        messages.append(
+            f"vvgpu names {num_gpus} devices, and {world_size} processes train: device g of them is process "
+            f"g * {world_size} // {num_gpus}"
+        )
+    to_rank = [gpu * world_size // num_gpus for gpu in range(num_gpus)]
+    tables = [table for embedding in graph.embeddings for table in embedding.tables]
+    found: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
+    embeddings = {embedding.name: embedding for embedding in graph.embeddings}
+    for part in network.of_type(SparseEmbedding):
+        names = [table.name for table in embeddings[part.sparse_embedding_name].tables]
+        if part.embedding_type in _LOCALIZED:
+            found |= {name: TableWise(rank=to_rank[slot % num_gpus]) for slot, name in enumerate(names)}
+        elif part.embedding_type is not Embedding_t.HybridSparseEmbedding:
+            found |= dict.fromkeys(names, RowWise())
+    found |= _hybrid(network, embeddings, world_size, batches)
+    widths = {table.name: table.width for table in tables}
+    for config in network.of_type(EmbeddingCollectionConfig):
+        if config.plan is not None:
+            found |= _of_collection(config, to_rank, widths, messages)
+    size = len(vvgpu[0])
+    has_nodes = num_gpus == world_size and all(len(node) == size for node in vvgpu)
+    entries = tuple(TablePlan(table=name, placement=placement) for name, placement in found.items())
+    plan = ShardingPlan(world_size=world_size, tables=entries, ranks_per_node=size if has_nodes else None)
+    return plan, messages
+
+
+def _of_collection(
+    config: EmbeddingCollectionConfig, to_rank: Sequence[int], widths: Mapping[str, int], messages: list[str]
+) -> dict[str, Placement]:
+    assert config.plan is not None, "it has one"
+    matrix, found = config.plan.matrix, {}
+    if len(matrix) != len(to_rank):
+        messages.append(
+            f"the shard_matrix has {len(matrix)} GPUs, and vvgpu {len(to_rank)}: tables are placed by their sizes"
+        )
+        return {}
+    for kind, group in config.plan.strategy:
+        for entry in group:
+            name, parts = (entry, 1) if isinstance(entry, str) else entry
+            gpus = [gpu for gpu, held in enumerate(matrix) if name in held]
+            ranks = tuple(dict.fromkeys(to_rank[gpu] for gpu in gpus))
+            placement: Placement = RowWise(ranks=ranks)
+            if kind == "dp":
+                placement = DataParallel()
+            elif len(ranks) == 1:
+                placement = TableWise(rank=ranks[0])
+            elif parts == len(ranks) and widths[name] % parts == 0:
+                placement = ColumnWise(ranks=ranks)
+            elif parts > 1:
+                messages.append(
+                    f"table {name!r} is cut into {parts} parts by column for {len(ranks)} processes: its rows are "
+                    "spread instead"
+                )
+            found[name] = placement
+    return found
+
+
+def _hybrid(
+    network: Network, embeddings: Mapping[str, GraphEmbedding], world_size: int, batches: Iterable[Batch]
+) -> dict[str, Placement]:
+    """Return the placements of the tables of hybrid embeddings, whose hot rows are counted in the first batches."""
+    parts = [
+        part for part in network.of_type(SparseEmbedding) if part.embedding_type is Embedding_t.HybridSparseEmbedding
+    ]
+    if not parts:
+        return {}
+    shares: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for part in parts:
+            for feature in embeddings[part.sparse_embedding_name].features:
+                held = select(batch.sparse, [feature.read_column])
+                ends = held.offsets[[share_of(batch.batch_size, rank, world_size).start for rank in range(world_size)]]
+                cuts = torch.tensor_split(held.keys, ends[1:])
+                shares.setdefault(feature.table, []).extend(torch.unique(keys) for keys in cuts)
+    found: dict[str, Placement] = {}
+    for part in parts:
+        most = part.hybrid_embedding_param.max_num_frequent_categories
+        for table in embeddings[part.sparse_embedding_name].tables:
+            hot = hot_keys(shares.get(table.name, []), most=None if most < 0 else most)
+            found[table.name] = Hybrid(hot_keys=hot) if hot else RowWise()
+    return found
