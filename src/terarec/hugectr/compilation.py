@@ -50,7 +50,9 @@ class CapacityCheck(Callback):
     """
 
     def __init__(self, model: GraphModel, capacities: Mapping[str, int]) -> None:
-        self._checks = [(name, list(tables(model.embeddings[name]).values()), most) for name, most in capacities.items()]
+        self._checks = [
+            (name, list(tables(model.embeddings[name]).values()), most) for name, most in capacities.items()
+        ]
 
     def on_step(self, trainer: Trainer) -> None:
         """Count the keys.
