@@ -130,13 +130,23 @@ def check_insert(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor
     Raises:
         ConfigError: Tensors of other shapes or types.
     """
+    return last_rows(*check_rows(keys, rows, width))
+
+
+def check_rows(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return keys and rows in one piece; errors are those of `check_insert`."""
     keys = check_keys(keys)
     if rows.shape != (keys.numel(), width) or rows.dtype != torch.float32 or rows.device.type != "cpu":
         got = f"{rows.dtype}{list(rows.shape)} on {rows.device}"
         raise ConfigError("rows", f"got {got}, expected torch.float32[{keys.numel()}, {width}] on cpu")
+    return keys, rows.contiguous()
+
+
+def last_rows(keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each key once, with its last row."""
     ordered, order = keys.sort(stable=True)
     if keys.numel() < 2 or not bool((ordered[1:] == ordered[:-1]).any()):
-        return keys, rows.contiguous()
+        return keys, rows
     is_last = torch.ones_like(ordered, dtype=torch.bool)
     is_last[:-1] = ordered[1:] != ordered[:-1]
     places = order[is_last]
