@@ -125,7 +125,7 @@ def _commands() -> list[Any]:
         Lazy("train", "train:train", "Train a model on a data set; Ctrl-C leaves a checkpoint.", panel=MODEL),
         Lazy("evaluate", "run:evaluate", "Compute metrics of a trained model on a data set.", panel=MODEL),
         Lazy("predict", "run:predict", "Write the scores of raw files or of a data set.", panel=MODEL),
-        Lazy("export", "run:export", "Write a trained model as an ONNX file or a torch program.", panel=MODEL),
+        Lazy("export", "run:export", "Write a trained model for another runtime.", panel=MODEL),
         Lazy(
             "reproduce",
             "train:reproduce",

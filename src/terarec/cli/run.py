@@ -28,6 +28,7 @@ from terarec.spec import BAD_INPUT_POLICIES, PrepareOptions, ServingSpec
 
 if TYPE_CHECKING:
     from terarec.etl.engine import Progress
+    from terarec.export import ExportReport, TableReport
     from terarec.models.two_tower import TwoTower
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
 
@@ -280,34 +281,69 @@ class ExportOptions:
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     out: Annotated[Path, typer.Option(help="Directory to make.")]
     format: Annotated[
-        str, typer.Option(metavar="onnx|torch", help="An ONNX file, or a program for torch.export.load.")
+        str,
+        typer.Option(
+            "--to",
+            "--format",
+            metavar="onnx|torch|aotinductor|torchscript|triton|parquet|npy|faiss",
+            help="An ONNX file, a program for torch.export.load, one compiled for this machine, a trace, a model "
+            "repository of Triton; or the vectors of a table.",
+        ),
     ] = "onnx"
+    backend: Annotated[
+        str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
+    ] = "python"
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows in Triton; its memory if unset."),
+    ] = None
     no_tables: Annotated[
         bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
     ] = False
+    table: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="The table to write with parquet, npy or faiss.")
+    ] = None
     checkpoint: CheckpointOption = None
     allow_import: AllowImport = None
 
 
 def export(options: ExportOptions, show: Show) -> None:
     """Run ``terarec export``."""
-    from terarec.export import export_run
     from terarec.kernels import memory
     from terarec.train.run_dir import check_run
 
     started = time.perf_counter()
     check_run(options.run)
-    report = export_run(
+    report = dataclasses.asdict(_exported(options))
+    figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
+    spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
+    show.result(f"Exported {options.out}", {**figures, "file": str(report["file"]), **spent})
+
+
+def _exported(options: ExportOptions) -> ExportReport | TableReport:
+    from terarec.export import export_run, export_table
+    from terarec.export.table_rows import TABLE_FORMATS
+    from terarec.serve.triton import TritonSpec, export_triton
+
+    if options.table is not None:
+        return export_table(
+            options.run, options.table, options.out, format=options.format, checkpoint=options.checkpoint
+        )
+    if options.format in TABLE_FORMATS:
+        raise ConfigError("--table", f"got none for --to {options.format}, expected the name of a table")
+    allowed = options.allow_import or ()
+    if options.format == "triton":
+        tables = None if options.tables is None else str(options.tables)
+        spec = TritonSpec(backend=options.backend, tables=tables)  # type: ignore[arg-type]  # which it checks
+        return export_triton(options.run, options.out, spec, checkpoint=options.checkpoint, allow_import=allowed)
+    return export_run(
         options.run,
         options.out,
         format=options.format,
         tables=not options.no_tables,
         checkpoint=options.checkpoint,
-        allow_import=options.allow_import or (),
+        allow_import=allowed,
     )
-    figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **dataclasses.asdict(report)}
-    spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
-    show.result(f"Exported {options.out}", {**figures, "file": str(report.file), **spent})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from terarec.export.artifact import EXPORT_FILE, ExportReport, export_model, exp
 from terarec.export.files import export_onnx
 from terarec.export.inputs import NO_KEY, KeyInput
 from terarec.export.layers import EXPORTED_KINDS
+from terarec.export.table_rows import TableReport, export_table
 
 __all__ = [
     "EXPORTED_KINDS",
@@ -11,7 +12,9 @@ __all__ = [
     "NO_KEY",
     "ExportReport",
     "KeyInput",
+    "TableReport",
     "export_model",
     "export_onnx",
     "export_run",
+    "export_table",
 ]

@@ -13,10 +13,19 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.export.files import export_onnx, save_onnx, save_torch, trace
+from terarec.export.files import export_onnx, save_aotinductor, save_onnx, save_torch, save_torchscript, trace
 from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, default_key_inputs, graph_inputs, needed_layers
 from terarec.export.onnx_graph import OPSET, onnx_library
-from terarec.export.parity import BATCH_SIZES, Run, max_difference, onnx_runner, random_batches, torch_runner
+from terarec.export.parity import (
+    BATCH_SIZES,
+    Run,
+    aotinductor_runner,
+    max_difference,
+    onnx_runner,
+    random_batches,
+    torch_runner,
+    torchscript_runner,
+)
 from terarec.export.scoring import Scores, Scoring, collections
 from terarec.io import atomic_dir, check_replaceable, write_versioned_json
 from terarec.models import GraphModel
@@ -28,10 +37,13 @@ from terarec.spec.registry import Registry
 from terarec.storage import Store
 
 EXPORT_FILE = "export.json"
-FORMATS = Registry("format", {"onnx": "model.onnx", "torch": "model.pt2"})
+FORMATS = Registry(
+    "format",
+    {"onnx": "model.onnx", "torch": "model.pt2", "torchscript": "model.pt", "aotinductor": "compiled.pt2"},
+)
 """Format -> name of the file with the model."""
 _NAME, _VERSION = "terarec.export", 1
-_LIBRARIES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
+_LIBRARIES: dict[str, tuple[str, ...]] = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
 _LIST_LENGTH = 4
 """Most keys of the random bags for columns of a graph, which does not say how long bags are."""
 
@@ -87,7 +99,7 @@ def export_run(
     Args:
         run_dir: Directory of the run.
         out: Output directory.
-        format: "onnx" or "torch".
+        format: "onnx", "torch", "aotinductor" or "torchscript".
         tables: Whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
         scores: Scores of logits; None for those of the run's objective.
@@ -125,13 +137,14 @@ def export_model(
 ) -> ExportReport:
     """Write `model` in evaluation into the new directory `out`, and compare the file with it on random batches.
 
-    `out` gets ``model.onnx`` or ``model.pt2`` and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
+    `out` gets the file of the format (`FORMATS`) and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
 
     Args:
         model: A module that a module that takes a `Batch`, on the CPU; put into evaluation mode.
         out: Output directory.
         dataset: The columns that the model reads; a `GraphModel` needs none.
-        format: "onnx", or "torch" for a program of `torch.export`.
+        format: "onnx"; "torch" for a program of `torch.export`; "aotinductor" for one that is compiled for this
+            machine; "torchscript" for a trace of TorchScript.
         tables: Whether the tables are in the file; else the vectors that they give are inputs.
         key_inputs: Sources of the keys; by default an input for each column.
         scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
@@ -188,7 +201,7 @@ def export_model(
 def _check(out: Path, format: str) -> None:  # noqa: A002
     """Check before a large model is loaded what would fail later."""
     FORMATS.find(format)
-    for library in _LIBRARIES[format]:
+    for library in _LIBRARIES.get(format, ()):
         onnx_library(library)
     check_replaceable(out)
 
@@ -203,11 +216,7 @@ def _write_native(
     scores: Scores,
 ) -> _Written:
     scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
-    program = trace(scoring, tables=tables)
-    if format == "onnx":
-        save_onnx(program, scoring, path)
-    else:
-        save_torch(program, path)
+    _save(scoring, path, format, tables)
     readers: dict[str, list[Store]] = {}
     for collection in collections(model).values():
         for feature in collection.features:
@@ -215,12 +224,28 @@ def _write_native(
     return _Written(
         inputs=scoring.inputs,
         outputs=scoring.outputs,
-        run=onnx_runner(path) if format == "onnx" else torch_runner(path, scoring.inputs),
+        run=onnx_runner(path) if format == "onnx" else _RUNNERS[format](path, scoring.inputs),
         expected=scoring.scores_of,
         batches=random_batches(
             dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels)
         ),
     )
+
+
+_RUNNERS = {"torch": torch_runner, "torchscript": torchscript_runner, "aotinductor": aotinductor_runner}
+
+
+def _save(scoring: Scoring, path: Path, format: str, tables: bool) -> None:  # noqa: A002
+    if format == "torchscript":
+        save_torchscript(scoring, path, tables=tables)
+        return
+    program = trace(scoring, tables=tables)
+    if format == "onnx":
+        save_onnx(program, scoring, path)
+    elif format == "aotinductor":
+        save_aotinductor(program, path)
+    else:
+        save_torch(program, path)
 
 
 def _write_graph(
@@ -276,7 +301,7 @@ def _described(given: ModelInput) -> dict[str, object]:
 def _versions(format: str) -> dict[str, object]:  # noqa: A002
     """Of what wrote the file."""
     found: dict[str, object] = {"python": platform.python_version()}
-    for library in ("terarec", "torch", *_LIBRARIES[format]):
+    for library in ("terarec", "torch", *_LIBRARIES.get(format, ())):
         try:
             found[library] = version(library)
         except PackageNotFoundError:

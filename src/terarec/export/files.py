@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from terarec.errors import ConfigError
@@ -45,14 +45,14 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
         ConfigError: The model computes something that a program cannot hold, with the layer.
     """
     is_open = torch.export.Dim.DYNAMIC
-    examples, shapes = [], []
-    for given in scoring.inputs:
-        dims = [_EXAMPLE_BATCH, *(_EXAMPLE_KEYS if dim is None else dim for dim in given.dims)]
-        examples.append(torch.zeros(dims, dtype=getattr(torch, given.dtype)))
-        shapes.append({0: is_open} | {axis + 1: is_open for axis, dim in enumerate(given.dims) if dim is None})
+    examples = _examples(scoring)
+    shapes = [
+        {0: is_open} | {axis + 1: is_open for axis, dim in enumerate(given.dims) if dim is None}
+        for given in scoring.inputs
+    ]
     with exportable(scoring.model, tables=tables), torch.no_grad(), _quiet():
         try:
-            program = torch.export.export(scoring, tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
+            program = torch.export.export(scoring, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         except Exception as error:  # whatever the code of a model raises on tensors without values
             raise ConfigError(
                 type(scoring.model).__name__,
@@ -60,6 +60,16 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
             ) from error
     _forget_places(program.graph_module)
     return program
+
+
+def _examples(scoring: Scoring) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.zeros(
+            [_EXAMPLE_BATCH, *(_EXAMPLE_KEYS if dim is None else dim for dim in given.dims)],
+            dtype=getattr(torch, given.dtype),
+        )
+        for given in scoring.inputs
+    )
 
 
 def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
@@ -97,6 +107,38 @@ def save_torch(program: ExportedProgram, path: Path) -> None:
     """Write `program` as a file for `torch.export.load`."""
     with _quiet():
         torch.export.save(program, path)
+
+
+def save_aotinductor(program: ExportedProgram, path: Path) -> None:
+    """Compile `program` for this machine and write it as a package of AOTInductor.
+
+    Raises:
+        ConfigError: The compiler fails, or there is none.
+    """
+    from torch._inductor import aoti_compile_and_package  # loads the compiler
+
+    with _quiet():
+        try:
+            aoti_compile_and_package(program, package_path=str(path))
+        except Exception as error:  # whatever the compiler raises
+            raise ConfigError("aotinductor", f"the program cannot be compiled: {_first_line(error)}") from error
+
+
+def save_torchscript(scoring: Scoring, path: Path, *, tables: bool) -> None:
+    """Trace `scoring` and write it as a TorchScript file, for servers that load nothing else.
+
+    Raises:
+        ConfigError: The model computes something that a trace cannot hold.
+    """
+    with exportable(scoring.model, tables=tables), torch.no_grad(), _quiet():
+        try:
+            traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                scoring, _examples(scoring), strict=False, check_trace=False
+            )
+        except Exception as error:  # whatever the code of a model raises
+            where = type(scoring.model).__name__
+            raise ConfigError(where, f"cannot be traced by TorchScript: {_first_line(error)}") from error
+        torch.jit.save(traced, path)
 
 
 def _forget_places(module: nn.Module) -> None:

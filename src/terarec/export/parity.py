@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from terarec.export.onnx_graph import onnx_library
 from terarec.spec import CategoricalColumn
 from terarec.storage import Store
 
-BATCH_SIZES = (1, 7, 64)
-"""Of the batches that are compared."""
+BATCH_SIZES = (1, 7, 64, 9_928)
+"""Of the batches that are compared: 10,000 samples."""
 TOLERANCE = 1e-4
 """Largest difference that is accepted, for scores up to 1; more for larger ones."""
 _ABSENT_KEYS = 8
@@ -74,8 +75,24 @@ def onnx_runner(path: Path) -> Run:
 
 def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
     """Run the program in the file `path`."""
-    module = torch.export.load(path).module()
+    return _torch_run(torch.export.load(path).module(), inputs)
 
+
+def torchscript_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+    """Run the TorchScript file `path`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        return _torch_run(torch.jit.load(path), inputs)  # type: ignore[no-untyped-call]
+
+
+def aotinductor_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+    """Run the package of AOTInductor in the file `path`."""
+    from torch._inductor import aoti_load_package  # loads the compiler
+
+    return _torch_run(aoti_load_package(str(path)), inputs)
+
+
+def _torch_run(module: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[ModelInput]) -> Run:
     def run(feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
         with torch.no_grad():
             found = module(*(torch.from_numpy(feed[given.name]) for given in inputs))

@@ -166,7 +166,7 @@ class Scoring(nn.Module):
         self._single = frozenset(column.name for column in dataset.categorical if column.hotness == 1)
         self._sources = _key_inputs(model, dataset, key_inputs) if tables else []
         self._paths = [] if tables else list(collections(model))
-        found = [dense_input(_dense_name(dataset), [column.name for column in dataset.dense])] if dataset.dense else []
+        found = [dense_input(dense_name(dataset), [column.name for column in dataset.dense])] if dataset.dense else []
         found += [key_input(source) for source in self._sources]
         for path in self._paths:
             found += vector_inputs(model, path, collections(model)[path])
@@ -292,8 +292,8 @@ def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput
     return list(given)
 
 
-def _dense_name(dataset: DatasetSpec) -> str:
-    """Name of the input with the dense columns: "dense", unless a column has it."""
+def dense_name(dataset: DatasetSpec) -> str:
+    """Return the name of the input with the dense columns: "dense", unless a column has it."""
     name = "dense"
     while name in dataset.column_names:
         name += "_columns"

@@ -61,6 +61,9 @@ class DotInteraction(nn.Module):
         """
         if supports_pair_dots(first, others):
             return pair_dots(first, others, self.out_width)
+        # A trace holds no autograd function.
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return _interact(first, others, self._lower, self.out_width)[0]
         out: Tensor = _Interact.apply(  # type: ignore[no-untyped-call]
             first, others, self._lower, self._pair_of, self.out_width
         )
@@ -69,6 +72,24 @@ class DotInteraction(nn.Module):
     def extra_repr(self) -> str:
         """Return the shape."""
         return f"num_vectors={self.num_vectors}, width={self.width}, out_width={self.out_width}"
+
+
+def _interact(first: Tensor, others: Tensor, lower: Tensor, out_width: int) -> tuple[Tensor, Tensor]:
+    """Return the output of `DotInteraction` and all vectors [B, F, D]."""
+    batch_size, width = first.shape
+    num_pairs = lower.numel()
+    num_vectors = 1 + others.shape[1] // width
+    dtype = min(first.dtype, others.dtype, key=lambda dtype: dtype.itemsize)
+    vectors = torch.empty(batch_size, num_vectors, width, dtype=dtype, device=others.device)
+    vectors[:, 0] = first
+    vectors[:, 1:] = others.view(batch_size, num_vectors - 1, width)
+    with torch.autocast(first.device.type, enabled=False):
+        dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+    out = first.new_empty(batch_size, out_width)
+    out[:, :width] = first
+    out[:, width : width + num_pairs] = dots.gather(1, lower.expand(batch_size, -1))
+    out[:, width + num_pairs :] = 0
+    return out, vectors
 
 
 class _Interact(torch.autograd.Function):
@@ -80,19 +101,7 @@ class _Interact(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, others: Tensor, lower: Tensor, pair_of: Tensor, out_width: int) -> Tensor:
-        batch_size, width = first.shape
-        num_pairs = lower.numel()
-        num_vectors = 1 + others.shape[1] // width
-        dtype = min(first.dtype, others.dtype, key=lambda dtype: dtype.itemsize)
-        vectors = torch.empty(batch_size, num_vectors, width, dtype=dtype, device=others.device)
-        vectors[:, 0] = first
-        vectors[:, 1:] = others.view(batch_size, num_vectors - 1, width)
-        with torch.autocast(first.device.type, enabled=False):
-            dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        out = first.new_empty(batch_size, out_width)
-        out[:, :width] = first
-        out[:, width : width + num_pairs] = dots.gather(1, lower.expand(batch_size, -1))
-        out[:, width + num_pairs :] = 0
+        out, vectors = _interact(first, others, lower, out_width)
         ctx.save_for_backward(vectors, pair_of)
         ctx.others_dtype = others.dtype
         return out

@@ -100,9 +100,7 @@ class InferenceSession:
         self.device = device_of(model)
         self._objective = build_objective(run.objective)
         self.workflow = workflow
-        self._features = tuple(column.name for column in dataset.categorical)
-        made = [column.name for column in workflow.dataset_spec().categorical]
-        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
+        self._batch = RecordBatches(workflow, dataset)
         self.run = run
         self.step = step
         self.inputs = input_columns(workflow)
@@ -247,8 +245,23 @@ class InferenceSession:
         scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
         return scores
 
-    def _batch(self, records: EncodedRecords) -> Batch:
-        """Return `records` as the model reads a batch; labels, which no model looks at, are zeros."""
+
+class RecordBatches:
+    """Makes batches of records that a workflow has encoded, as a model reads them.
+
+    Args:
+        workflow: The workflow.
+        dataset: Columns that the model reads.
+    """
+
+    def __init__(self, workflow: Workflow, dataset: DatasetSpec) -> None:
+        self._features = tuple(column.name for column in dataset.categorical)
+        made = [column.name for column in workflow.dataset_spec().categorical]
+        self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
+        self._num_labels = len(dataset.labels)
+
+    def __call__(self, records: EncodedRecords) -> Batch:
+        """Return a batch; its labels, which no model looks at, are zeros."""
         num_records = len(records.dense)
         keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
         one_each = np.ones(num_records, dtype=np.int64)
@@ -257,7 +270,7 @@ class InferenceSession:
             lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
         return Batch(
             dense=torch.from_numpy(records.dense),
-            label=torch.zeros(num_records, len(self.labels)),
+            label=torch.zeros(num_records, self._num_labels),
             sparse=Jagged(
                 names=self._features,
                 keys=torch.from_numpy(np.concatenate(keys)),

@@ -1,0 +1,289 @@
+"""`export_triton`: a run as a model repository of NVIDIA Triton."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from terarec.config import load_run, load_served_tables
+from terarec.etl.workflow import workflow_of
+from terarec.export import EXPORT_FILE, ExportReport, export_run
+from terarec.export.artifact import FORMATS
+from terarec.formats import read_dataset
+from terarec.io import atomic_dir, check_replaceable
+from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
+from terarec.nn.objectives import build_objective
+from terarec.serve.session import InputColumn, input_columns
+from terarec.serve.triton_models import DATASET, PROGRAM, TABLES
+from terarec.spec import DatasetSpec, checks
+
+Backend = Literal["python", "onnxruntime", "pytorch"]
+BACKENDS: Mapping[str, str] = {"python": "torch", "onnxruntime": "onnx", "pytorch": "torchscript"}
+"""Back end of the dense part -> format of its file."""
+_FILES = {"python": PROGRAM, "onnxruntime": "model.onnx", "pytorch": "model.pt"}
+_TYPES = {"float32": "TYPE_FP32", "int64": "TYPE_INT64", "bool": "TYPE_BOOL"}
+_RAW_TYPES = {"number": "TYPE_FP64", "integer": "TYPE_INT64", "string": "TYPE_STRING"}
+CONFIG_FILE = "config.pbtxt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TritonSpec:
+    """How Triton serves a run.
+
+    Attributes:
+        name: Name of the ensemble; those of its stages begin with it.
+        backend: Back end of the dense part.
+        max_batch: Most records that Triton joins, and most of a request.
+        preferred_batches: Sizes at which a batch need not wait for more requests.
+        queue_delay_microseconds: How long a request waits for others.
+        instances: Copies of each stage that run side by side.
+        python_path: Folders in which Triton's Python finds terarec and what it needs, where they are not installed; it
+            does not read PYTHONPATH.
+        tables: JSON file of the tiers and caches of the tables, as for ``terarec serve``; host memory if unset.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    name: str = "terarec"
+    backend: Backend = "python"
+    max_batch: int = 1024
+    preferred_batches: tuple[int, ...] = (256, 1024)
+    queue_delay_microseconds: int = 500
+    instances: int = 1
+    python_path: tuple[str, ...] = ()
+    tables: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "backend", tuple(BACKENDS))
+        for number in ("max_batch", "instances"):
+            checks.positive_int(self, number)
+        checks.positive_int(self, "queue_delay_microseconds", minimum=0)
+        if any(not 1 <= size <= self.max_batch for size in self.preferred_batches):
+            checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")
+
+
+class Message(dict[str, Any]):
+    """A message of protobuf's text format: field -> text (quoted), `Enum`, number, message, or a list of these."""
+
+
+class Enum(str):
+    """The name of an enumerator, which is not quoted."""
+
+    __slots__ = ()
+
+
+def export_triton(
+    run: Path,
+    out: Path,
+    spec: TritonSpec | None = None,
+    *,
+    checkpoint: int | str | None = None,
+    allow_import: Sequence[str] = (),
+) -> ExportReport:
+    """Write a model repository of three stages and the ensemble that joins them into the new directory `out`.
+
+    ``NAME_workflow`` encodes raw records, ``NAME_lookup`` looks their keys up in a parameter server that it loads from
+    the run, and ``NAME_dense`` computes the scores. The first two run in Triton's python back end, whose Python needs
+    terarec. The dense part is compared with the model on random samples; ``export.json`` next to it has the difference.
+
+    Args:
+        run: Directory of the run, which stays where it is: the lookup stage reads its rows.
+        out: The repository.
+        spec: Names, back end and batching.
+        checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
+        allow_import: Packages whose code the workflow and the model may name.
+
+    Raises:
+        ConfigError: `out` holds something, or a model that cannot be exported.
+        DataNotFoundError: `run` is no run, or holds no complete checkpoint.
+        MissingDependencyError: ``onnx`` is not installed, for the back end "onnxruntime".
+        StorageError: The disk is full; nothing is left behind.
+    """
+    spec = spec or TritonSpec()
+    check_replaceable(out)
+    if spec.tables is not None:
+        load_served_tables(spec.tables)
+    dataset = read_dataset(run / DATASET_DIRECTORY)
+    workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
+    objective = build_objective(load_run(run / RUN_FILE).objective)
+    with atomic_dir(out) as partial:
+        stages = {stage: partial / f"{spec.name}_{stage}" / "1" for stage in ("workflow", "lookup", "dense")}
+        for folder in (*stages.values(), partial / spec.name / "1"):
+            folder.mkdir(parents=True)
+        report = export_run(
+            run,
+            stages["dense"] / "exported",
+            format=BACKENDS[spec.backend],
+            tables=False,
+            checkpoint=checkpoint,
+            allow_import=allow_import,
+        )
+        described = json.loads((stages["dense"] / "exported" / EXPORT_FILE).read_text())
+        for file in (stages["dense"] / "exported").iterdir():
+            file.rename(stages["dense"] / file.name)
+        (stages["dense"] / "exported").rmdir()
+        (stages["dense"] / FORMATS[BACKENDS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
+        shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET)
+        if spec.tables is not None:
+            shutil.copyfile(spec.tables, stages["lookup"] / TABLES)
+        num_outputs = objective.num_outputs(len(dataset.labels)) if len(dataset.labels) == 1 else 1
+        configs = _Configs(spec, dataset, input_columns(workflow), described, num_outputs)
+        parameters = {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
+        for name, config in configs.all(parameters).items():
+            (partial / name / CONFIG_FILE).write_text(text_format(config))
+        for stage, model in {"workflow": "WorkflowModel", "lookup": "LookupModel", "dense": "DenseModel"}.items():
+            if stage != "dense" or spec.backend == "python":
+                (stages[stage] / "model.py").write_text(_model_file(model, spec.python_path))
+        size = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
+    return ExportReport(
+        file=out / spec.name / CONFIG_FILE,
+        step=report.step,
+        model=report.model,
+        tables=True,
+        inputs=tuple(column.name for column in input_columns(workflow)),
+        outputs=report.outputs,
+        max_abs_difference=report.max_abs_difference,
+        bytes=size,
+    )
+
+
+class _Configs:
+    """The configurations of the stages and of the ensemble."""
+
+    def __init__(
+        self,
+        spec: TritonSpec,
+        dataset: DatasetSpec,
+        raw: Sequence[InputColumn],
+        described: Mapping[str, Any],
+        num_outputs: int,
+    ) -> None:
+        self._spec = spec
+        self._raw = [
+            _tensor(column.name, _RAW_TYPES[column.kind], [1 if column.hotness == 1 else -1]) for column in raw
+        ]
+        given = list(described["inputs"])
+        first = [given.pop(0)] if dataset.dense else []  # no column has its name
+        self._dense = [_tensor(one["name"], "TYPE_FP32", [len(dataset.dense)]) for one in first]
+        self._keys = [
+            _tensor(column.name, "TYPE_INT64", [1 if column.hotness == 1 else -1]) for column in dataset.categorical
+        ]
+        self._vectors = [_tensor(one["name"], _TYPES[one["dtype"]], _dims(one["shape"])) for one in given]
+        self._scores = [_tensor(name, "TYPE_FP32", [num_outputs]) for name in described["outputs"]]
+
+    def all(self, parameters: Mapping[str, str]) -> dict[str, Message]:
+        """Return the configuration of each model."""
+        name = self._spec.name
+        dense_inputs = self._dense + self._vectors
+        names = {str(tensor["name"]): str(tensor["name"]) for tensor in (*dense_inputs, *self._scores)}
+        if self._spec.backend == "pytorch":  # which knows arguments and results by their places
+            names = {str(tensor["name"]): f"INPUT__{place}" for place, tensor in enumerate(dense_inputs)}
+            names |= {str(tensor["name"]): f"OUTPUT__{place}" for place, tensor in enumerate(self._scores)}
+        dense = self._model(
+            f"{name}_dense",
+            self._spec.backend,
+            [Message(tensor, name=names[str(tensor["name"])]) for tensor in dense_inputs],
+            [Message(tensor, name=names[str(tensor["name"])]) for tensor in self._scores],
+        )
+        return {
+            f"{name}_workflow": self._model(
+                f"{name}_workflow", "python", self._raw, self._dense + self._keys, parameters
+            ),
+            f"{name}_lookup": self._model(f"{name}_lookup", "python", self._keys, self._vectors, parameters),
+            f"{name}_dense": dense,
+            name: self._ensemble(names),
+        }
+
+    def _model(
+        self,
+        name: str,
+        backend: str,
+        inputs: Sequence[Mapping[str, Any]],
+        outputs: Sequence[Mapping[str, Any]],
+        parameters: Mapping[str, str] | None = None,
+    ) -> Message:
+        config = Message(
+            name=name,
+            backend=backend,
+            max_batch_size=self._spec.max_batch,
+            input=[Message(tensor) for tensor in inputs],
+            output=[Message(tensor) for tensor in outputs],
+            instance_group=[Message(count=self._spec.instances, kind=Enum("KIND_CPU"))],
+            dynamic_batching=Message(
+                preferred_batch_size=list(self._spec.preferred_batches),
+                max_queue_delay_microseconds=self._spec.queue_delay_microseconds,
+            ),
+            version_policy=Message(latest=Message(num_versions=1)),
+        )
+        if parameters is not None:
+            config["parameters"] = [
+                Message(key=key, value=Message(string_value=value)) for key, value in parameters.items() if value
+            ]
+        return config
+
+    def _ensemble(self, names: Mapping[str, str]) -> Message:
+        name = self._spec.name
+
+        def step(stage: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Message:
+            return Message(
+                model_name=f"{name}_{stage}",
+                model_version=-1,
+                input_map=[Message(key=key, value=value) for key, value in inputs.items()],
+                output_map=[Message(key=key, value=value) for key, value in outputs.items()],
+            )
+
+        raw = {str(tensor["name"]): str(tensor["name"]) for tensor in self._raw}
+        encoded = {str(tensor["name"]): f"encoded:{tensor['name']}" for tensor in (*self._dense, *self._keys)}
+        keys = {str(tensor["name"]): encoded[tensor["name"]] for tensor in self._keys}
+        vectors = {str(tensor["name"]): f"vectors:{tensor['name']}" for tensor in self._vectors}
+        into_dense = {names[str(tensor["name"])]: encoded[tensor["name"]] for tensor in self._dense}
+        into_dense |= {names[key]: value for key, value in vectors.items()}
+        scores = {names[str(tensor["name"])]: str(tensor["name"]) for tensor in self._scores}
+        return Message(
+            name=name,
+            platform="ensemble",
+            max_batch_size=self._spec.max_batch,
+            input=[Message(tensor) for tensor in self._raw],
+            output=[Message(tensor) for tensor in self._scores],
+            ensemble_scheduling=Message(
+                step=[
+                    step("workflow", raw, encoded),
+                    step("lookup", keys, vectors),
+                    step("dense", into_dense, scores),
+                ]
+            ),
+        )
+
+
+def _model_file(model: str, python_path: Sequence[str]) -> str:
+    line = f"from terarec.serve.triton_models import {model} as TritonPythonModel  # noqa: F401\n"
+    return f"import sys\n\nsys.path[:0] = {list(python_path)!r}\n{line}" if python_path else line
+
+
+def text_format(message: Message, indent: str = "") -> str:
+    """Return a message in protobuf's text format."""
+    lines = []
+    for field, value in message.items():
+        values = value if isinstance(value, list) else [value]
+        for one in values:
+            if isinstance(one, Message):
+                lines.append(f"{indent}{field} {{\n{text_format(one, indent + '  ')}{indent}}}\n")
+            elif isinstance(one, Enum) or not isinstance(one, str):
+                lines.append(f"{indent}{field}: {one}\n")
+            else:
+                lines.append(f"{indent}{field}: {json.dumps(one, ensure_ascii=True)}\n")
+    return "".join(lines)
+
+
+def _tensor(name: str, data_type: str, dims: Sequence[int]) -> Message:
+    return Message(name=name, data_type=Enum(data_type), dims=list(dims))
+
+
+def _dims(shape: Sequence[Any]) -> list[int]:
+    return [dim if isinstance(dim, int) else -1 for dim in shape[1:]]

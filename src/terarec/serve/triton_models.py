@@ -1,0 +1,272 @@
+"""The stages of a served run as models of Triton's python back end: workflow, lookup and dense part.
+
+A repository that `terarec.serve.triton.export_triton` writes names these classes in its ``model.py`` files. Triton
+calls `initialize`, then `execute` for each group of requests, then `finalize`. ``triton_python_backend_utils`` exists
+in its processes alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from terarec.batch import Batch, Jagged
+from terarec.config import load_served_tables
+from terarec.embedding import EmbeddingOutput, LookupCollection, pad_sequences
+from terarec.etl.workflow import RawValues, workflow_of
+from terarec.export import NO_KEY, KeyInput
+from terarec.export.inputs import padded_keys
+from terarec.export.scoring import dense_name
+from terarec.formats import read_dataset
+from terarec.models.artifact import load_without_tables
+from terarec.serve.session import InputColumn, RecordBatches, input_columns
+from terarec.serve.tables import ServedTables, serve_tables
+from terarec.spec import ParameterServerSpec
+
+DATASET, PROGRAM, TABLES = "dataset", "model.pt2", "tables.json"
+"""Files of the stages in their version folders."""
+
+Arrays = Mapping[str, NDArray[Any]]
+Stage = Callable[[Arrays], Arrays]
+"""Name -> array [B, ...] of each input, to those of each output."""
+
+
+class WorkflowStage:
+    """Raw columns -> the dense columns and the keys of each categorical column.
+
+    Args:
+        directory: A data set's ``dataset.json`` and workflow.
+        allow_import: Packages whose functions the workflow may name.
+    """
+
+    def __init__(self, directory: Path, allow_import: Sequence[str] = ()) -> None:
+        self.workflow = workflow_of(directory, allow_import=allow_import)
+        self._dataset = read_dataset(directory)
+        self._inputs = input_columns(self.workflow)
+        self._batch = RecordBatches(self.workflow, self._dataset)
+
+    def __call__(self, given: Arrays) -> Arrays:
+        """Encode B records: those of `raw_values`, in the columns' own types."""
+        records = {column.name: raw_values(column, given[column.name]) for column in self._inputs}
+        batch = self._batch(self.workflow.encode(records))
+        found: dict[str, NDArray[Any]] = {dense_name(self._dataset): batch.dense.numpy()} if self._dataset.dense else {}
+        for column in self._dataset.categorical:
+            source = KeyInput(name=column.name, columns=(column.name,), max_keys=1 if column.hotness == 1 else None)
+            found[column.name] = padded_keys(batch.sparse, source)[:, 0]
+        return found
+
+
+class LookupStage:
+    """Keys -> the vectors that the model's collections give, from a parameter server.
+
+    Args:
+        run: The run.
+        checkpoint: Step of the checkpoint.
+        tables: Where its rows are served from.
+        allow_import: Packages whose code the model may name.
+    """
+
+    def __init__(
+        self, run: Path, checkpoint: int | None, tables: ServedTables, allow_import: Sequence[str] = ()
+    ) -> None:
+        held = load_without_tables(run, checkpoint, allow_import=allow_import)
+        self.served = serve_tables(held, tables, torch.device("cpu"))
+        self._model, self._dataset = held.model, held.dataset
+        self._paths = [name for name, module in held.model.named_modules() if isinstance(module, LookupCollection)]
+
+    def __call__(self, given: Arrays) -> Arrays:
+        """Look up ``keys int64[B, K]`` of each column; places without a key have `NO_KEY`."""
+        found: dict[str, EmbeddingOutput] = {}
+        modules: dict[str, nn.Module] = dict(self._model.named_modules())
+        missing = set(self._paths)
+
+        def keep(path: str) -> Callable[..., None]:
+            def hook(module: nn.Module, arguments: tuple[Any, ...], output: EmbeddingOutput) -> None:
+                found[path] = output
+                missing.discard(path)
+                if not missing:
+                    raise _LookedUpError  # the layers above belong to the next stage
+
+            return hook
+
+        handles = [modules[path].register_forward_hook(keep(path)) for path in self._paths]
+        try:
+            with torch.inference_mode():
+                self._model(self._batch(given))
+        except _LookedUpError:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {name: value.numpy() for name, value in self._vectors(modules, found)}
+
+    def _vectors(
+        self, modules: Mapping[str, nn.Module], found: Mapping[str, EmbeddingOutput]
+    ) -> list[tuple[str, Tensor]]:
+        named: list[tuple[str, Tensor]] = []
+        for path in self._paths:
+            collection = modules[path]
+            assert isinstance(collection, LookupCollection)
+            if collection.output_width:
+                named.append((path, found[path].pooled))
+            for feature in collection.features:
+                if feature.pooling == "none":
+                    padded = pad_sequences(found[path].sequences[feature.name])
+                    named += [(f"{path}.{feature.name}", padded.values), (f"{path}.{feature.name}.mask", padded.mask)]
+        return named
+
+    def _batch(self, given: Arrays) -> Batch:
+        keys, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+        num_records = len(next(iter(given.values())))
+        for column in self._dataset.categorical:
+            held = given[column.name]
+            is_key = np.ones_like(held, dtype=bool) if column.hotness == 1 else held != NO_KEY
+            keys.append(held[is_key])
+            counts.append(is_key.sum(1))
+        return Batch(
+            dense=torch.zeros(num_records, len(self._dataset.dense)),
+            label=torch.zeros(num_records, len(self._dataset.labels)),
+            sparse=Jagged(
+                names=tuple(column.name for column in self._dataset.categorical),
+                keys=torch.from_numpy(np.concatenate(keys)),
+                offsets=torch.from_numpy(np.concatenate(counts).cumsum()),
+            ),
+        )
+
+
+class _LookedUpError(Exception):
+    """All collections of a model have looked their features up."""
+
+
+class DenseStage:
+    """Dense columns and vectors -> scores of each label, by a program of `torch.export`.
+
+    Args:
+        file: The program.
+        inputs: Names of its arguments.
+        outputs: Names of its results.
+    """
+
+    def __init__(self, file: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self._program = torch.export.load(file).module()
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+
+    def __call__(self, given: Arrays) -> Arrays:
+        """Score B records."""
+        with torch.inference_mode():
+            found = self._program(*(torch.from_numpy(np.ascontiguousarray(given[name])) for name in self._inputs))
+        return {name: scores.numpy() for name, scores in zip(self._outputs, found, strict=True)}
+
+
+def raw_values(column: InputColumn, given: NDArray[Any]) -> RawValues:
+    """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
+
+    Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings.
+    """
+    if column.kind == "number":
+        rows = [[None if value != value else value for value in row] for row in given.tolist()]
+    elif column.kind == "integer":
+        rows = [[None if value == NO_KEY else value for value in row] for row in given.tolist()]
+    else:
+        rows = [[value.decode() if isinstance(value, bytes) else str(value) for value in row] for row in given.tolist()]
+    if column.hotness == 1:
+        return [row[0] for row in rows]
+    return [[value for value in row if value not in (None, "")] for row in rows]
+
+
+class _TritonModel:
+    """What the models of Triton's python back end have in common."""
+
+    _stage: Stage
+
+    def initialize(self, given: Mapping[str, str]) -> None:
+        """Load the stage."""
+        self._backend: Any = importlib.import_module("triton_python_backend_utils")
+        config = json.loads(given["model_config"])
+        folder = Path(given["model_repository"]) / given["model_version"]
+        self._names = [held["name"] for held in config["input"]]
+        self._types = {held["name"]: self._numpy_type(held["data_type"]) for held in config["output"]}
+        parameters = {name: held["string_value"] for name, held in config.get("parameters", {}).items()}
+        self._stage = self._load(folder, parameters)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer each request; those of the same lengths are computed together."""
+        backend = self._backend
+        given = [
+            {name: backend.get_input_tensor_by_name(request, name).as_numpy() for name in self._names}
+            for request in requests
+        ]
+        groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for place, arrays in enumerate(given):
+            groups.setdefault(tuple(array.shape[1:] for array in arrays.values()), []).append(place)
+        answers: list[Any] = [None] * len(requests)
+        for places in groups.values():
+            joined = {name: np.concatenate([given[place][name] for place in places]) for name in self._names}
+            try:
+                found = self._stage(joined)
+            except Exception as error:  # the client gets it, whatever it is
+                for place in places:
+                    answers[place] = backend.InferenceResponse(error=backend.TritonError(str(error)))
+                continue
+            begin = 0
+            for place in places:
+                end = begin + len(given[place][self._names[0]])
+                tensors = [
+                    backend.Tensor(name, np.ascontiguousarray(found[name][begin:end].astype(dtype, copy=False)))
+                    for name, dtype in self._types.items()
+                ]
+                answers[place] = backend.InferenceResponse(output_tensors=tensors)
+                begin = end
+        return answers
+
+    def finalize(self) -> None:
+        """Release what the stage holds."""
+
+    def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
+        raise NotImplementedError
+
+    def _numpy_type(self, triton_type: str) -> Any:
+        return self._backend.triton_string_to_numpy(triton_type)
+
+
+class WorkflowModel(_TritonModel):
+    """`WorkflowStage` in Triton."""
+
+    def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
+        return WorkflowStage(folder / DATASET, _packages(parameters))
+
+
+class LookupModel(_TritonModel):
+    """`LookupStage` in Triton."""
+
+    def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
+        tables = folder / TABLES
+        described = ServedTables(server=ParameterServerSpec())
+        if tables.is_file():
+            spec = load_served_tables(tables)
+            described = ServedTables(server=spec.server, cache=spec.cache)
+        self._lookup = LookupStage(Path(parameters["run"]), int(parameters["step"]), described, _packages(parameters))
+        return self._lookup
+
+    def finalize(self) -> None:
+        """Close the parameter server."""
+        self._lookup.served.close()
+
+
+class DenseModel(_TritonModel):
+    """`DenseStage` in Triton."""
+
+    def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
+        return DenseStage(folder / PROGRAM, self._names, list(self._types))
+
+
+def _packages(parameters: Mapping[str, str]) -> list[str]:
+    return parameters["allow_import"].split(",") if parameters.get("allow_import") else []

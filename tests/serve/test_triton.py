@@ -1,0 +1,168 @@
+"""Model repositories of Triton: their files, their stages in this process, and a real Triton where one is installed."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terarec.errors import ConfigError
+from terarec.export import NO_KEY
+from terarec.ps import ParameterServer
+from terarec.serve import InferenceSession, ServedTables
+from terarec.serve.session import InputColumn, input_columns
+from terarec.serve.triton import BACKENDS, CONFIG_FILE, Enum, Message, TritonSpec, export_triton, text_format
+from terarec.serve.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, WorkflowStage
+from terarec.spec import ParameterServerSpec
+from tests.errors import at
+from tests.serve.conftest import TrainedRun
+
+TRITON = importlib.util.find_spec("pytriton")
+
+
+def as_arrays(columns: tuple[InputColumn, ...], records: dict[str, list[Any]]) -> dict[str, np.ndarray]:
+    """Return raw values as a client of Triton sends them."""
+    found = {}
+    for column in columns:
+        values = records[column.name]
+        if column.kind == "number":
+            held = np.array([np.nan if value is None else float(value) for value in values])
+        elif column.kind == "integer":
+            held = np.array([NO_KEY if value is None else int(value) for value in values], np.int64)
+        else:
+            held = np.array([str(value or "").encode() for value in values], object)
+        found[column.name] = held[:, None]
+    return found
+
+
+@pytest.fixture(scope="module")
+def repository(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("triton") / "repository"
+    report = export_triton(trained.path, out, TritonSpec(name="clicks", preferred_batches=(8, 64)))
+    assert report.max_abs_difference <= 1e-4
+    assert report.outputs == ("label",)
+    return out
+
+
+def test_the_stages_score_as_the_session(trained: TrainedRun, session: InferenceSession, repository: Path) -> None:
+    records = trained.records(0, 200)
+    workflow = WorkflowStage(repository / "clicks_workflow" / "1" / DATASET)
+    with ParameterServer(ParameterServerSpec()) as server:
+        lookup = LookupStage(trained.path, session.step, ServedTables(server=server))
+        encoded = workflow(as_arrays(session.inputs, records))
+        vectors = lookup({name: keys for name, keys in encoded.items() if name != "dense"})
+    dense = DenseStage(repository / "clicks_dense" / "1" / PROGRAM, ["dense", *vectors], ["label"])
+    scores = dense({"dense": encoded["dense"], **vectors})["label"]
+    assert np.abs(scores - session.predict(records)).max() <= 1e-6
+
+
+def test_the_files_of_a_repository(repository: Path, session: InferenceSession) -> None:
+    names = ["clicks", "clicks_dense", "clicks_lookup", "clicks_workflow"]
+    assert sorted(path.name for path in repository.iterdir()) == names
+    configs = {name: (repository / name / CONFIG_FILE).read_text() for name in names}
+    assert all((repository / name / "1").is_dir() for name in names)
+    for name in names[1:]:
+        assert "preferred_batch_size: 8\n  preferred_batch_size: 64\n" in configs[name]
+        assert "max_queue_delay_microseconds: 500" in configs[name]
+        assert (repository / name / "1" / "model.py").is_file()
+    stages = re.findall(r'model_name: "(\w+)"', configs["clicks"])
+    assert stages == ["clicks_workflow", "clicks_lookup", "clicks_dense"]
+    raw = [column.name for column in input_columns(session.workflow)]
+    assert re.findall(r'^input \{\n  name: "(\w+)"', configs["clicks"], re.MULTILINE) == raw
+    assert "/" not in configs["clicks_dense"], "it names no path of this machine"
+
+
+def test_text_format_quotes_text_alone() -> None:
+    message = Message(name='a"b\n', kind=Enum("KIND_CPU"), dims=[1, -1], inner=[Message(key="k")])
+    assert text_format(message) == 'name: "a\\"b\\n"\nkind: KIND_CPU\ndims: 1\ndims: -1\ninner {\n  key: "k"\n}\n'
+
+
+@pytest.mark.parametrize("field", ["max_batch", "preferred_batches", "backend"])
+def test_wrong_options_are_rejected(field: str) -> None:
+    with pytest.raises(ConfigError, check=at(f"TritonSpec.{field}")):
+        TritonSpec(**{field: {"max_batch": 0, "preferred_batches": (2048,), "backend": "tvm"}[field]})  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "python"])
+def test_dense_parts_of_other_back_ends(trained: TrainedRun, tmp_path: Path, backend: str) -> None:
+    export_triton(trained.path, tmp_path / "out", TritonSpec(backend=backend))  # type: ignore[arg-type]
+    folder = tmp_path / "out" / "terarec_dense"
+    config = (folder / CONFIG_FILE).read_text()
+    assert f'backend: "{backend}"' in config
+    assert (folder / "1" / {"onnxruntime": "model.onnx", "pytorch": "model.pt"}[backend]).is_file()
+    assert ("INPUT__0" in config) == (backend == "pytorch")
+
+
+@contextlib.contextmanager
+def running(repository: Path, log: Path) -> Iterator[int]:
+    """A Triton of the ``nvidia-pytriton`` wheel that serves a repository."""
+    assert TRITON is not None
+    assert TRITON.origin is not None
+    home = Path(TRITON.origin).parent / "tritonserver"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = int(held.getsockname()[1])
+    stub = home / "python_backend_stubs" / f"{sys.version_info[0]}.{sys.version_info[1]}" / "triton_python_backend_stub"
+    backends = log.parent / "backends"
+    (backends / "python").mkdir(parents=True)
+    for file in (home / "backends" / "python").iterdir():
+        (backends / "python" / file.name).symlink_to(file)
+    with contextlib.suppress(FileExistsError):
+        (backends / "python" / "triton_python_backend_stub").symlink_to(stub)
+    libraries = f"{home / 'external_libs'}:{home / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                str(home / "bin" / "tritonserver"),
+                f"--model-repository={repository}",
+                f"--backend-directory={backends}",
+                f"--http-port={port}",
+                "--http-address=127.0.0.1",
+                "--allow-grpc=false",
+                "--allow-metrics=false",
+                "--exit-timeout-secs=5",
+                "--backend-config=python,shm-default-byte-size=4194304",
+            ],
+            env={**os.environ, "LD_LIBRARY_PATH": libraries},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            for _ in range(1200):
+                assert process.poll() is None, log.read_text()[-3000:]
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1)
+                    break
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRITON is None, reason="needs the wheel nvidia-pytriton, which brings a Triton")
+def test_a_real_triton_loads_a_repository(trained: TrainedRun, tmp_path: Path) -> None:
+    # Triton has a Python of its own, with its own standard library.
+    own = {path for path in sys.path if path.startswith(sys.base_prefix) and not path.endswith("site-packages")}
+    repository, paths = tmp_path / "repository", tuple(path for path in sys.path if path and path not in own)
+    export_triton(trained.path, repository, TritonSpec(name="clicks", python_path=paths))
+    with running(repository, tmp_path / "triton.log") as port:  # ready once every model is
+        for name in ("clicks", "clicks_workflow", "clicks_lookup", "clicks_dense"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{name}/ready", timeout=10) as answer:
+                assert answer.status == 200
