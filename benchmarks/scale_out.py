@@ -20,7 +20,7 @@ from record import Row, append_rows
 from step_sides import WORKLOADS, batches, terarec_model
 
 from terarec.batch import Batch, Jagged
-from terarec.dist import Ranks, RowWise, join, same_for_all, shard
+from terarec.dist import Ranks, RowWise, ShardingPlan, TablePlan, TableWise, join, same_for_all, shard
 from terarec.dist.planner import MachineCosts, TableLoad, plan_tables
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import record_tables
@@ -109,7 +109,7 @@ class Side:
             process.wait()
 
 
-def work(*, is_sharded: bool) -> None:
+def work(*, is_sharded: bool, is_whole: bool) -> None:
     """Be one process: step, or tell the bytes sent since the last question and the fewest that they could be."""
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -118,7 +118,11 @@ def work(*, is_sharded: bool) -> None:
         with record_tables():
             model = terarec_model(WORKLOAD)
         specs = [s for held in model.modules() if isinstance(held, EmbeddingCollection) for s in held.specs]
-        shard(model, same_for_all(specs, RowWise(), ranks.size), ranks)
+        plan = same_for_all(specs, RowWise(), ranks.size)
+        if is_whole:
+            entries = [TablePlan(table=s.name, placement=TableWise(rank=n % ranks.size)) for n, s in enumerate(specs)]
+            plan = ShardingPlan(world_size=ranks.size, tables=tuple(entries))
+        shard(model, plan, ranks)
     else:
         model = terarec_model(WORKLOAD)
     trainer = Trainer(model, TrainingSpec(), Optimizers.of(model, SGDSpec(lr=0.1), SGDSpec(lr=0.1)), ranks=ranks)
@@ -133,11 +137,15 @@ def work(*, is_sharded: bool) -> None:
             number += 1
             print(0, flush=True)
         else:
+            batch, following = held[number % len(held)], held[(number + 1) % len(held)]
             before = [_sent(ranks, name) for name in TRAFFIC]
-            trainer.train_step(held[0])
+            trainer.train_step(batch, following=following)
+            number += 1
             after = [_sent(ranks, name) for name in TRAFFIC]
             sent = [now - then for now, then in zip(after, before, strict=True)]
-            print(*sent, *fewest_bytes(held[0], ranks, trainer), flush=True)
+            # The keys that went are those of the batch that follows.
+            fewest = [fewest_bytes(following, ranks, trainer)[0], *fewest_bytes(batch, ranks, trainer)[1:]]
+            print(*sent, *fewest, flush=True)
     ranks.close()
 
 
@@ -185,10 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--skewed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
     options = parser.parse_args(arguments)
     if options.worker:
-        work_on_skew() if options.skewed else work(is_sharded=options.sharded)
+        work_on_skew() if options.skewed else work(is_sharded=options.sharded, is_whole=options.whole)
         return
     rows = {
         "speed": lambda: speed_rows(options.ranks, options.repeats),
@@ -321,7 +330,7 @@ def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
     """
     script = str(Path(__file__).with_name("scale_out_torchrec.py"))
     sides = {
-        "terarec": Side(size, ["--sharded"]),
+        "terarec": Side(size, ["--sharded", "--whole"]),
         "torchrec": Side(size, ["--sharded"], interpreter=interpreter, script=script),
     }
     seconds = measure(sides, repeats)
@@ -331,7 +340,7 @@ def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
         side.step()
         sent[name] = (_loopback_bytes() - before) / 2**20
         side.close()
-    case = f"{CASE}, {size} ranks by row"
+    case = f"{CASE}, {size} ranks, tables whole in turn"
     return [
         Row(
             case=case,

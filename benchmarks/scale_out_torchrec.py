@@ -1,7 +1,7 @@
 """The TorchRec side of scale_out.py, for the interpreter of `.venv-peers`: one rank, on gloo.
 
-The model is TorchRec's DLRM with the same layers, its tables row-wise over all ranks, its layers under
-DistributedDataParallel, SGD for both. It answers the words of `scale_out.Side`.
+The model is TorchRec's DLRM with the same layers, its layers under DistributedDataParallel, SGD for both. Its tables
+are whole on the ranks in turn: TorchRec places none by row on CPUs. It answers the words of `scale_out.Side`.
 """
 
 import os
@@ -31,8 +31,8 @@ def model(size: int) -> DistributedModelParallel:
     apply_optimizer_in_backward(torch.optim.SGD, bags.parameters(), {"lr": 0.1})
     dlrm = DLRM(bags, NUM_DENSE, BOTTOM, TOP, dense_device=CPU)
     sharders = [EmbeddingBagCollectionSharder()]
-    by_row = {name: ParameterConstraints(sharding_types=[ShardingType.ROW_WISE.value]) for name in NAMES}
-    planner = EmbeddingShardingPlanner(topology=Topology(world_size=size, compute_device="cpu"), constraints=by_row)
+    whole = {name: ParameterConstraints(sharding_types=[ShardingType.TABLE_WISE.value]) for name in NAMES}
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=size, compute_device="cpu"), constraints=whole)
     plan = planner.collective_plan(dlrm, sharders, distributed.group.WORLD)
     return DistributedModelParallel(dlrm, device=CPU, plan=plan, sharders=sharders)
 
