@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -82,53 +83,50 @@ def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item
         thread.join()
 
 
-class _End:
-    """Last entry of a channel, with the error that ended the items."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
 class _Channel(Generic[Item]):
-    """A queue of at most `depth` items between one sender and one receiver, either of which may hang up.
-
-    Room is counted in a queue, too: waiting for a condition of `threading` is Python code, which takes the GIL from
-    the threads that decode.
-    """
+    """A queue of at most `depth` items between one sender and one receiver, either of which may hang up."""
 
     def __init__(self, depth: int) -> None:
-        self._entries: queue.SimpleQueue[Item | _End] = queue.SimpleQueue()
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._depth = depth
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
         self._closed = False
-        for _ in range(depth):
-            self._room.put(None)
+        self._finished = False
+        self._error: BaseException | None = None
 
     def send(self, item: Item) -> bool:
         """Queue `item` once there is room; False if the receiver has hung up."""
-        self._room.get()
-        if not self._closed:
-            self._entries.put(item)
-        return not self._closed
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
 
     def finish(self, error: BaseException | None) -> None:
         """Say that nothing follows, or which error does."""
-        self._entries.put(_End(error))
+        with self._changed:
+            self._finished, self._error = True, error
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Hang up: what is queued is dropped."""
-        self._closed = True
-        self._room.put(None)
-        self._entries = queue.SimpleQueue()
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[Item]:
         while True:
-            entry = self._entries.get()
-            if isinstance(entry, _End):
-                if entry.error is not None:
-                    raise entry.error
-                return
-            self._room.put(None)
-            yield entry
+            with self._changed:
+                self._changed.wait_for(lambda: self._items or self._finished)
+                if not self._items:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                item = self._items.popleft()
+                self._changed.notify_all()
+            yield item
 
 
 def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:
