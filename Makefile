@@ -21,14 +21,11 @@ help:            ## what can be made
 demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
 	$(BIN)/python examples/demo.py
 
-# A test that hangs ends its worker, which shows where all threads are; the others go on.
-HANGS = -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
-
 test: $(STAMP)   ## the test suite (about 8 minutes on 2 cores)
-	$(BIN)/python -m pytest $(SHARED) $(HANGS)=300 -m "not slow"
+	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: $(STAMP) ## the test suite with the long tests
-	$(BIN)/python -m pytest $(SHARED) $(HANGS)=1800 --hypothesis-profile thorough
+	$(BIN)/python -m pytest $(SHARED) -o faulthandler_timeout=1800 --hypothesis-profile thorough
 
 lint: $(STAMP)   ## ruff and mypy --strict
 	$(BIN)/ruff check .

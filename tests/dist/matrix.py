@@ -1,6 +1,7 @@
 """The equivalence matrix: tables on 1, 2 and 4 ranks, placed in every way, against one process.
 
-A run trains eight tables at once, static and dynamic ones read by sums, means, sequences and weighted sums, and a layer. It is compared with the same batches in one process, table by table.
+A run trains eight tables at once, static and dynamic ones read by sums, means, sequences and weighted sums, and a
+layer. It is compared with the same batches in one process, table by table.
 ``python -m tests.dist.matrix`` runs everything and writes docs/equivalence.md.
 """
 
@@ -113,8 +114,8 @@ def chosen_cases() -> list[Case]:
 class Model(nn.Module):
     """Tables whose vectors are scaled column by column and compared with a sample's label.
 
-    Its arithmetic is by element, so that a sample's gradients have the same bits in a batch of any size: matrix products
-    and functions such as exp do not give that.
+    Its arithmetic is by element, so that a sample's gradients have the same bits in a batch of any size: matrix
+    products and functions such as exp do not give that.
 
     Args:
         trains_layer: Whether the scales are trained.
@@ -327,10 +328,11 @@ def merged(parts: list[dict[str, float | str]]) -> dict[str, float | str]:
 PAGE = Path(__file__).parents[2] / "docs" / "equivalence.md"
 _HEAD = f"""# Equivalence of ranks
 
-Tables on 1, 2 and 4 ranks against one process, after {STEPS} steps with repeated keys, empty bags, uneven shares of the batch and ranks
-without samples. A cell is the largest difference of a weight from one process, relative to the table's largest weight; `=` says that all
-bits are equal, `refused` that the combination raises an error ([placements](scale-out.md#placements)), `missing` that it was not run.
-A run also trains a layer whose gradients are summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers.
+Tables on 1, 2 and 4 ranks against one process, after {STEPS} steps with repeated keys, empty bags, uneven shares of the
+batch and ranks without samples. A cell is the largest difference of a weight from one process, relative to the table's
+largest weight; `=` says that all bits are equal, `refused` that the combination raises an error
+([placements](scale-out.md#placements)), `missing` that it was not run. A run also trains a layer whose gradients are
+summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers.
 
 `python -m tests.dist.matrix` makes this page; the test suite runs a part of it, and `make test-all` everything.
 """
@@ -373,5 +375,11 @@ def run(todo: list[Case]) -> dict[Case, dict[str, float | str]]:
 if __name__ == "__main__":
     everything = run(chosen_cases() if "--chosen" in sys.argv else list(cases()))
     PAGE.write_text(page(everything))
-    worst = {mode: max((v for c, r in everything.items() if c.mode == mode for v in r.values() if isinstance(v, float)), default=0.0) for mode in MODES}
+    worst = {
+        mode: max(
+            (v for c, r in everything.items() if c.mode == mode for v in r.values() if isinstance(v, float)),
+            default=0.0,
+        )
+        for mode in MODES
+    }
     print(len(everything), "runs,", len(everything) * len(NAMES), "cells; largest differences:", worst)

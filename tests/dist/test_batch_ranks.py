@@ -1,4 +1,4 @@
-"""Layers and losses that compare the samples of a batch learn on ranks, with a part of it each, what one process does."""
+"""Layers and losses that compare the samples of a batch give on ranks what they give in one process."""
 
 from collections.abc import Callable
 from typing import Any

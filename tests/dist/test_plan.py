@@ -62,7 +62,8 @@ def test_every_key_of_a_static_table_has_one_row_on_each_rank_that_has_it(placem
         assert isinstance(part, TableSpec)
         rows, held = table.keys_on(rank, 0, part.rows)
         if rank not in table.ranks and not (table.has_copies or table.has_hot_rows):
-            assert not held.numel() and part.rows == 1
+            assert not held.numel()
+            assert part.rows == 1
             continue
         assert torch.equal(table.local_keys(held), rows)
         if not table.by_column:
@@ -73,7 +74,8 @@ def test_every_key_of_a_static_table_has_one_row_on_each_rank_that_has_it(placem
         assert bool((seen == len(table.ranks)).all())
     else:
         copies = table.owners(keys) == COPIES
-        assert bool((seen[~copies] == 1).all()) and bool((seen[copies] == 4).all())
+        assert bool((seen[~copies] == 1).all())
+        assert bool((seen[copies] == 4).all())
 
 
 def test_dynamic_keys_of_any_structure_are_spread_evenly() -> None:
@@ -121,7 +123,8 @@ def test_a_file_with_a_wrong_field_is_rejected_with_its_path(tmp_path: Path) -> 
     path.write_text(path.read_text().replace('"row_wise"', '"rowwise"', 1))
     with pytest.raises(FormatError) as caught:
         load_plan(path)
-    assert "$.tables[0].placement.kind" in str(caught.value) and "row_wise" in str(caught.value)
+    assert "$.tables[0].placement.kind" in str(caught.value)
+    assert "row_wise" in str(caught.value)
 
 
 def test_the_rows_of_a_table_in_tiers_stay_whole(tmp_path: Path) -> None:

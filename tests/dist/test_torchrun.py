@@ -75,7 +75,8 @@ def test_a_rank_that_is_killed_comes_back_and_the_run_goes_on(data: Path, tmp_pa
     process = torchrun("train", tmp_path / "run.json", *options, ranks=2, restarts=1)
     end = time.monotonic() + 200
     while not complete_checkpoints(tmp_path / "run" / "checkpoints"):
-        assert time.monotonic() < end and process.poll() is None
+        assert time.monotonic() < end
+        assert process.poll() is None
         time.sleep(0.02)
     os.kill(children(process.pid)[-1], signal.SIGKILL)
     _, errors = process.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""Runs on several processes: what they learn, report and save is what one process does, and they go on on any number."""
+"""Runs on several processes: they give what one process gives, and are resumed on any number of processes."""
 
 import dataclasses
 from pathlib import Path
@@ -51,7 +51,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_spec(data: Path, *, tables: str = "static", **training: Any) -> RunSpec:
     kind = StaticTablesSpec() if tables == "static" else DynamicTablesSpec()
-    settings: dict[str, Any] = {"batch_size": 111, "epochs": 2, "seed": 5, "metrics": ("auc", "logloss", "average_loss")}
+    settings: dict[str, Any] = {
+        "batch_size": 111,
+        "epochs": 2,
+        "seed": 5,
+        "metrics": ("auc", "logloss", "average_loss"),
+    }
     return RunSpec(
         data=str(data),
         model=DLRMSpec(width=4, bottom=(8, 4), top=(8,), tables=kind),
@@ -62,7 +67,9 @@ def run_spec(data: Path, *, tables: str = "static", **training: Any) -> RunSpec:
 
 
 def plan(name: str, size: int) -> ShardingPlan:
-    entries = [TablePlan(table=table, placement=placement) for table, placement in zip(TABLES, PLANS[name], strict=True)]
+    entries = [
+        TablePlan(table=table, placement=placement) for table, placement in zip(TABLES, PLANS[name], strict=True)
+    ]
     return ShardingPlan(world_size=size, tables=tuple(entries))
 
 
@@ -98,7 +105,9 @@ def check_same_weights(out: Path, expected: Path) -> None:
     found, wanted = (weights(load_model(path).model) for path in (out, expected))
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("tables", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
@@ -109,7 +118,8 @@ def test_a_run_on_ranks_equals_one_process_and_goes_on_on_any_number_of_them(
     expected = fit(Ranks(), spec, tmp_path / "one", None, False)
     half = run_spec(data, tables=tables, epochs=1)
     first = on_ranks(4, half, tmp_path / "many", "mixed", False)
-    assert first["steps"] == 10 and first["samples"] == 1000
+    assert first["steps"] == 10
+    assert first["samples"] == 1000
     saved = load(latest(tmp_path / "many" / "checkpoints"))
     assert {"user", "item", "tags"} == set(saved.table_files().names)
     found = on_ranks(2, spec, tmp_path / "many", "other", True)

@@ -536,7 +536,7 @@ class Fetched:
 def _blocks(
     numbers: Tensor, counts: Sequence[int], arenas: Sequence[Sequence[int]], tables: Sequence[PlacedTable]
 ) -> list[Tensor]:
-    """Return the vectors of each table in what came from a rank, arena by arena: ``[counts[t], columns]`` of table t."""
+    """Return the vectors of each table in what came from a rank, arena by arena: ``[counts[t], columns]`` for t."""
     order = [number for of_arena in arenas for number in of_arena]
     parts = torch.split(numbers, [counts[number] * tables[number].width for number in order])
     return [part.view(-1, tables[number].width) for number, part in zip(order, parts, strict=True)]

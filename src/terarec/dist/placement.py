@@ -53,8 +53,8 @@ class PlacedTable:
         if spec.tiers is not None and self.by_column:
             raise ConfigError(
                 f"plan.tables: table {spec.name!r}",
-                f"got {placement.kind!r} for a table in tiers, whose rows lie whole in their files, expected a placement "
-                "by rows",
+                f"got {placement.kind!r} for a table in tiers, whose rows lie whole in their files, expected a "
+                "placement by rows",
             )
 
     @property

@@ -230,8 +230,9 @@ class ShardingPlan:
             rank = max(range(world_size), key=found.__getitem__)
             if found[rank] > self.rank_bytes:
                 raise StorageError(
-                    "plan.rank_bytes", f"the weights on rank {rank} take {found[rank]:,} bytes, at most "
-                    f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks"
+                    "plan.rank_bytes",
+                    f"the weights on rank {rank} take {found[rank]:,} bytes, at most "
+                    f"{self.rank_bytes:,} are allowed; expected tables spread over more ranks",
                 )
 
     def save(self, path: Path) -> None:

@@ -422,8 +422,8 @@ def code_digest() -> str:
 def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Tensor | None = None) -> Tensor | None:
     """Replace the gradients of layers by their sums over the ranks, in one collective.
 
-    A loss that is the mean over the samples of all ranks has the sum of the gradients of each rank's share of it; a rank
-    without samples adds zeros. A parameter without a gradient on any rank keeps none.
+    A loss that is the mean over the samples of all ranks has the sum of the gradients of each rank's share of it; a
+    rank without samples adds zeros. A parameter without a gradient on any rank keeps none.
 
     Args:
         ranks: The ranks.

@@ -1,8 +1,9 @@
 """`shard`: puts the tables of a single-device model on several ranks; `ShardedCollection` is what the model calls then.
 
-No line of a model changes. A forward pass finds the distinct keys of this rank's samples, fetches their vectors from the
-ranks of their rows (`terarec.dist.exchange`), and pools them here by the kernels of one device. The backward pass sends
-gradients to the ranks of the rows, where the row optimizer of the part on that rank finds them as those of any lookup.
+No line of a model changes. A forward pass finds the distinct keys of this rank's samples, fetches their vectors from
+the ranks of their rows (`terarec.dist.exchange`), and pools them here by the kernels of one device. The backward pass
+sends gradients to the ranks of the rows, where the row optimizer of the part on that rank finds them as those of any
+lookup.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class ShardedTable:
         return self.placed.spec.tiers is not None and not self.is_dynamic
 
     def _own(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
-        """Yield what of pieces of the part is of this rank's share, under the keys of the whole table; no empty ones."""
+        """Yield this rank's share of pieces of the part, under the keys of the whole table; no empty ones."""
         if not self._exports:
             return
         for rows in pieces:
