@@ -65,13 +65,13 @@ def test_rows_of_a_row_file_of_another_type_are_rejected(tmp_path: Path) -> None
     keys, rows, found = np.arange(3), np.full((3, 16), 7, dtype=np.uint8), np.zeros(3, dtype=bool)
     store.write(keys, rows)
     out = np.zeros_like(rows)
-    store.read(keys, out, found)
+    _rowfile.read([store], keys, [3], out, found)
     assert found.all()
     assert (out == rows).all()
     with pytest.raises(TypeError):
-        store.read(keys, out.astype(np.int64), found)
+        _rowfile.read([store], keys, [3], out.astype(np.int64), found)
     with pytest.raises(TypeError):
-        store.read(keys, out, found.astype(np.int8))
+        _rowfile.read([store], keys, [3], out, found.astype(np.int8))
     scan = _rowfile.Scan(store)
     with pytest.raises(TypeError):
         scan.next(keys.astype(np.int32), out)
