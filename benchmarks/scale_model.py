@@ -274,8 +274,8 @@ def draw(weak: dict[int, tuple[float, float]], strong: dict[int, tuple[float, fl
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.set_xlabel("GPUs")
         axes.set_ylabel("ms of a step")
-        axes.legend(fontsize=7)
-        figure.savefig(RESULTS / "scale_model.png", dpi=150)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        figure.savefig(RESULTS / "scale_model.png", dpi=150, bbox_inches="tight")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

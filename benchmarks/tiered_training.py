@@ -504,7 +504,7 @@ def draw(rows: Sequence[TierRow], path: Path) -> None:
         axes.set_xlabel("share of the rows in the fast tier, %; gray: in memory")
         axes.set_ylabel("samples/s")
         axes.legend(fontsize=7)
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def _share(text: str) -> float:

@@ -144,8 +144,11 @@ def logged(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def events(directory: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    # Files are read in the order of their names, in which the tenth of a process in one second comes before the ninth.
     found = EventAccumulator(str(directory)).Reload()
-    return {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    return {
+        name: sorted((event.step, event.value) for event in found.Scalars(name)) for name in found.Tags()["scalars"]
+    }
 
 
 @needs_tensorboard
