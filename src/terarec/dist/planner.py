@@ -357,8 +357,10 @@ class _Search:
         """Choose a placement for each table."""
         size = self._frame.world_size
         total = np.zeros((12, size))
-        weight = {name: load.num_bytes + sum(k.numel() for b in load.batches for k in b) * load.row_bytes
-                  for name, load in self._loads.items()}  # fmt: skip
+        weight = {
+            name: load.num_bytes + sum(keys.numel() for batch in load.batches for keys in batch) * load.row_bytes
+            for name, load in self._loads.items()
+        }
         order = sorted(self._loads, key=lambda name: -weight[name])
         for name in order:
             total = self._place(name, total)

@@ -47,11 +47,15 @@ class Coming:
     Args:
         result: Tensor that it writes to.
         finish: Function that waits until it has done so; None if it has.
+        sent: Tensor that it reads until then, which is kept as long.
     """
 
-    def __init__(self, result: Tensor, finish: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, result: Tensor, finish: Callable[[], object] | None = None, *, sent: Tensor | None = None
+    ) -> None:
         self._result = result
         self._finish = finish
+        self._sent = sent
 
     def wait(self) -> Tensor:
         """Return the result, as soon as it is there.
@@ -61,7 +65,7 @@ class Coming:
         """
         if self._finish is not None:
             self._finish()
-            self._finish = None
+            self._finish = self._sent = None
         return self._result
 
 
@@ -154,23 +158,14 @@ class Ranks:
                 async_op=True,
             ),
         )
-
-        def finish() -> None:
-            assert source.dim() == 1, "it is there until it has gone"
-            self._run(what, work.wait)
-
-        return Coming(out, finish)
+        return Coming(out, lambda: self._run(what, work.wait), sent=source)
 
     def gather(self, what: str, data: Any) -> list[Any]:
         """Return the JSON data of every rank, in their order, on every rank."""
         if self._group is None:
             return [data]
-        text = torch.frombuffer(bytearray(json.dumps(data).encode() + b" "), dtype=torch.uint8)
-        sizes = [0] * self.size
-        sizes[self.rank] = text.numel()
-        counts = self.all_reduce_(what, torch.tensor(sizes)).tolist()
-        everything = self.all_to_all(what, text.repeat(self.size), [text.numel()] * self.size, counts)
-        return [json.loads(part.numpy().tobytes()) for part in torch.split(everything, counts)]
+        text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+        return [json.loads(part.numpy().tobytes()) for part in self.gather_rows(what, text)]
 
     def gather_rows(self, what: str, values: Tensor) -> list[Tensor]:
         """Return the rows ``[n, ...]`` of every rank, of any number each, in their order, on every rank."""

@@ -225,6 +225,4 @@ def _faiss() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise MissingDependencyError(
-            "an index of faiss needs it, which is not installed; pip install faiss-cpu"
-        ) from None
+        raise MissingDependencyError("faiss", "not installed, expected pip install faiss-cpu") from None
