@@ -262,6 +262,44 @@ def test_two_writers_are_rejected(tmp_path: Path) -> None:
     RowFile.open(tmp_path / "rows").close()
 
 
+def open_in_turn(directory: Path, results: Connection) -> None:
+    """Tell what opening for writing gives, then the content for reading after each commit that is told of."""
+    try:
+        RowFile.open(directory)
+    except StorageError as error:
+        results.send(error.where)
+    reader = RowFile.open(directory, read_only=True)
+    while results.recv():
+        reader.refresh()
+        results.send(content(reader))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
+def test_processes_read_beside_the_only_one_that_writes(tmp_path: Path) -> None:
+    store = filled(tmp_path / "rows")
+    context, pipes, processes = multiprocessing.get_context("fork"), [], []
+    for _ in range(2):
+        mine, theirs = context.Pipe()
+        processes.append(context.Process(target=open_in_turn, args=(tmp_path / "rows", theirs)))
+        processes[-1].start()
+        theirs.close()
+        pipes.append(mine)
+    assert [pipe.recv() for pipe in pipes] == [f"{tmp_path}/rows"] * 2
+    for version in range(2):
+        keys = np.arange(300, dtype=np.int64)
+        store.write(keys, rows_of(keys, 64, version))
+        store.commit()
+        for pipe in pipes:
+            pipe.send(True)
+        expected = content(store)
+        assert all(pipe.recv() == expected for pipe in pipes)
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(False)
+        process.join(60)
+        assert process.exitcode == 0
+    store.close()
+
+
 def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows")
     keys = np.arange(500, dtype=np.int64)

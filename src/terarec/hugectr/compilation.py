@@ -27,7 +27,7 @@ from terarec.hugectr.objects import (
 from terarec.hugectr.optimizer import optimizer_rule
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
-from terarec.hugectr.schedule import release_number
+from terarec.hugectr.schedule import base_rate, release_number
 from terarec.hugectr.sharding import sharding_plan
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
@@ -170,7 +170,7 @@ def compile_network(
         batch_size=solver.batchsize_eval,
         drop_last=False,
     )
-    dense = optimizer_rule(optimizer, solver.lr)
+    dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.
     capacities = plan.capacities if cache is None and checks_overflow() else {}
     first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]

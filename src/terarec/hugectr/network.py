@@ -23,6 +23,7 @@ from terarec.hugectr.objects import (
     SparseEmbedding,
 )
 from terarec.hugectr.optimizer import STATES, embedding_optimizer, optimizer_rule
+from terarec.hugectr.schedule import base_rate
 from terarec.spec import (
     DynamicTableSpec,
     GraphEmbedding,
@@ -168,17 +169,19 @@ class Network:
 
     def _sparse_embeddings(self, rules: dict[str, SparseOptimizerSpec]) -> list[GraphEmbedding]:
         """Return every `SparseEmbedding`; the rules of their tables are added to `rules`."""
+        lr = base_rate(self._solver, self._optimizer)
         return [
             sparse_embedding(
                 part,
                 slots=self._slots(part.bottom_name),
-                optimizer=_key_of(embedding_optimizer(part.optimizer or self._optimizer, self._solver.lr), rules),
+                optimizer=_key_of(embedding_optimizer(part.optimizer or self._optimizer, lr), rules),
             )
             for part in self.of_type(SparseEmbedding)
         ]
 
     def _key_of_table(self, table: EmbeddingTableConfig, rules: dict[str, SparseOptimizerSpec]) -> str:
-        return _key_of(optimizer_rule(table.opt_params or self._optimizer, self._solver.lr), rules)
+        lr = base_rate(self._solver, self._optimizer)
+        return _key_of(optimizer_rule(table.opt_params or self._optimizer, lr), rules)
 
     def _capacities(self) -> dict[str, int]:
         devices = sum(map(len, self._solver.vvgpu))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from terarec.hugectr.objects import OptimizerWithSchedule, Solver
+from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy, Solver
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.optim.schedules import LearningRateSchedule
 
@@ -117,3 +117,8 @@ class LearningRateScheduler:
     def get_step(self) -> int:
         """Return the number of the current step; 0 before the first."""
         return self._step
+
+
+def base_rate(solver: Solver, optimizer: OptParamsPy) -> float:
+    """Return the learning rate that training begins with: that of release 3.0's optimizer, else of the solver."""
+    return optimizer.learning_rate if isinstance(optimizer, OptimizerWithSchedule) else solver.lr
