@@ -83,8 +83,9 @@ class RecordReader:
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
         repeat: Whether each epoch follows the one before without an end. Then every batch is full.
-        threads: Threads that read and decode; one more puts batches together.
-        prefetch: Batches ready ahead; 0 puts them together in the caller's thread.
+        threads: Threads that read and decode ahead.
+        prefetch: Batches that one more thread puts together ahead; 0 puts them together in the caller's thread. Most
+            are views of decoded rows, so it is worth a thread only where a GPU trains on large batches.
 
     Raises:
         ConfigError: An argument out of range.
@@ -108,7 +109,9 @@ class RecordReader:
         drop_last: bool = False,
         repeat: bool = False,
         threads: int = 1,
-        prefetch: int = 2,
+        # 64 batches of 8192 Criteo samples take the caller 17 ms. Handing them over between threads takes 10 to 20 ms
+        # more (Parquet, 2 Zen 4 cores).
+        prefetch: int = 0,
     ) -> None:
         options = StreamOptions(
             batch_size=batch_size,
