@@ -567,7 +567,8 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
         if not table.keeps_numbers:
             part.arena.data.draw_by(part.number, partial(table.keys_of, rank))
         is_recorded = isinstance(table.spec, TableSpec) and len(whole) != table.spec.rows
-        for piece in () if is_recorded else whole.export_changed(_ROWS_AT_ONCE):
+        # Reading tiers opens their files, which all ranks would try to take.
+        for piece in () if is_recorded or not whole.num_changed else whole.export_changed(_ROWS_AT_ONCE):
             holders = table.owners(piece.keys)
             mine = (holders == rank) | (holders == COPIES)
             part.import_(Rows(keys=table.local_keys(piece.keys[mine]), weights=piece.weights[mine]))
@@ -576,7 +577,7 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
         if table.by_column and isinstance(part.arena, DynamicArena) and isinstance(part.arena.data, GrowingRows):
             number = part.arena.table_names.index(table.spec.name)
             part.arena.data.columns[number] = (table.spec.width, columns.start)
-        for piece in whole.export_chunks(_ROWS_AT_ONCE):
+        for piece in whole.export_chunks(_ROWS_AT_ONCE) if len(whole) else ():
             owners = None if table.by_column or table.has_copies else table.owners(piece.keys)
             mine = torch.ones_like(piece.keys, dtype=torch.bool) if owners is None else (owners == rank) | (owners < 0)
             if bool(mine.any()) and (not table.by_column or rank in table.ranks):
