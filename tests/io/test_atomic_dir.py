@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, StorageError
-from terarec.io import atomic_dir
+from terarec.io import atomic_dir, write_bytes
 from tests.errors import at
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that were forced to the disk, in their order."""
+    paths: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    return paths
 
 
 def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +40,30 @@ def test_all_files_are_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: 
         (str(tmp_path), True),
     }
     assert (out / "train" / "part").read_text() == "x"
+
+
+def test_atomic_files_inside_are_flushed_with_it_alone(tmp_path: Path, flushed: list[str]) -> None:
+    with atomic_dir(tmp_path / "out") as partial:
+        write_bytes(partial / "train" / "part", b"x")
+        write_bytes(partial / "dataset.json", b"y")
+        assert flushed == []
+    inside = {str(partial / name) for name in ("train", "train/part", "dataset.json")}
+    assert sorted(flushed) == sorted([*inside, str(partial), str(tmp_path)])
+    write_bytes(tmp_path / "out" / "later", b"z")
+    assert flushed[-2:] == [f"{tmp_path}/out/later.partial", f"{tmp_path}/out"]
+
+
+def test_a_durable_file_inside_is_on_the_disk_after_all_that_it_names(tmp_path: Path, flushed: list[str]) -> None:
+    with atomic_dir(tmp_path / "out") as partial:
+        write_bytes(partial / "train" / "part", b"x")
+        write_bytes(partial / "removed", b"x")
+        (partial / "removed").unlink()
+        write_bytes(partial / "record", b"part", durable=True)
+        assert flushed[0] == str(partial / "train" / "part")
+        assert set(flushed[1:3]) == {str(partial / "train"), str(partial)}
+        assert flushed[3:] == [str(partial / "record.partial"), str(partial)]
+        write_bytes(partial / "record", b"part", durable=True)
+        assert flushed[5:] == flushed[3:5]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -1,5 +1,6 @@
 """Directories whose unfinished work outlives a kill."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ClusterError, ConfigError, FormatError, RunInterruptedError, StorageError
-from terarec.io import atomic_dir, resumable_dir
+from terarec.io import atomic_dir, resumable_dir, write_bytes
 from tests.errors import at
 
 WORK = {"sources": "a"}
@@ -72,6 +73,17 @@ def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     assert (out / "counts").exists()
 
 
+def test_files_of_a_phase_are_on_the_disk_before_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    with resumable_dir(tmp_path / "data", WORK) as journal:
+        for name in ("counts", "state"):
+            write_bytes(journal.directory / name, b"1")
+        journal.commit("count", {})
+        names = [Path(path).name for path in flushed]
+    assert names == ["counts", "state", "data.partial", "journal.json.partial", "data.partial"]
+
+
 def test_other_work_is_rejected_until_restarted(tmp_path: Path) -> None:
     out = tmp_path / "data"
     subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
@@ -126,7 +138,7 @@ def test_a_damaged_journal_is_rejected_until_restarted(tmp_path: Path) -> None:
 
 
 def test_what_is_not_committed_is_not_reported_as_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def press(*_: object) -> None:
+    def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     def count_and_split() -> None:

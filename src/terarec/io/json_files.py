@@ -14,13 +14,16 @@ from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
 
-def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: bool = False) -> None:
+def write_json(
+    path: Path, content: object, *, replace: bool = True, durable: bool = False, allow_nan: bool = False
+) -> None:
     """Write `content` atomically as indented JSON.
 
     Args:
         path: Path of the file.
         content: JSON data.
         replace: Whether an existing file is replaced.
+        durable: Whether it names files of a directory under construction, see `AtomicFile`.
         allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
 
     Raises:
@@ -28,7 +31,8 @@ def write_json(path: Path, content: object, *, replace: bool = True, allow_nan: 
         StorageError: The disk is full.
         ValueError: A number that JSON lacks.
     """
-    write_bytes(path, f"{json.dumps(content, indent=2, allow_nan=allow_nan)}\n".encode(), replace=replace)
+    text = f"{json.dumps(content, indent=2, allow_nan=allow_nan)}\n"
+    write_bytes(path, text.encode(), replace=replace, durable=durable)
 
 
 def read_json(path: str | Path, expected: str = "JSON") -> Any:
@@ -52,15 +56,29 @@ def read_json(path: str | Path, expected: str = "JSON") -> Any:
 
 
 def write_versioned_json(
-    path: Path, name: str, version: int, content: Mapping[str, Any], *, replace: bool = True
+    path: Path,
+    name: str,
+    version: int,
+    content: Mapping[str, Any],
+    *,
+    replace: bool = True,
+    durable: bool = False,
 ) -> None:
     """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
+
+    Args:
+        path: Path of the file.
+        name: Name of the format.
+        version: Version of the format.
+        content: JSON data.
+        replace: Whether an existing file is replaced.
+        durable: Whether it names files of a directory under construction, see `AtomicFile`.
 
     Raises:
         ConfigError: An existing file may not be replaced.
         StorageError: The disk is full.
     """
-    write_json(path, {"format": name, "version": version, **content}, replace=replace)
+    write_json(path, {"format": name, "version": version, **content}, replace=replace, durable=durable)
 
 
 def read_versioned_json(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from terarec.errors import ClusterError, FormatError, RunInterruptedError
-from terarec.io.atomic import check_replaceable, ensure_parents, replace_directory, rewrite_error_paths
+from terarec.io.atomic import (
+    check_replaceable,
+    ensure_parents,
+    replace_directory,
+    rewrite_error_paths,
+    under_construction,
+)
 from terarec.io.json_files import read_versioned_json, write_versioned_json
 from terarec.io.locks import file_lock
 from terarec.io.remote import PARTIAL_SUFFIX
@@ -56,13 +62,14 @@ class Journal:
         return self._phases.get(phase)
 
     def commit(self, phase: str, result: Mapping[str, Any]) -> None:
-        """Record that `phase` is done. Its files must be on the disk.
+        """Record that `phase` is done; its atomic files reach the disk before. Others must be there already.
 
         Raises:
             StorageError: The disk is full.
         """
         phases = {**self._phases, phase: dict(result)}
-        write_versioned_json(self._path, FORMAT, VERSION, {"fingerprint": self._fingerprint, "phases": phases})
+        content = {"fingerprint": self._fingerprint, "phases": phases}
+        write_versioned_json(self._path, FORMAT, VERSION, content, durable=True)
         self._phases = phases
 
     def remove(self) -> None:
@@ -100,10 +107,11 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                 _empty(partial)
             journal = Journal(partial, fingerprint)
             try:
-                yield journal
-                journal.remove()
-                (partial / LOCK_FILE).unlink()
-                replace_directory(partial, out)
+                with under_construction(partial):
+                    yield journal
+                    journal.remove()
+                    (partial / LOCK_FILE).unlink()
+                    replace_directory(partial, out)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
                     kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"

@@ -204,7 +204,7 @@ class WriteCheckpoints:
             "bad_input": add_bad_input([self.bad_input, before]),
             "absent": positives.absent_places,
         }
-        write_versioned_json(self._path, _FORMAT, 1, content)
+        write_versioned_json(self._path, _FORMAT, 1, content, durable=True)  # it names the closed shards
 
 
 def split_parts(done: Rows, encoded: ColumnBlock) -> list[Part]:
