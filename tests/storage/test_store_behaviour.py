@@ -130,7 +130,7 @@ def test_rows_are_those_of_the_arena(make: Factory) -> None:
     if is_in_tiers(store):
         data = store.arena.data  # type: ignore[attr-defined]
         batch = RowBatch(rows, keys, torch.full_like(keys, store.number))  # type: ignore[attr-defined]
-        assert torch.equal(data.weights[data.place(batch, purpose="test").slots], store.export(keys).weights)
+        assert torch.equal(data.weights[data.placement.place(batch, purpose="test").slots], store.export(keys).weights)
         return
     assert torch.equal(store.arena.weights[rows], store.export(keys).weights)  # type: ignore[attr-defined]
     assert torch.equal(store.rows(keys, train=True), rows)

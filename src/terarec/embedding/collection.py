@@ -225,7 +225,7 @@ class EmbeddingCollection(nn.Module):
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
             tiers = tiers_of(arena)
             if tiers is not None:
-                tiers.take()
+                tiers.placement.take()
         return taken, factor
 
     def table(self, name: str) -> Tensor:
@@ -317,7 +317,7 @@ class EmbeddingCollection(nn.Module):
                 tiers = tiers_of(arena)
                 where = None
                 if tiers is not None:
-                    where = tiers.place(
+                    where = tiers.placement.place(
                         RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=is_trained
                     )
                 found[index] = part, where
@@ -340,7 +340,9 @@ class EmbeddingCollection(nn.Module):
         tiers = tiers_of(arena)
         assert tiers is not None
         slots = bags_of(replace(part.part, keys=where.slots), group).keys
-        return _Bags(group, bags, slots, placed(group.layout, arena.weights.shape[0]), tiers.share_pin(where.pin))
+        return _Bags(
+            group, bags, slots, placed(group.layout, arena.weights.shape[0]), tiers.placement.share_pin(where.pin)
+        )
 
     def _lookup(self, bags: _Bags, is_trained: bool) -> tuple[LookupGroup, Jagged, Tensor]:
         """Return a group and its bags with their vectors, whose gradient is deposited here if its rows learn."""

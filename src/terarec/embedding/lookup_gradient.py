@@ -93,7 +93,7 @@ class LookupGradients:
         if pin is not None:
             tiers = tiers_of(arena)
             assert tiers is not None
-            if not tiers.hold(pin):
+            if not tiers.placement.hold(pin):
                 raise StorageError(
                     "backward",
                     f"tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left "

@@ -41,15 +41,15 @@ class RowLoading:
         for _, tiers, readers in self._in_tiers():
             part = translate(jagged, readers, self._held, train=False)
             batch = RowBatch(part.rows, part.part.keys, part.tables)
-            tiers.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
+            tiers.coming.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
 
     def preload(self, keys: Mapping[str, Tensor]) -> None:
         """See `EmbeddingCollection.preload`."""
         for _, tiers, readers in self._in_tiers():
             tiers.flush()
-            pins = [tiers.keep(batch.to(tiers.device)) for batch in self._batches(readers, keys)]
+            pins = [tiers.placement.keep(batch.to(tiers.device)) for batch in self._batches(readers, keys)]
             for batch in self._batches(readers, keys):
-                pin, has_room = tiers.preload(batch.to(tiers.device))
+                pin, has_room = tiers.coming.preload(batch.to(tiers.device))
                 pins.append(pin)
                 if not has_room:
                     break
@@ -63,13 +63,13 @@ class RowLoading:
         for arena, tiers, readers in self._in_tiers():
             # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
             keys_stay = arena.lock if isinstance(arena, DynamicArena) else nullcontext()
-            with keys_stay, tiers.lock:
-                kept = [tiers.keep(batch.to(tiers.device)) for batch in self._batches(readers, present)]
+            with keys_stay, tiers.stack.lock:
+                kept = [tiers.placement.keep(batch.to(tiers.device)) for batch in self._batches(readers, present)]
                 absent = 0
                 for batch in self._batches(readers, keys):
-                    kept.append(tiers.keep(batch.to(tiers.device)))
+                    kept.append(tiers.placement.keep(batch.to(tiers.device)))
                     absent += batch.rows.numel() - kept[-1].slots.numel()
-                tiers.make_room(absent)
+                tiers.placement.make_room(absent)
                 for pin in kept:
                     pin.release()
             at_once = max(1, min(_BYTES_AHEAD // tiers.row_bytes, _KEYS_AT_ONCE))
@@ -78,11 +78,11 @@ class RowLoading:
                 if not goes_on():
                     return
                 batch = self._rows_of(feature, piece)
-                tiers.ahead(batch, 1)
+                tiers.coming.ahead(batch, 1)
                 with keys_stay:
                     if isinstance(arena, DynamicArena):
                         batch = self._rows_of(feature, piece)
-                    pin, has_room = tiers.preload(batch.to(tiers.device), evicts=False)
+                    pin, has_room = tiers.coming.preload(batch.to(tiers.device), evicts=False)
                     pin.release()
                 if not has_room:
                     waiting, room = [batch], _BYTES_STAGED // tiers.row_bytes - batch.rows.numel()
@@ -91,7 +91,7 @@ class RowLoading:
                             break
                         waiting.append(self._rows_of(feature, piece[:room]))
                         room -= waiting[-1].rows.numel()
-                    tiers.stage_part(RowBatch(*map(torch.cat, zip(*waiting, strict=True))))
+                    tiers.coming.stage_part(RowBatch(*map(torch.cat, zip(*waiting, strict=True))))
                     break
 
     def _in_tiers(self) -> Iterator[tuple[AnyArena, TieredRows, Sequence[FeatureSpec]]]:

@@ -106,8 +106,9 @@ def share_tiers(arenas: Sequence[AnyArena]) -> None:
     for arena in arenas:
         data = tiers_of(arena)
         if data is not None:
-            data.sizes.budget = budgets.setdefault(data.sizes.tiers, TierBudget())
-            data.sizes.budget.add(data.sizes)
+            sizes = data.stack.sizes
+            sizes.budget = budgets.setdefault(sizes.tiers, TierBudget())
+            sizes.budget.add(sizes)
 
 
 def lookup_groups(arenas: Sequence[AnyArena], features: Sequence[FeatureSpec]) -> list[LookupGroup]:

@@ -461,7 +461,7 @@ class RowOptimizer(optim.Optimizer):
                 arena.reset_defaults()
             tiers = _tiers_of(arena)
             if gradients and tiers is not None:
-                tiers.updated([held.places for held in gradients], table_lr)
+                tiers.placement.updated([held.places for held in gradients], table_lr)
         return True
 
     # `torch.amp.GradScaler` sets the two attributes around a step.

@@ -8,6 +8,7 @@ from terarec.storage.dynamic_arena import DynamicArena
 from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import BudgetError
+from terarec.storage.row_placement import PlacedRows
 from terarec.storage.row_store import MemoryRowStore, RowStore
 from terarec.storage.slots import Pin
 from terarec.storage.static import StaticTable, static_tables
@@ -15,7 +16,7 @@ from terarec.storage.store import Rows, Store
 from terarec.storage.tier_budget import TierBudget
 from terarec.storage.tier_use import TierUse
 from terarec.storage.tiered import TieredArena, TieredTable, tiered_tables
-from terarec.storage.tiered_rows import PlacedRows, TieredRows
+from terarec.storage.tiered_rows import TieredRows
 
 AnyArena = Arena | TieredArena | DynamicArena
 AnyTable = StaticTable | TieredTable | DynamicTable

@@ -43,7 +43,7 @@ class DynamicTable:
         self.number = self._held.number
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._held.find
-            arena.data.sizes.key_bytes[self.number] = self._key_bytes
+            arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
 
     @property
     def name(self) -> str:

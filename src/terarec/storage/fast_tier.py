@@ -98,11 +98,16 @@ class FastTier:
         held = [self.weights, *self.state.values()]
         return [RowPart(each.tensor, offset) for each, offset in zip(held, self.format.offsets, strict=True)]
 
-    def changed(self, table: int) -> Tensor:
-        """Return the slots int64[n] of a table's rows that were changed and not written."""
+    def of_table(self, table: int) -> Tensor:
+        """Return the slots int64[n] of a table's rows, without its default row."""
         owners, used = self.slots.owners, self.slots.used_slots
         mine = (owners.rows[:used] >= self._num_defaults) & (owners.tables[:used] == table)
-        return (mine & self.slots.is_dirty[:used]).nonzero()[:, 0]
+        return mine.nonzero()[:, 0]
+
+    def changed(self, table: int) -> Tensor:
+        """Return those of them int64[n] whose rows were changed and not written."""
+        mine = self.of_table(table)
+        return mine[self.slots.is_dirty[mine]]
 
     def write_back(self, slots: Tensor) -> None:
         """Write the rows of ``slots int64[n]`` to the tier below."""
