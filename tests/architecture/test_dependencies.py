@@ -3,6 +3,8 @@
 import ast
 import re
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
+from itertools import accumulate
 
 from tests.architecture.layers import ALLOWED, ETL
 from tests.architecture.sources import all_nodes
@@ -16,8 +18,14 @@ def package_of() -> dict[str, str]:
     return {file: file.split("/")[0].removesuffix(".py") for file in files}
 
 
+def is_module(name: str) -> bool:
+    """Return whether `name` is a module or package of terarec, and not the name of a format."""
+    path = name.removeprefix("terarec.").replace(".", "/")
+    return not {f"{path}.py", f"{path}/__init__.py"}.isdisjoint(all_nodes())
+
+
 def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
-    """Return (line, module) of every import from terarec among the nodes of a tree.
+    """Return (line, module or name in a module) of every import from terarec among the nodes of a tree.
 
     Imports for type checkers count, and so does the text of a module's name in a file that calls `import_module`.
     """
@@ -26,18 +34,32 @@ def imported_modules(nodes: Sequence[ast.AST]) -> list[tuple[int, str]]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
-            modules = [node.module or ""]
-            if node.module == "terarec":
-                modules = [f"terarec.{alias.name}" for alias in node.names]
-            elif node.module == "terarec.etl":
-                modules = [f"terarec.etl.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif imports_by_name and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            modules = MODULE_NAME.findall(node.value)
+            names = [name for name in MODULE_NAME.findall(node.value) if is_module(name)]
         else:
             continue
-        found += [(node.lineno, module) for module in modules if module.startswith("terarec.")]
+        found += [(node.lineno, name) for name in names if name.startswith("terarec.")]
+    return found
+
+
+def dependencies() -> dict[str, set[str]]:
+    """Return the modules that each module loads: those that it imports and the packages in which they are."""
+    module_of = {file: f"terarec/{file}".removesuffix(".py").replace("/", ".") for file in all_nodes()}
+    module_of = {file: name.removesuffix(".__init__") for file, name in module_of.items()}
+    known = set(module_of.values()) - {"terarec"}
+    found: dict[str, set[str]] = {}
+    for file, module in module_of.items():
+        names = [name for _, name in imported_modules(all_nodes()[file])]
+        loaded = [
+            [prefix for prefix in accumulate(name.split("."), "{}.{}".format) if prefix in known] for name in names
+        ]
+        # The packages around a module are loaded already: it depends on them only where it imports a name of theirs.
+        around = {prefix for prefix in known if f"{module}.".startswith(f"{prefix}.")}
+        named = {prefixes[-1] for name, prefixes in zip(names, loaded, strict=True) if prefixes and name not in known}
+        found[module] = ({prefix for prefixes in loaded for prefix in prefixes} - around) | (named - {module})
     return found
 
 
@@ -71,6 +93,11 @@ def test_the_dependency_rules_have_no_circle() -> None:
         done |= ready
 
 
+def test_no_modules_import_each_other() -> None:
+    """Imports inside functions count: a circle that they hide is one for a reader."""
+    TopologicalSorter(dependencies()).prepare()  # raises CycleError, which names the modules
+
+
 def test_every_form_of_import_is_found() -> None:
     source = """import terarec.data.reader
 from terarec import ops
@@ -85,7 +112,7 @@ import_module(f"terarec.kernels.{name}")
     assert found == [
         (1, "terarec.data.reader"),
         (2, "terarec.ops"),
-        (4, "terarec.nn.dense"),
+        (4, "terarec.nn.dense.MLP"),
         (6, "terarec.etl.engine"),
         (7, "terarec.cli.app"),
         (8, "terarec.kernels"),

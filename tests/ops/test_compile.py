@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.nn import MLP, DotInteraction
 from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
-from terarec.ops.linear import _choice_and_range, has_bfloat16
+from terarec.ops.onednn import choice_and_range, has_bfloat16
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = row_rule("sgd", lr=0.1)
@@ -96,9 +96,9 @@ def onednn(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
     yield
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
 
 
 @pytest.mark.parametrize("is_narrow", [True, False])

@@ -16,7 +16,7 @@ from terarec.kernels.ref import dense as ref
 from terarec.nn import MLP
 from terarec.nn.dense import Linear
 from terarec.ops import linear, linear_choice, linear_relu
-from terarec.ops.linear import _choice_and_range, _multiplies_weight_gradients, has_bfloat16, least_products
+from terarec.ops.onednn import choice_and_range, has_bfloat16, least_products, multiplies_weight_gradients
 from tests.errors import at
 from tests.processes import run_python
 
@@ -32,9 +32,9 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
     yield
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
 
 
 def draw(rows: int, in_width: int, width: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,10 +211,10 @@ def test_the_environment_forces_a_library() -> None:
 def test_onednn_requested_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAREC_LINEAR", "onednn")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
     with pytest.raises(KernelError, check=at("TERAREC_LINEAR")):
         linear_choice()
-    _choice_and_range.cache_clear()
+    choice_and_range.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_the_processor_and_the_size_choose_the_library(
         pytest.skip("this torch has one library alone")
     monkeypatch.delenv("TERAREC_LINEAR", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(import_module("terarec.ops.linear"), "_amd_family", lambda: family)
-    _choice_and_range.cache_clear()
+    monkeypatch.setattr(import_module("terarec.ops.onednn"), "_amd_family", lambda: family)
+    choice_and_range.cache_clear()
     try:
         assert linear_choice().implementation == ("torch" if least is None else "onednn")
         assert least_products(False, 256) == (least or 0)
@@ -238,14 +238,14 @@ def test_the_processor_and_the_size_choose_the_library(
         weight.requires_grad_()
         assert is_onednn(linear(x, weight)) == (least is not None)
         assert is_onednn(linear(x[:512], weight)) == (least == 1 << 22)
-        assert _multiplies_weight_gradients(256) == has_weight_gradients
-        assert _multiplies_weight_gradients(13) == (least is not None)
+        assert multiplies_weight_gradients(256) == has_weight_gradients
+        assert multiplies_weight_gradients(13) == (least is not None)
         out = linear_relu(x, weight)
         out.sum().backward()
         expected = (out.detach() > 0).double().t() @ x.double()
         torch.testing.assert_close(weight.grad.double(), expected, **ROUNDING)
     finally:
-        _choice_and_range.cache_clear()
+        choice_and_range.cache_clear()
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

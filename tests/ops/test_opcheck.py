@@ -8,7 +8,8 @@ from terarec.kernels.contract import KernelGradient
 from terarec.kernels.row_rules import number_names
 from terarec.ops import quantize_rows
 from terarec.ops.bag_lookup import _bag_lookup_op, _quantized_bag_lookup_op, key_weight_gradient_op
-from terarec.ops.linear import _linear_op, _mask_gradient_op, _weight_gradient_op, has_bfloat16
+from terarec.ops.linear import _linear_op, _mask_gradient_op, _weight_gradient_op
+from terarec.ops.onednn import has_bfloat16
 from terarec.ops.pair_dots import _pair_dots_op, _pair_gradients_op
 from terarec.ops.row_update import _row_update_op
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup

@@ -2,7 +2,8 @@
 
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import BagLayout
-from terarec.ops.linear import linear, linear_choice, linear_relu
+from terarec.ops.linear import linear, linear_relu
+from terarec.ops.onednn import linear_choice
 from terarec.ops.pair_dots import pair_dots, supports_pair_dots
 from terarec.ops.row_update import (
     BagGradient,

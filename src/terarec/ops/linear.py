@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_exporting
 from torch.nn.functional import linear as by_torch
 
-from terarec.errors import KernelError
-from terarec.kernels.environment import forced_linear
-from terarec.kernels.registry import Choice, choose
+from terarec.kernels.registry import choose
 from terarec.ops.checks import is_traced
+from terarec.ops.onednn import (
+    LEAST_PRODUCTS,
+    choice_and_range,
+    has_bfloat16,
+    may_replace_torch,
+    multiplies_weight_gradients,
+)
 
 _LEAST_WIDTH = 8
 """Products with fewer columns than 4 took oneDNN up to 1.3 times as long as MKL (Zen 5, torch 2.13)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Products that are faster by oneDNN.
-
-    Attributes:
-        least: Multiplications of the smallest.
-        has_weight_gradients: Whether the products of two transposed matrices are among them.
-        narrow: Width of the input below which all products are, from 2^22 multiplications on.
-    """
-
-    least: int
-    has_weight_gradients: bool
-    narrow: int = 0
-
-    def smallest(self, in_width: int) -> int:
-        """Multiplications of the smallest product of a layer with such an input."""
-        return self.least if in_width >= self.narrow else _LEAST_PRODUCTS
-
-
-# MKL takes its AVX2 code on all of AMD's processors, which multiply 512 bits in one step from Zen 5 (family 26) on: 93
-# GFLOP/s a core against 210 by oneDNN. A call of oneDNN takes 13 us, one of MKL 2; with so many multiplications oneDNN
-# takes 0.4 to 1.2 of MKL's time (EPYC of Zen 5, torch 2.13).
-_LEAST_PRODUCTS = 1 << 22
-_ZEN_5 = _Range(_LEAST_PRODUCTS, has_weight_gradients=True)
-# Zen 4 (family 25 with AVX-512) has units of 256 bits, which AVX2 fills, but MKL does not: 8192 x 1024 by 1024 x 512
-# took 64 ms by it and 45 by oneDNN. oneDNN takes 0.6 to 1.05 of MKL's time, median 0.87; with 2^24 multiplications 1.0
-# to 1.1, and for gradients of weights 0.9 to 1.6. Of a layer of 13 dense inputs and 512 outputs it is 0.7, 0.4 and 0.4
-# (two cores of an EPYC, torch 2.13).
-_ZEN_4 = _Range(1 << 26, has_weight_gradients=False, narrow=16)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -107,31 +76,6 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return _by_onednn(x, weight, bias, "relu")
 
 
-def linear_choice() -> Choice:
-    """Return the library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
-
-    Raises:
-        KernelError: ``TERAREC_LINEAR`` has an unknown value, or asks for oneDNN, which cannot run here.
-    """
-    return _choice_and_range()[0]
-
-
-@functools.cache
-def _choice_and_range() -> tuple[Choice, _Range | None]:
-    """Return `linear_choice`, and the products that run by oneDNN; None for none."""
-    forced, lack = forced_linear(), _lack()
-    if forced == "onednn" and lack:
-        raise KernelError("TERAREC_LINEAR", f"got 'onednn', which cannot run here: {lack}")
-    if forced is not None:
-        choice = Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
-        return choice, _ZEN_5 if forced == "onednn" else None
-    if reason := lack or _why_mkl_is_fast():
-        return Choice(implementation="torch", why=reason), None
-    if _amd_family() == _FAMILY_OF_ZEN_4:
-        return Choice(implementation="onednn", why="MKL is the slower one for large products on Zen 4"), _ZEN_4
-    return Choice(implementation="onednn", why="MKL leaves half of this processor's AVX-512 units idle"), _ZEN_5
-
-
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled() and (
@@ -180,16 +124,11 @@ def _input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
-    if grad.dtype is not torch.float32 or not _multiplies_weight_gradients(x.shape[1]):
+    if grad.dtype is not torch.float32 or not multiplies_weight_gradients(x.shape[1]):
         return grad.t().mm(x)
     if x.shape[1] < grad.shape[1]:
         return _product(x.t(), grad.t()).t().contiguous()
     return _product(grad.t(), x.t())
-
-
-def _multiplies_weight_gradients(in_width: int) -> bool:
-    _, products = _choice_and_range()
-    return products is not None and (products.has_weight_gradients or in_width < products.narrow)
 
 
 # The same as ops in a compiled graph, which has no gradients of gradients.
@@ -263,15 +202,15 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     width, in_width = weight.shape
     count = x.numel() * width
-    if count < _LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
+    if count < LEAST_PRODUCTS or width < _LEAST_WIDTH or in_width < _LEAST_WIDTH:
         return False
     if not (_is_plain(x) and _is_plain(weight) and x.shape[-1] == in_width):
         return False
     if bias is not None and not (_is_plain(bias) and bias.shape == (width,)):
         return False
-    if torch.is_autocast_enabled("cpu") or not _may_replace_torch():
+    if torch.is_autocast_enabled("cpu") or not may_replace_torch():
         return False
-    _, products = _choice_and_range()
+    _, products = choice_and_range()
     return products is not None and count >= products.smallest(in_width)
 
 
@@ -286,7 +225,7 @@ def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
         return _is_in_graph(x, weight)
     if not _is_eager_matrix(x, weight) or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
-    return x.numel() * weight.shape[0] >= _LEAST_PRODUCTS and _may_replace_torch() and has_bfloat16()
+    return x.numel() * weight.shape[0] >= LEAST_PRODUCTS and may_replace_torch() and has_bfloat16()
 
 
 def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
@@ -305,38 +244,11 @@ def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
     return least > 0 and x.shape[0] * weight.numel() >= least
 
 
-def least_products(is_narrow: bool, in_width: int) -> int:
-    """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
-    if not _may_replace_torch():
-        return 0
-    if is_narrow:
-        return _LEAST_PRODUCTS if has_bfloat16() else 0
-    _, products = _choice_and_range()
-    return 0 if products is None else products.smallest(in_width)
-
-
-@functools.cache
-def has_bfloat16() -> bool:
-    """Return whether oneDNN multiplies bfloat16 on this processor by instructions for it or by AVX-512."""
-    if _lack() or not hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported"):
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def _is_eager_matrix(x: Tensor, weight: Tensor) -> bool:
     """Whether no compiler, exporter or tracer sees the product, and `weight` is a matrix of torch's own classes."""
     if is_traced(x) or torch._C._get_tracing_state() is not None:
         return False
     return type(weight) in (Tensor, nn.Parameter) and weight.dim() == 2
-
-
-def _may_replace_torch() -> bool:
-    """Return whether nothing but autograd's backward watches a product, and oneDNN is not turned off."""
-    return not (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or not torch.backends.mkldnn.enabled
-    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -346,34 +258,3 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
     )
-
-
-def _lack() -> str:
-    """Return the reason why oneDNN's product cannot run; empty if it can."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no oneDNN"
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return "this torch has no product of oneDNN with plain weights"
-    return ""
-
-
-def _why_mkl_is_fast() -> str:
-    """Why `torch.nn.functional.linear` is no slower than oneDNN; empty where it is slower."""
-    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        return "this torch has no MKL, and multiplies by another library"
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return "torch does not take AVX-512"
-    return "" if _amd_family() >= _FAMILY_OF_ZEN_4 else "MKL is fast on this processor"
-
-
-_FAMILY_OF_ZEN_4 = 25  # that of Zen 3, too, which has no AVX-512
-
-
-def _amd_family() -> int:
-    """Return the family of an AMD processor; 0 for others."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    family = re.search(r"^vendor_id\s*:\s*AuthenticAMD$.*?^cpu family\s*:\s*(\d+)$", text, re.MULTILINE | re.DOTALL)
-    return int(family.group(1)) if family else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from terarec.kernels.registry import choose
+from terarec.ops import onednn
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -21,6 +22,4 @@ def has_pair_dots(is_narrow: bool) -> bool:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def least_products(is_narrow: bool, in_width: int) -> int:
     """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
-    from terarec.ops.linear import least_products as by_this_processor
-
-    return by_this_processor(is_narrow, in_width)
+    return onednn.least_products(is_narrow, in_width)
