@@ -11,6 +11,7 @@ import pytest
 
 from terarec.cli.app import command_line, run
 from terarec.cli.train import SETTINGS, TrainOptions
+from terarec.errors import ConfigError
 
 
 def commands(group: Any = None) -> dict[str, Any]:
@@ -54,15 +55,27 @@ def figures(*arguments: object) -> dict[str, Any]:
     return ended.figures
 
 
-def refused(*arguments: object, code: int) -> str:
-    """Run a command that must fail with `code` and one line; returns the line's message."""
+def refused(
+    *arguments: object, error: type[Exception] = ConfigError, where: str | Path | None = None, problem: str = ""
+) -> dict[str, str]:
+    """Run a command that must fail with one line and the exit code of `error`; returns its JSON object.
+
+    Args:
+        arguments: Arguments of the command.
+        error: The error's class.
+        where: The error's place, as typed: option, JSON path, or place in a file; None to look at it in the result.
+        problem: Part of the line, such as the received value, where several errors have the same place.
+    """
     ended = terarec(*arguments, "--json")
     lines = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
-    assert (ended.code, len(lines)) == (code, 1), ended.err
+    assert (ended.code, len(lines)) == (2 if issubclass(error, ConfigError) else 1, 1), ended.err
     assert "Traceback" not in ended.err
-    message = lines[0].removeprefix("terarec: error: ")
-    assert ended.figures == {"error": message.removeprefix("terarec: ")}
-    return message
+    told = ended.figures
+    assert lines == [f"terarec: error: {told['error']}"]
+    assert told["type"] == error.__name__, told
+    assert where is None or told["where"] == str(where), told
+    assert problem in told["error"], told
+    return told
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import open_shard, read_dataset
 from tests.cli.conftest import Workshop, figures, refused, terarec
 
@@ -21,21 +22,19 @@ def raw_file(folder: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("bad", "expected"),
+    ("bad", "place", "problem"),
     [
-        (LINE + "\textra", "line 3"),
-        (LINE.rsplit("\t", 1)[0], "line 3"),
-        (LINE.replace("5", "five", 1), "'five'"),
-        (LINE.replace("0a1b2c3d", "nothex", 1), "'nothex'"),
-        (LINE.replace("1", "2", 1), "line 3"),
+        (LINE + "\textra", "line 3", "41 fields"),
+        (LINE.rsplit("\t", 1)[0], "line 3", "39 fields"),
+        (LINE.replace("5", "five", 1), "line 3, column 'I1'", "'five'"),
+        (LINE.replace("0a1b2c3d", "nothex", 1), "line 3, column 'C1'", "'nothex'"),
+        (LINE.replace("1", "2", 1), "line 3, column 'label'", "got 2"),
     ],
 )
-def test_a_wrong_line_is_reported_with_its_number(tmp_path: Path, bad: str, expected: str) -> None:
+def test_a_wrong_line_is_reported_with_its_number(tmp_path: Path, bad: str, place: str, problem: str) -> None:
     path = raw_file(tmp_path, LINE, LINE, bad, LINE)
-    message = refused("prepare", "criteo", path, "--out", tmp_path / "data", code=1)
-    assert expected in message
-    assert f"{path}" in message
-    assert "line 3" in message
+    prepare = ["prepare", "criteo", path, "--out", tmp_path / "data"]
+    refused(*prepare, error=FormatError, where=f"{path}: {place}", problem=problem)
     assert [entry.name for entry in tmp_path.iterdir()] == ["day_0.tsv"]
 
 
@@ -76,33 +75,31 @@ def test_a_file_that_is_none_of_the_workflow_is_reported(tmp_path: Path, content
 
 def test_missing_raw_files(tmp_path: Path) -> None:
     for kind in (["criteo"], ["csv", "--label", "y", "--dense", "x"]):
-        message = refused("prepare", *kind, tmp_path / "none.tsv", "--out", tmp_path / "data", code=1)
-        assert "none.tsv" in message
+        typed = ["prepare", *kind, tmp_path / "none.tsv", "--out", tmp_path / "data"]
+        refused(*typed, error=DataNotFoundError, where=tmp_path / "none.tsv")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
     day = workshop.raw / "day_0.tsv"
     before = sorted(workshop.data.rglob("*"))
-    assert str(workshop.data) in refused("prepare", "criteo", day, "--out", workshop.data, code=2)
-    assert str(workshop.raw) in refused("generate", "criteo", "--rows", 10, "--out", workshop.raw, code=2)
+    refused("prepare", "criteo", day, "--out", workshop.data, where="--out", problem=f"{workshop.data} exists")
+    refused("generate", "criteo", "--rows", 10, "--out", workshop.raw, where="--out", problem=f"{workshop.raw} exists")
     assert sorted(workshop.data.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("flags", "problem"),
     [
-        (["--format", "csv"], "--format: got 'csv', expected one of 'parquet', 'raw'"),
-        (["--valid-fraction", "1.5"], "--valid-fraction: got 1.5, expected a number from 0 to below 1"),
-        (["--valid-fraction", "0.1", "--valid-last-day"], "--valid-fraction: got --valid-last-day as well"),
-        (["--min-count", "0"], "--min-count"),
+        (["--format", "csv"], "got 'csv'"),
+        (["--valid-fraction", "1.5"], "got 1.5"),
+        (["--valid-fraction", "0.1", "--valid-last-day"], "got --valid-last-day as well"),
+        (["--min-count", "0"], "greater than or equal to 1"),
     ],
 )
-def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], expected: str) -> None:
+def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], problem: str) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
-    message = refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, code=2)
-    assert expected in message
-    assert "Options" not in message
+    refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, where=flags[0], problem=problem)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,11 +107,9 @@ def test_wrong_columns_of_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\nthree,1\n")
     prepare = ["prepare", "csv", path, "--out", tmp_path / "data", "--label", "y"]
-    assert "'z'" in refused(*prepare, "--dense", "z", code=2)
-    message = refused(*prepare, "--dense", "x", code=1)
-    assert "'three'" in message
-    assert f"{path}" in message
-    assert "got '=3', expected COLUMN=COUNT" in refused(*prepare, "--buckets", "x=2,=3", code=2)
+    refused(*prepare, "--dense", "z", where=path, problem="'z'")
+    refused(*prepare, "--dense", "x", error=FormatError, where=f"{path}: line 4, column 'x'", problem="got 'three'")
+    refused(*prepare, "--buckets", "x=2,=3", where="--buckets", problem="got '=3'")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -125,19 +120,20 @@ def test_no_data_set(workshop: Workshop, tmp_path: Path) -> None:
         ["predict", workshop.run, "--data", tmp_path / "none", "--out", tmp_path / "scores.parquet"],
     ]
     for command in commands:
-        assert "none: no such directory, expected a data set" in refused(*command, code=1)
+        refused(*command, error=DataNotFoundError, where=tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "none").mkdir()
     for command in commands:
-        assert "holds no dataset.json" in refused(*command, code=1)
+        refused(*command, error=DataNotFoundError, where=tmp_path / "none", problem="dataset.json")
     assert [entry.name for entry in tmp_path.iterdir()] == ["none"]
 
 
 def test_no_run(workshop: Workshop, tmp_path: Path) -> None:
     scores = tmp_path / "scores.parquet"
     for command in (["evaluate"], ["predict", "--out", scores]):
-        assert "run.json" in refused(*command, tmp_path / "none", "--data", workshop.data, code=1)
-    assert "run.json" in refused("serve", tmp_path / "none", "--port", 0, code=1)
+        typed = [*command, tmp_path / "none", "--data", workshop.data]
+        refused(*typed, error=DataNotFoundError, where=tmp_path / "none", problem="run.json")
+    refused("serve", tmp_path / "none", "--port", 0, error=DataNotFoundError, where=tmp_path / "none" / "run.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,15 +147,19 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("spoil", [cut, Path.unlink], ids=["cut", "gone"])
+@pytest.mark.parametrize(
+    ("spoil", "error"), [(cut, FormatError), (Path.unlink, DataNotFoundError)], ids=["cut", "gone"]
+)
 @pytest.mark.parametrize("kind", ["data", "raw_format"])
-def test_a_spoilt_shard(workshop: Workshop, tmp_path: Path, kind: str, spoil: Callable[[Path], None]) -> None:
+def test_a_spoilt_shard(
+    workshop: Workshop, tmp_path: Path, kind: str, spoil: Callable[[Path], None], error: type[FormatError]
+) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(getattr(workshop, kind), copy)
     shard = next((copy / "valid").glob("part-*"))
     spoil(shard)
     for command in (["evaluate"], ["predict", "--out", tmp_path / "scores.parquet"]):
-        assert str(shard) in refused(*command, workshop.run, "--data", copy, code=1)
+        refused(*command, workshop.run, "--data", copy, error=error, where=shard)
     assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
 
 
@@ -170,23 +170,21 @@ def test_a_key_outside_its_table(workshop: Workshop, tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[4 * 14 : 4 * 15] = (10**6).to_bytes(4, "little")  # the first record's key of C1
     shard.write_bytes(content)
-    message = refused("train", "--data", copy, "--out", tmp_path / "run", code=1)
-    assert "'C1'" in message
-    assert "key 1000000" in message
-    assert f"{shard}" in message
+    typed = ["train", "--data", copy, "--out", tmp_path / "run"]
+    refused(*typed, error=FormatError, where=f"{shard}: row group 0, column 'C1'", problem="key 1000000")
 
 
 def test_a_spoilt_description(workshop: Workshop, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(workshop.data, copy)
     path = copy / "dataset.json"
-    for text, expected in (('{"format": ', "line 1"), ("{}", "terarec.dataset")):
+    for text, where in (('{"format": ', path), ("{}", f"{path}: $.format")):
         path.write_text(text)
-        assert expected in refused("inspect", copy, code=1)
+        refused("inspect", copy, error=FormatError, where=where)
     described = json.loads((workshop.data / "dataset.json").read_text())
     described["dataset"]["categorical"][2]["rows"] = "many"
     path.write_text(json.dumps(described))
-    assert "$.dataset.categorical[2].rows: got 'many', expected an integer" in refused("inspect", copy, code=1)
+    refused("inspect", copy, error=FormatError, where=f"{path}: $.dataset.categorical[2].rows", problem="got 'many'")
 
 
 def test_a_damaged_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
@@ -195,63 +193,57 @@ def test_a_damaged_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
     table = next((copy / "checkpoints").rglob("C7-*.safetensors"))
     damage(table)
     for command in (["evaluate", copy, "--data", workshop.data], ["inspect", copy], ["serve", copy, "--port", 0]):
-        assert str(table) in refused(*command, code=1)
+        refused(*command, error=FormatError, where=table)
 
 
 def test_another_data_set_than_the_model_knows(workshop: Workshop, tmp_path: Path) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
     figures("prepare", "criteo", *days, "--out", tmp_path / "other", "--min-count", 9)
-    message = refused("evaluate", workshop.run, "--data", tmp_path / "other", code=2)
-    assert "ids fitted again" in message
+    refused("evaluate", workshop.run, "--data", tmp_path / "other", where="data set 'criteo', column 'C1'")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "place", "problem"),
     [
-        ("{", "line 1 column 2"),
-        ('{"data": "d", "epochs": 1}', "$.epochs: unknown field"),
-        ('{"data": "d", "training": {"batch_size": "big"}}', "$.training.batch_size: got 'big', expected an integer"),
+        ("{", "line 1 column 2", "JSON"),
+        ('{"data": "d", "epochs": 1}', "$.epochs", "unknown field"),
+        ('{"data": "d", "training": {"batch_size": "big"}}', "$.training.batch_size", "got 'big'"),
     ],
 )
-def test_a_wrong_run_description(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_wrong_run_description(tmp_path: Path, text: str, place: str, problem: str) -> None:
     config = tmp_path / "config.json"
     config.write_text(text)
-    message = refused("train", config, "--out", tmp_path / "run", code=2)
-    assert expected in message
-    assert str(config) in message
+    refused("train", config, "--out", tmp_path / "run", where=f"{config}: {place}", problem=problem)
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
-    told = refused("serve", workshop.run, "--port", 70000, code=2)
-    assert told == "--port: got 70000, expected a TCP port from 0 to 65535"
+    refused("serve", workshop.run, "--port", 70000, where="--port", problem="got 70000")
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("flags", "where", "problem"),
     [
-        ([], "got no column to learn from, expected dense"),
-        (["--dense", "x", "--format", "csv"], "--format: got 'csv'"),
-        (["--dense", "x", "--delimiter", ';"'], "--delimiter: got ';\"', expected ASCII characters, at least one"),
-        (["--dense", "x", "--valid-fraction", "1"], "--valid-fraction: got 1.0, expected a number from 0 to below 1"),
-        (["--dense", "x", "--valid-fraction", "0.5", "--valid", "v.csv"], "--valid-fraction: got valid (--valid) as"),
-        (["--buckets", "x=1"], "--buckets: got 1 for 'x', expected an integer >= 2"),
-        (["--dense", "x", "--name", "a/b"], "--name: got 'a/b', expected a non-empty name"),
-        (["--dense", "x", "--out", "."], "--out: /"),
+        ([], "", "got no column to learn from"),
+        (["--dense", "x", "--format", "csv"], "--format", "got 'csv'"),
+        (["--dense", "x", "--delimiter", ';"'], "--delimiter", "got ';\"'"),
+        (["--dense", "x", "--valid-fraction", "1"], "--valid-fraction", "got 1.0"),
+        (["--dense", "x", "--valid-fraction", "0.5", "--valid", "v.csv"], "--valid-fraction", "(--valid)"),
+        (["--buckets", "x=1"], "--buckets", "got 1 for 'x'"),
+        (["--dense", "x", "--name", "a/b"], "--name", "got 'a/b'"),
+        (["--dense", "x", "--out", "."], "--out", f"{Path.cwd()} exists"),
     ],
 )
-def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str], expected: str) -> None:
+def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str], where: str, problem: str) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\n")
     out = [] if "--out" in flags else ["--out", tmp_path / "data"]
-    message = refused("prepare", "csv", path, "--label", "y", *out, *flags, code=2)
-    assert message.startswith(expected)
+    refused("prepare", "csv", path, "--label", "y", *out, *flags, where=where, problem=problem)
 
 
 def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: Path) -> None:
     day = workshop.raw / "day_0.tsv"
-    message = refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", code=2)
-    assert message.startswith("--valid-last-day: got one file, expected at least two")
+    refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", where="--valid-last-day")
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
@@ -271,19 +263,19 @@ def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("rows", "flags", "hint"),
+    ("rows", "column", "hint"),
     [
-        ("2,1,a\n0,1,b\n", [], "--positive"),
-        (",1,a\n0,1,b\n", [], "--bad-input skip"),
-        ('0,1,"a"b\n', [], "column 'note'"),
+        ("2,1,a\n0,1,b\n", "label", "--positive"),
+        (",1,a\n0,1,b\n", "label", "--bad-input skip"),
+        ('0,1,"a"b\n', "note", "closing quote"),
     ],
 )
-def test_hints_name_options_and_columns(tmp_path: Path, rows: str, flags: list[str], hint: str) -> None:
+def test_hints_name_options_and_columns(tmp_path: Path, rows: str, column: str, hint: str) -> None:
     """E1: the hint names what one types, and a column that is not used goes by its name."""
     path = tmp_path / "log.csv"
     path.write_text(f"label,x,note\n{rows}")
-    told = refused("prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d", *flags, code=1)
-    assert hint in told
+    prepare = ["prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d"]
+    refused(*prepare, error=FormatError, where=f"{path}: line 2, column '{column}'", problem=hint)
 
 
 @pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.errors import FormatError
 from terarec.etl import preparation
 from terarec.formats import open_shard, read_dataset
 from terarec.spec import SplitByFraction
@@ -96,8 +97,8 @@ def test_what_people_read(log: Path, tmp_path: Path) -> None:
 def test_errors_are_those_of_the_preparation(log: Path, tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("1,b,no number,1\n")
-    message = refused("prepare", tmp_path / "w.json", log, "--out", tmp_path / "data", "--dry-run", code=1)
-    assert "column 'price': got 'no number', expected a number" in message
+    typed = ["prepare", tmp_path / "w.json", log, "--out", tmp_path / "data", "--dry-run"]
+    refused(*typed, error=FormatError, where=f"{log}: line 402, column 'price'")
     assert not (tmp_path / "data.partial").exists()
     kept = ["--bad-input", "skip", "--dry-run"]
     preview = figures("prepare", tmp_path / "w.json", log, "--out", tmp_path / "data", *kept)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.errors import StorageError
 from terarec.formats import read_dataset
 from terarec.serve import InferenceSession
 from tests.cli.conftest import Workshop, figures, refused
@@ -37,9 +38,8 @@ def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_a_table_that_gets_full_is_named(workshop: Workshop, tmp_path: Path) -> None:
     limits = ("--set", "model.tables.max_rows=5")
-    message = refused("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits, code=1)
-    assert "holds 0 rows" in message
-    assert "at most 5 allowed; expected a larger max_rows or an eviction policy" in message
+    typed = ["train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits]
+    refused(*typed, error=StorageError, where="table 'C1'", problem="at most 5")
 
 
 def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> None:
@@ -57,9 +57,6 @@ def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> Non
     assert (told["ids_seen"], told["cardinality"]) == (40, None)
     assert told["most_frequent"][0]["id"] in users
     assert figures("inspect", tmp_path / "data")["embedding_rows"] == 0
-    message = refused(*train, "--out", tmp_path / "static", code=2)
-    assert "tables: got 'static', but the keys of table 'user' are any integers, expected 'dynamic'" in message
-    message = refused(
-        "prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw", code=2
-    )
-    assert "--format: got 'raw', which holds no keys of 64 bits ('user'), expected 'parquet'" in message
+    refused(*train, "--out", tmp_path / "static", where="tables", problem="got 'static'")
+    typed = ["prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw"]
+    refused(*typed, where="--format", problem="got 'raw'")

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, refused
 from tests.cli.test_docs import unnamed
@@ -62,9 +63,8 @@ def test_without_tables(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    assert "format: got 'onx' (did you mean 'onnx'?)" in refused(
-        "export", workshop.run, "--out", out, "--format", "onx", code=2
-    )
-    assert "expected a RUN" in refused("export", workshop.data, "--out", out, code=1)
-    refused("export", workshop.run, "--out", out, "--checkpoint", "123456", code=2)
+    refused("export", workshop.run, "--out", out, "--format", "onx", where="format", problem="did you mean 'onnx'?")
+    refused("export", workshop.data, "--out", out, error=DataNotFoundError, where=workshop.data, problem="run.json")
+    typed = ["export", workshop.run, "--out", out, "--checkpoint", "123456"]
+    refused(*typed, where=workshop.run / "checkpoints", problem="step 123456")
     assert list(tmp_path.iterdir()) == []

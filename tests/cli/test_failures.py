@@ -45,3 +45,18 @@ def test_a_defect_is_reported_as_one() -> None:
     assert failure.exit_code == 3
     assert failure.line is not None
     assert failure.line.startswith("error: a defect in terarec: ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "where"),
+    [
+        (ConfigError("run.json", "$.model", "got 1"), "ConfigError", "run.json: $.model"),
+        (ConfigError("out", "restart=True", "got both"), "ConfigError", "out: --restart"),
+        (typer.BadParameter("no such width"), "ConfigError", ""),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "PermissionError", "/x/y"),
+        (RunInterruptedError("SIGINT after step 3"), "RunInterruptedError", ""),
+        (ZeroDivisionError("division by zero"), "defect", ""),
+    ],
+)
+def test_type_and_place(error: BaseException, kind: str, where: str) -> None:
+    assert (failure_of(error).type, failure_of(error).where) == (kind, where)

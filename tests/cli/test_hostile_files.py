@@ -80,15 +80,16 @@ def test_s3_nesting_is_one_line_of_a_command(workshop: Workshop, tmp_path: Path,
     broken.write_text("[" * 100_000)
     workflow = tmp_path / "workflow.json"
     workflow.write_text("[" * 100_000)
-    arguments: dict[str, tuple[list[object], int]] = {
-        "train": ([broken, "--data", workshop.data, "--out", tmp_path / "new"], 2),
-        "prepare": ([workflow, workshop.raw / "day_0.tsv", "--out", tmp_path / "new"], 1),
-        "evaluate": ([broken.parent, "--data", workshop.data], 2),
-        "serve": ([broken.parent, "--port", 0], 2),
-        "inspect": ([broken.parent], 2),
+    arguments: dict[str, tuple[list[object], type]] = {
+        "train": ([broken, "--data", workshop.data, "--out", tmp_path / "new"], ConfigError),
+        "prepare": ([workflow, workshop.raw / "day_0.tsv", "--out", tmp_path / "new"], FormatError),
+        "evaluate": ([broken.parent, "--data", workshop.data], ConfigError),
+        "serve": ([broken.parent, "--port", 0], ConfigError),
+        "inspect": ([broken.parent], ConfigError),
     }
-    given, code = arguments[command]
-    assert len(refused(command, *given, code=code)) < 400
+    given, error = arguments[command]
+    told = refused(command, *given, error=error, where=given[0] if error is FormatError else broken)
+    assert len(told["error"]) < 400
     assert not (tmp_path / "new").exists()
 
 

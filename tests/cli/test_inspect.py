@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, refused, terarec
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
@@ -70,9 +71,7 @@ def test_weights_and_metadata(tmp_path: Path) -> None:
     assert [(row["value"], row["count"], row["share"]) for row in told["most_frequent"]] == [
         (value, count, count / 40) for value, count in expected
     ]
-    assert "expected one of y0, I0, I1, C0, w, row, price, note" in refused(
-        "inspect", tmp_path, "--column", "x", code=2
-    )
+    refused("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
 
 
 def test_the_numbers_of_a_column(workshop: Workshop) -> None:
@@ -122,15 +121,17 @@ def test_people_see_the_same(workshop: Workshop) -> None:
 
 
 def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> None:
-    assert "no column 'C99', expected one of label, I1" in refused("inspect", workshop.data, "--column", "C99", code=2)
-    assert "no table 'C99', expected one of C1" in refused("inspect", workshop.run, "--table", "C99", code=2)
-    assert "--table" in refused("inspect", workshop.data, "--table", "C1", code=2)
-    assert "--column" in refused("inspect", workshop.run, "--column", "C1", code=2)
-    assert "no split 'test'" in refused("inspect", workshop.data, "--column", "C1", "--split", "test", code=2)
-    assert "no such directory" in refused("inspect", tmp_path / "none", code=1)
-    assert "expected a data set" in refused("inspect", tmp_path, code=1)
+    refused("inspect", workshop.data, "--column", "C99", where="data set 'criteo'", problem="no column 'C99'")
+    checkpoint = workshop.run / "checkpoints" / "step-00000012"
+    refused("inspect", workshop.run, "--table", "C99", where=checkpoint, problem="no table 'C99'")
+    refused("inspect", workshop.data, "--table", "C1", where="--table")
+    refused("inspect", workshop.run, "--column", "C1", where="--column")
+    typed = ["inspect", workshop.data, "--column", "C1", "--split", "test"]
+    refused(*typed, where="data set 'criteo'", problem="no split 'test'")
+    refused("inspect", tmp_path / "none", error=DataNotFoundError, where=tmp_path / "none")
+    refused("inspect", tmp_path, error=DataNotFoundError, where=tmp_path)
     (tmp_path / "file").write_text("")
-    assert "is no directory" in refused("inspect", tmp_path / "file", code=1)
+    refused("inspect", tmp_path / "file", error=DataNotFoundError, where=tmp_path / "file")
 
 
 def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> None:
@@ -145,10 +146,15 @@ def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> N
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
     assert norms.max() == pytest.approx(described["norm_max"], rel=1e-6)
     assert set(found.column_names) == {"key", "vector", *described["state"].split()}
-    assert "exists" in refused("inspect", workshop.run, "--export-table", "C1", "--out", out, code=2)
-    assert "--out" in refused("inspect", workshop.run, "--export-table", "C1", code=2)
-    assert "parquet" in refused("inspect", workshop.run, "--export-table", "C1", "--out", out, "--to", "csv", code=2)
-    assert "data set" in refused("inspect", workshop.data, "--export-table", "C1", "--out", out, code=2)
-    missing = tmp_path / "missing.parquet"
-    assert "'C99'" in refused("inspect", workshop.run, "--export-table", "C99", "--out", missing, code=2)
+    refused("inspect", workshop.run, "--export-table", "C1", "--out", out, where="--out", problem=f"{out} exists")
+    refused("inspect", workshop.run, "--export-table", "C1", where="--export-table", problem="--out")
+    refused(
+        "inspect", workshop.run, "--export-table", "C1", "--out", out, "--to", "csv", where="--to", problem="got 'csv'"
+    )
+    typed = ["inspect", workshop.data, "--export-table", "C1", "--out", out]
+    refused(*typed, where="--export-table", problem=f"{workshop.data}")
+    missing, checkpoint = tmp_path / "missing.parquet", workshop.run / "checkpoints" / "step-00000012"
+    refused(
+        "inspect", workshop.run, "--export-table", "C99", "--out", missing, where=checkpoint, problem="no table 'C99'"
+    )
     assert not missing.exists()

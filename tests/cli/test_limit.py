@@ -13,6 +13,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.errors import FormatError
 from terarec.etl.ops import Categorify, FillMissing, Normalize
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, SplitByFraction, SplitByTime
@@ -110,8 +111,8 @@ def test_rows_behind_the_limit_are_not_parsed(tmp_path: Path) -> None:
         file.write("1,b,no number,1\n")
     workflow("delimited", None).to_json(tmp_path / "w.json")
     assert figures("prepare", tmp_path / "w.json", path, "--out", tmp_path / "data", "--limit", 200)["rows"] == 200
-    message = refused("prepare", tmp_path / "w.json", path, "--out", tmp_path / "bad", "--limit", 201, code=1)
-    assert "column 'price': got 'no number', expected a number" in message
+    typed = ["prepare", tmp_path / "w.json", path, "--out", tmp_path / "bad", "--limit", 201]
+    refused(*typed, error=FormatError, where=f"{path}: line 402, column 'price'")
 
 
 def test_files_keep_their_splits(tmp_path: Path) -> None:
@@ -135,4 +136,4 @@ def test_every_form_of_prepare_takes_it(tmp_path: Path) -> None:
 
 def test_a_cluster_has_no_first_rows(tmp_path: Path) -> None:
     arguments = ["avazu", "log.csv", "--out", tmp_path / "data", "--limit", 5, "--engine", "spark"]
-    assert refused("prepare", *arguments, code=2) == "--limit: got 5 for engine 'spark', expected engine 'local'"
+    refused("prepare", *arguments, where="--limit", problem="'spark'")

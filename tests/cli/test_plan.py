@@ -59,7 +59,7 @@ def test_over_budget_the_placement_that_would_fit_is_shown(described):
     assert 0 < shares["user"] < 1
     fitting = figures("plan", described, "--memory", f"{needed}", "--tiers", found["suggestion"], *rows)
     assert [table["resident_share"] for table in fitting["tables"]] == [*shares.values()]
-    assert "a size such as" in refused("plan", described, "--memory", "much", code=2)
+    refused("plan", described, "--memory", "much", where="size", problem="got 'much'")
 
 
 def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_path):
@@ -70,7 +70,7 @@ def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_
     assert len(found["ranks"]) == found["world_size"] == 2
     assert "local bandwidth given" in found["costs_from"]
     assert load_plan(path).world_size == 2
-    assert "exists" in refused("plan", described, *options, "--out", path, code=2)
+    refused("plan", described, *options, "--out", path, where="--out", problem=f"{path} exists")
     # 8 samples ask for too little to spread a table.
     entries = [TablePlan(table=name, placement=TableWise(rank=1)) for name in ROWS]
     edited = ShardingPlan(world_size=2, tables=tuple(entries))
@@ -97,6 +97,6 @@ def test_plans_that_do_not_fit_are_refused(described, tmp_path):
     twice["tables"][1]["table"] = "user"
     path.write_text(json.dumps(twice))
     assert "'user'" in terarec("plan", described, "--ranks", "2", "--plan", path).err
-    assert "--ranks" in refused("plan", described, "--probe", code=2)
+    refused("plan", described, "--probe", where="--probe", problem="--ranks")
     assert terarec("plan", described, "--ranks", "2", "--rank-memory", "1MiB").code != 0
-    assert "TABLE=KIND" in refused("plan", described, "--ranks", "2", "--place", "user", code=2)
+    refused("plan", described, "--ranks", "2", "--place", "user", where="--place", problem="got 'user'")

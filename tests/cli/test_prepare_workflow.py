@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from terarec.errors import ConfigError, DataNotFoundError
 from tests.cli.conftest import figures, refused, terarec
 from tests.etl.engine.logs import shop_files, shop_workflow
 
@@ -54,22 +55,22 @@ def test_a_data_set_for_hugectr(shop: tuple[Path, list[Path]], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "error", "where", "problem"),
     [
-        (["nosuch", "a.csv"], 2, "WORKFLOW: got nosuch, expected a file, a directory, or one of adult, amazon"),
-        (["SHOP", "RAW", "--table", "news"], 2, "--table: got 'news', expected NAME=VALUE"),
-        (["SHOP", "RAW", "--bad-input", "ignore"], 2, "--bad-input: got 'ignore', expected one of 'raise', 'skip'"),
-        (["SHOP", "RAW", "--format", "csv"], 2, "--format: got 'csv', expected one of 'parquet', 'raw', 'norm'"),
-        (["SHOP", "RAW", "--master", "local[2]"], 2, "--master: got a setting of Spark for engine 'local'"),
-        (["SHOP", "RAW", "--memory", "0.001"], 2, "Invalid value for '--memory': "),
-        (["SHOP", "nosuch.csv"], 1, "nosuch.csv: no such file"),
+        (["nosuch", "a.csv"], ConfigError, "WORKFLOW", "got nosuch"),
+        (["SHOP", "RAW", "--table", "news"], ConfigError, "--table", "got 'news'"),
+        (["SHOP", "RAW", "--bad-input", "ignore"], ConfigError, "--bad-input", "got 'ignore'"),
+        (["SHOP", "RAW", "--format", "csv"], ConfigError, "--format", "got 'csv'"),
+        (["SHOP", "RAW", "--master", "local[2]"], ConfigError, "--master", "'local'"),
+        (["SHOP", "RAW", "--memory", "0.001"], ConfigError, "--memory", "0.0625"),
+        (["SHOP", "nosuch.csv"], DataNotFoundError, "nosuch.csv", ""),
     ],
 )
 def test_what_is_wrong_is_reported_in_one_line(
-    shop: tuple[Path, list[Path]], tmp_path: Path, arguments: list[str], code: int, message: str
+    shop: tuple[Path, list[Path]], tmp_path: Path, arguments: list[str], error: type, where: str, problem: str
 ) -> None:
     places = {"SHOP": str(shop[0]), "RAW": str(shop[1][0])}
     words = [places.get(argument, argument) for argument in arguments]
-    assert message in refused("prepare", *words, "--out", tmp_path / "data", code=code)
+    refused("prepare", *words, "--out", tmp_path / "data", error=error, where=where, problem=problem)
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.partial").exists()

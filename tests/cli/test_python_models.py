@@ -47,14 +47,14 @@ def test_every_command_asks_for_leave(tmp_path: Path) -> None:
         ["predict", run, "--data", data, "--out", scores],
         ["predict", run, raw, "--out", scores],
     ]
-    assert "--allow-import ranker" in refused(*trained, code=2)
+    refused(*trained, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
     assert "ranker" not in sys.modules
     assert not run.exists()
     figures(*trained, "--allow-import", "ranker")
     for reader in readers[1:]:
         for name in ("ranker", "ranker.code"):
             sys.modules.pop(name, None)
-        assert "--allow-import ranker" in refused(*reader, code=2)
+        refused(*reader, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
         assert "ranker" not in sys.modules
         figures(*reader, "--allow-import", "ranker")
         scores.unlink(missing_ok=True)

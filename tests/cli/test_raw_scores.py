@@ -10,7 +10,9 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
+from terarec.errors import ConfigError, FormatError
 from terarec.serve import InferenceSession
+from terarec.spec.checks import FieldError
 from tests.cli.conftest import Workshop, figures, refused, terarec
 
 SMALL = ["--model", "wide_deep", "--width", 4, "--hidden", "8", "--batch-size", 64]
@@ -130,8 +132,8 @@ def test_the_end_of_the_name_tells_the_format(shop: Path, tmp_path: Path) -> Non
                 tables[suffix] = np.array([line["score"] for line in lines], dtype=np.float32)
         np.testing.assert_array_equal(tables["csv"], tables["parquet"])
         np.testing.assert_array_equal(tables["jsonl"], tables["parquet"])
-        message = refused("predict", shop / "run", *source, "--out", tmp_path / "scores.xlsx", code=2)
-        assert message == f"--out: got {tmp_path / 'scores.xlsx'}, expected a name that ends in .parquet, .csv, .jsonl"
+        typed = ["predict", shop / "run", *source, "--out", tmp_path / "scores.xlsx"]
+        refused(*typed, where="--out", problem=f"got {tmp_path / 'scores.xlsx'}")
 
 
 @pytest.mark.parametrize("place", ["run", "data", "data/workflow"])
@@ -139,8 +141,7 @@ def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path
     """D1: whatever the split was that the workflow was fitted with."""
     new = tmp_path / "new.csv"
     people(new, 60, 9)
-    message = refused("prepare", shop / place, new, "--out", tmp_path / "new", code=2)
-    assert message.startswith("--split: got 1 files of which 1 are for validation and 1 for test")
+    refused("prepare", shop / place, new, "--out", tmp_path / "new", where="--split")
     told = figures("prepare", shop / place, new, "--split", "test", "--out", tmp_path / "new")
     assert told["splits"] == {"test": 60}
     found = figures("evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test")
@@ -153,21 +154,22 @@ def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path
 def test_ids_that_were_fitted_anew_are_rejected_still(shop: Path, tmp_path: Path) -> None:
     options = ["--label", "bought", "--dense", "age", "--categorical", "city"]
     figures("prepare", "csv", shop / "valid.csv", shop / "test.csv", *options, "--out", tmp_path / "other")
-    message = refused("evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train", code=2)
-    assert "fitted again" in message
+    typed = ["evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train"]
+    refused(*typed, where="data set 'other'", problem="00-categorify-city.parquet")
     path = tmp_path / "new" / "workflow" / "workflow.json"
     figures("prepare", shop / "data", shop / "test.csv", "--split", "test", "--out", tmp_path / "new")
     content = json.loads(path.read_text())
     content["workflow"]["steps"][0] |= {"columns": content["workflow"]["steps"][0]["columns"][::-1], "version": 2}
     path.write_text(json.dumps(content))
-    assert "workflow.json" in refused("evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test", code=2)
+    typed = ["evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test"]
+    refused(*typed, where="data set 'data'", problem="workflow.json")
 
 
 def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("age,city\n20,Oslo\nold,Oslo\n30,Lagos\n")
     out = tmp_path / "scores.csv"
-    assert f"{new}: line 3" in refused("predict", shop / "run", new, "--out", out, code=1)
+    refused("predict", shop / "run", new, "--out", out, error=FormatError, where=f"{new}: line 3, column 'age'")
     assert not list(tmp_path.glob("scores*"))
     told = figures("predict", shop / "run", new, "--out", out, "--bad-input", "skip")
     assert told["rows"] == 2
@@ -178,20 +180,22 @@ def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "where", "problem"),
     [
-        ([], "RAW, --data: got neither"),
-        (["NEW", "--data", "DATA"], "RAW, --data: got both"),
-        (["NEW", "--split", "test"], "--split: has no meaning for raw files"),
-        (["--data", "DATA", "--keep", "id"], "--keep: data set 'data' has no column 'id' to keep"),
-        (["NEW", "--keep", "row"], "--keep: got 'row', expected other columns"),
-        (["NEW", "--keep", "city,city"], "--keep: got 'city'"),
-        (["NEW", "--keep", "nosuch"], "has no column 'nosuch'"),
-        (["NEW", "--bad-input", "ignore"], "got 'ignore'"),
+        ([], "RAW, --data", "got neither"),
+        (["NEW", "--data", "DATA"], "RAW, --data", "got both"),
+        (["NEW", "--split", "test"], "--split", "raw files"),
+        (["--data", "DATA", "--keep", "id"], "--keep", "no column 'id'"),
+        (["NEW", "--keep", "row"], "--keep", "got 'row'"),
+        (["NEW", "--keep", "city,city"], "--keep", "got 'city'"),
+        (["NEW", "--keep", "nosuch"], "NEW", "no column 'nosuch'"),
+        (["NEW", "--bad-input", "ignore"], "PrepareOptions.bad_input", "got 'ignore'"),
     ],
 )
-def test_rejections(shop: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_rejections(shop: Path, tmp_path: Path, arguments: list[str], where: str, problem: str) -> None:
     places = {"NEW": str(shop / "test.csv"), "DATA": str(shop / "data")}
     words = [places.get(word, word) for word in arguments]
-    assert message in refused("predict", shop / "run", *words, "--out", tmp_path / "out.csv", code=2)
+    error = FieldError if "--bad-input" in words else ConfigError
+    predict = ["predict", shop / "run", *words, "--out", tmp_path / "out.csv"]
+    refused(*predict, error=error, where=places.get(where, where), problem=problem)
     assert not list(tmp_path.iterdir())

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from terarec.cli.app import command_line
+from terarec.errors import ConfigError
+from terarec.spec.checks import FieldError
 from tests.cli.conftest import commands, refused, terarec
 
 
@@ -68,18 +70,20 @@ def test_repeated_columns_accumulate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "where", "problem"),
     [
-        (["--buckets", "a=2", "--buckets", "a=3"], "--buckets: got 'a' twice"),
-        (["--dense", "a", "--conf", "x=1", "--conf", "x=2"], "--conf: got 'x' 2 times"),
-        (["--dense", "a", "--dense", "a"], "'a'"),
+        (["--buckets", "a=2", "--buckets", "a=3"], ConfigError, "--buckets", "got 'a' twice"),
+        (["--dense", "a", "--conf", "x=1", "--conf", "x=2"], ConfigError, "--conf", "got 'x' 2 times"),
+        (["--dense", "a", "--dense", "a"], FieldError, "Normalize.columns", "'a'"),
     ],
 )
-def test_a_name_that_is_given_twice_is_rejected(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_a_name_that_is_given_twice_is_rejected(
+    tmp_path: Path, arguments: list[str], error: type, where: str, problem: str
+) -> None:
     table = tmp_path / "t.csv"
     table.write_text("y,a\n1,2\n")
-    told = refused("prepare", "csv", table, "--out", tmp_path / "d", "--label", "y", *arguments, code=2)
-    assert message in told
+    prepare = ["prepare", "csv", table, "--out", tmp_path / "d", "--label", "y"]
+    refused(*prepare, *arguments, error=error, where=where, problem=problem)
 
 
 def test_a_line_that_a_shell_completes_may_repeat_an_option() -> None:

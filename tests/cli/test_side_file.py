@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from terarec.errors import DataNotFoundError
 from terarec.etl.source import find_files
 from tests.cli.conftest import figures, refused
 
@@ -14,8 +15,8 @@ def test_a_glob_of_logs_passes_over_the_side_file(tmp_path: Path) -> None:
     assert told["rows"] == 200
     assert told["best_auc"] is not None
     assert [Path(file.path).name for file in find_files([str(raw / "*")])] == ["day_0.tsv"]
-    message = refused("prepare", "criteo", raw / "generated.json", "--out", tmp_path / "none", code=1)
-    assert message.startswith(f"{raw / 'generated.json'}: what the generator leaves beside logs")
+    typed = ["prepare", "criteo", raw / "generated.json", "--out", tmp_path / "none"]
+    refused(*typed, error=DataNotFoundError, where=raw / "generated.json")
 
 
 def test_a_log_that_is_called_so_is_read(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from terarec.checkpoint import complete_checkpoints
+from terarec.errors import DataNotFoundError, StorageError
 from terarec.serve.client import InferenceClient
 from tests.cli.conftest import Workshop, figures, refused, terarec
 from tests.processes import Python
@@ -61,7 +62,7 @@ def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, number: signal.Signa
     ended = terarec("generate", "criteo", "--rows", 10**7, "--out", tmp_path / "raw", "--json")
     assert ended.code == 130
     assert ended.err == "terarec: interrupted; nothing was left half-written\n"
-    assert ended.figures == {"error": "interrupted; nothing was left half-written"}
+    assert ended.figures["type"] == "KeyboardInterrupt"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,10 +119,9 @@ def test_a_full_disk_leaves_nothing_half_written(
     }[command]
     out = tmp_path / ("out.parquet" if command == "predict" else "out")
     with kind(tmp_path, LIMITS[kind, command]) as refusal:
-        message = refused(*arguments, "--out", out, code=1)
-        assert refusal in message
-        assert str(out) in message
-        assert ".partial" not in message
+        told = refused(*arguments, "--out", out, error=StorageError, problem=refusal)
+        assert told["where"].startswith(str(out))
+        assert ".partial" not in told["error"]
         # Steps were trained, so their logs stay (B3), those of TensorBoard where it is installed.
         left = {"run.json", "dataset", "metrics.jsonl", "checkpoints"} if command == "train" else set()
         assert {path.name for path in out.glob("*")} - {"tensorboard"} == left
@@ -132,13 +132,10 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoints(workshop: Workshop,
     shape = ["--width", "64", "--bottom", "64", "--top", "64", "--data", workshop.data]
     out = tmp_path / "run"
     figures("train", *shape, "--out", out, "--set", "training.max_steps=1", "--batch-size", 128)
-    with small_files(tmp_path, 60_000):
-        message = refused("train", "--out", out, "--resume", "--set", "training.max_steps=none", code=1)
     newest = out / "checkpoints/step-00000012"
-    assert message == (
-        f"{newest}: the checkpoint could not be written: File too large; "
-        "earlier checkpoints are complete; continue from step-00000001 with --resume"
-    )
+    with small_files(tmp_path, 60_000):
+        typed = ["train", "--out", out, "--resume", "--set", "training.max_steps=none"]
+        refused(*typed, error=StorageError, where=newest, problem="continue from step-00000001 with --resume")
     assert [path.name for path in complete_checkpoints(out / "checkpoints")] == ["step-00000001"]
 
 
@@ -156,30 +153,25 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def test_a_place_that_cannot_be_written_is_rejected_first(workshop: Workshop, tmp_path: Path) -> None:
     before = files(workshop.data)
-    assert "expected a new or an empty directory, or a RUN" in refused(
-        "train", "--data", workshop.data, "--out", workshop.data, code=2
-    )
+    typed = ["train", "--data", workshop.data, "--out", workshop.data]
+    refused(*typed, where="out", problem=f"{workshop.data} is not a run directory")
     assert files(workshop.data) == before
     path = tmp_path / "file"
     path.write_text("mine")
-    assert f"{path} is a file, expected a new or an empty directory" in refused(
-        "train", "--data", workshop.data, "--out", path, code=2
-    )
-    message = refused("predict", workshop.run, "--data", workshop.data, "--out", tmp_path, code=2)
-    assert message == f"--out: {tmp_path} is a directory, expected a file to write"
+    refused("train", "--data", workshop.data, "--out", path, where="out", problem=f"{path} is a file")
+    typed = ["predict", workshop.run, "--data", workshop.data, "--out", tmp_path]
+    refused(*typed, where="--out", problem=f"{tmp_path} is a directory")
     assert files(tmp_path) == {"file": b"mine"}
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["predict", "--out", "scores.parquet"]])
 def test_what_is_no_run_is_reported(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
     end = ["--data", workshop.data]
-    told = refused(*command, tmp_path / "nope", *end, code=1)
-    assert "nope: no such directory, expected a RUN made by 'terarec train'" in told
-    assert "expected a RUN made by 'terarec train'" in refused(*command, workshop.data, *end, code=1)
+    refused(*command, tmp_path / "nope", *end, error=DataNotFoundError, where=tmp_path / "nope")
+    refused(*command, workshop.data, *end, error=DataNotFoundError, where=workshop.data, problem="run.json")
     newest = complete_checkpoints(workshop.run / "checkpoints")[-1]
     for inside in (newest, newest.parent):
-        told = refused(*command, inside, *end, code=1)
-        assert told == f"{inside}: holds no run.json, expected the RUN around it, {workshop.run}"
+        refused(*command, inside, *end, error=DataNotFoundError, where=inside, problem=f"{workshop.run}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -22,7 +22,7 @@ from terarec.spec import (
     TrainingSpec,
     WideDeepSpec,
 )
-from tests.cli.conftest import refused, train_options
+from tests.cli.conftest import train_options
 from tests.errors import at
 from tests.models.every import GRAPH
 from tests.models.test_graph_runs import written
@@ -209,16 +209,3 @@ def test_a_wrong_flag_names_its_field(flags: dict, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_spec(train_options(out=OUT, data=Path("/d"), **flags))
     assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("option", "expected"),
-    [
-        ("--lr", "No such option: --lr (did you mean --dense-lr or --sparse-lr?); see terarec train --help"),
-        ("--epoch", "No such option: --epoch (did you mean --epochs?); see terarec train --help"),
-        ("--bogus", "No such option: --bogus; see terarec train --help"),
-    ],
-)
-def test_an_unknown_option_names_the_nearest_ones(option: str, expected: str) -> None:
-    """E1: ``--lr`` was answered with ``--help``."""
-    assert refused("train", option, "1", "--out", OUT, code=2) == expected

@@ -128,10 +128,8 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 def test_s3_a_long_body_is_rejected_by_its_announced_length(small: Server) -> None:
     with small.connect() as connection:
         connection.sendall(head(120_000_000))  # and nothing of the body
-        assert answer(connection) == (
-            413,
-            {"error": "the body: got 120000000 bytes, expected at most 1000; send fewer records at a time"},
-        )
+        status, body = answer(connection)
+        assert (status, body["error"].split(", ")[0]) == (413, "the body: got 120000000 bytes")
 
 
 def test_s3_a_client_that_closes_reads_the_rejection_all_the_same(small: Server) -> None:
@@ -151,14 +149,14 @@ def test_s3_a_long_body_in_chunks_is_rejected_while_it_is_read(small: Server) ->
         connection.sendall(head(None) + b"190\r\n" + b" " * 400 + b"\r\n")
         connection.sendall((b"190\r\n" + b" " * 400 + b"\r\n") * 2)
         status, body = answer(connection)
-        assert (status, body["error"][:34]) == (413, "the body: got more than 1000 bytes")
+        assert (status, body["error"].split(", ")[0]) == (413, "the body: got more than 1000 bytes")
 
 
 def test_s3_a_body_that_stalls_is_rejected_in_time(impatient: Server) -> None:
     with impatient.connect() as connection:
         connection.sendall(head(1000) + b"{")
         status, body = answer(connection)
-        assert (status, body["error"][:34]) == (408, "the body: got 1 bytes in 0.2 secon")
+        assert (status, body["error"].split(", ")[0]) == (408, "the body: got 1 bytes in 0.2 seconds")
         assert connection.recv(1) == b""
 
 
@@ -378,7 +376,7 @@ def test_s3_sigterm_answers_what_is_in_flight_and_rejects_what_is_new(
                 time.sleep(0.01)
         asking.sendall(body)
         status, refusal = answer(asking)
-        assert (status, refusal["error"][:21]) == (400, "column 'I1': missing,")  # answered, in full
+        assert (status, refusal["error"].split(", ")[0]) == (400, "column 'I1': missing")  # answered, in full
         ended = server.process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
 

@@ -239,4 +239,4 @@ def _report(failure: Failure, *, as_json: bool) -> None:
     sys.stdout.flush()
     print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)
     if as_json:
-        print_json({"error": failure.message})
+        print_json({"error": failure.message, "type": failure.type, "where": failure.where})

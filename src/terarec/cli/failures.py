@@ -30,10 +30,14 @@ class Failure:
     Attributes:
         exit_code: One of this module's constants; 0 where the reader of the output has left, which is no failure.
         line: What to print on stderr after ``terarec: ``; None if nothing is to be printed.
+        type: Name of the error's class; `ConfigError` for wrong usage, "defect" for a fault of terarec.
+        where: The error's `where` with the names of options; the option or argument if usage is wrong.
     """
 
     exit_code: int
     line: str | None
+    type: str
+    where: str = ""
 
     @property
     def message(self) -> str | None:
@@ -42,25 +46,34 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the line and the exit code for `error`."""
+    """Return the line, the exit code and the place for `error`."""
+    kind = type(error).__name__
     if isinstance(error, BrokenPipeError):
-        return Failure(0, None)
+        return Failure(0, None, kind)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Failure(INTERRUPTED, "interrupted; nothing was left half-written")
+        return Failure(INTERRUPTED, "interrupted; nothing was left half-written", "KeyboardInterrupt")
     if isinstance(error, RunInterruptedError):
-        return Failure(INTERRUPTED, _one_line(f"interrupted: {error}"))
+        return Failure(INTERRUPTED, _one_line(f"interrupted: {error}"), kind)
     if isinstance(error, _CommandLineError):
-        return Failure(USAGE, _one_line(f"error: {_usage(error)}"))
-    if isinstance(error, ConfigError):
-        return Failure(USAGE, _one_line(f"error: {error}"))
+        return Failure(USAGE, _one_line(f"error: {_usage(error)}"), ConfigError.__name__, _parameter(error))
     if isinstance(error, TerarecError):
-        return Failure(DATA, _one_line(f"error: {error}"))
+        code = USAGE if isinstance(error, ConfigError) else DATA
+        return Failure(code, _one_line(f"error: {error}"), kind, _one_line(error.where))
     if isinstance(error, OSError):
-        return Failure(DATA, _one_line(f"error: {_system(error)}"))
+        return Failure(DATA, _one_line(f"error: {_system(error)}"), kind, _one_line(str(error.filename or "")))
     if isinstance(error, MemoryError):
-        return Failure(DATA, _one_line(f"error: out of memory: {error}"))
-    found = f"{type(error).__name__}: {error}"
-    return Failure(DEFECT, _one_line(f"error: a defect in terarec: {found} (terarec --debug ... shows the traceback)"))
+        return Failure(DATA, _one_line(f"error: out of memory: {error}"), kind)
+    line = f"error: a defect in terarec: {kind}: {error} (terarec --debug ... shows the traceback)"
+    return Failure(DEFECT, _one_line(line), "defect")
+
+
+def _parameter(error: Any) -> str:
+    """Return the option or argument that a usage error is about, as it is typed; "" if it is about none."""
+    parameter, typed = getattr(error, "param", None), getattr(error, "option_name", None)
+    if parameter is None:
+        return typed or ""
+    name: str = next((name for name in parameter.opts if name.startswith("--")), parameter.name.upper())
+    return name
 
 
 def _usage(error: Any) -> str:
