@@ -180,20 +180,28 @@ def producer(
 
     Args:
         operators: Steps of a workflow.
-        column: Column after the last of `steps`.
+        column: Column after the last step.
         source_of: Function that returns the input whose values an output still holds, or None where it is made anew.
-        steps: Steps in order; None for all.
+        steps: Steps to look at; None for all.
 
     Returns:
         The step, None where the source has the values, and the name of the column there.
     """
-    for step in sorted(range(len(operators)) if steps is None else steps, reverse=True):
-        if column in operators[step].writes:
-            source = source_of(operators[step], column)
-            if source is None:
-                return step, column
-            column = source
-    return None, column
+    within = range(len(operators)) if steps is None else frozenset(steps)
+    found: list[tuple[int, str]] = []
+
+    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+        if not made or step not in within:
+            return None
+        (name,) = made
+        source = source_of(operators[step], name)
+        if source is None:
+            found.append((step, name))
+            return ()
+        return (source,)
+
+    left = columns_needed(operators, (column,), reads)
+    return found[0] if found else (None, left.pop())
 
 
 def plan(spec: WorkflowSpec) -> Plan:
