@@ -225,29 +225,6 @@ def test_a_key_that_comes_back_starts_anew_and_is_not_reported(index: str) -> No
     assert held.take_evicted().tolist() == [2]
 
 
-@pytest.mark.parametrize("piece", [1, 1 << 20])
-def test_keys_used_since_a_batch_are_those_that_a_copy_lacks(
-    index: str, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("terarec.storage.dynamic._KEYS_AT_ONCE", piece)
-    held = table(index, evict=lru(share=0.25), max_rows=5)
-    assert held.used_since(0).tolist() == []
-    train(held, [1, 2, 3], [-4, 2])
-    held.rows(torch.tensor([1]), train=False)
-    assert held.num_batches == 2
-    assert held.used_since(0).tolist() == [-4, 1, 2, 3]
-    assert held.used_since(1).tolist() == [-4, 2]
-    assert held.used_since(2).tolist() == []
-    train(held, [5, 6, 3])
-    assert held.used_since(2).tolist() == [3, 5, 6]
-    assert held.used_since(0).tolist() == [-4, 2, 3, 5, 6], "1 went"
-    held.import_(Rows(keys=torch.tensor([-4]), weights=torch.ones(1, 4)))
-    assert held.used_since(3).tolist() == []
-    for untold in (table(index), table(index, evict=lfu(), max_rows=2)):
-        with pytest.raises(ConfigError, check=at("table 't': used_since")):
-            untold.used_since(0)
-
-
 def test_freq_admits_in_the_batch_of_the_nth_occurrence(index: str) -> None:
     held = table(index, admit=freq(3))
     assert train(held, [7, 7, 8]).tolist() == [0, 0, 0]

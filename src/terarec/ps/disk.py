@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -205,11 +204,6 @@ def rocksdb_tier(spec: RocksDBSpec, directory: Path, table: str, width: int) -> 
         store.close()
         raise FormatError(directory, f"holds rows of {got} bytes, expected {_row_bytes(width)} for table {table!r}")
     return RowStoreTier(spec.kind, store, width, None if spec.read_only else create)
-
-
-def remove_files(directory: Path) -> None:
-    """Remove the files of a table's row store, which is closed."""
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _batch(keys: Tensor) -> RowBatch:

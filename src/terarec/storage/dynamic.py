@@ -12,7 +12,7 @@ from terarec.errors import ConfigError, KeyOutOfRangeError, StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, TTLEviction
 from terarec.storage.changes import changes_since, discard_changes, follow_changes, mark_changes
 from terarec.storage.dynamic_arena import DynamicArena
-from terarec.storage.key_rows import LAST_STEP, KeyRows
+from terarec.storage.key_rows import KeyRows
 from terarec.storage.store import Rows, check_import
 from terarec.storage.tiered_rows import TieredRows
 
@@ -111,28 +111,6 @@ class DynamicTable:
         """Return the keys int64[n] in ascending order, since the order in an index differs between processes."""
         with self.arena.lock:
             return self._held.items()[0].sort().values
-
-    def used_since(self, batch: int) -> Tensor:
-        """Return the keys int64[n], in ascending order, that training used after batch `batch` and that have rows.
-
-        Args:
-            batch: A former value of `num_batches`.
-
-        Raises:
-            ConfigError: The table does not track last uses.
-        """
-        if LAST_STEP not in self._held.tracked:
-            raise ConfigError(
-                f"table {self.name!r}: used_since",
-                "the table does not track when rows are used, expected one with "
-                "track_uses=True, or with lru(), ttl() or by_score()",
-            )
-        with self.arena.lock:
-            last_steps, found, start = self.arena.uses[LAST_STEP], [], 0
-            while start >= 0:
-                keys, rows, start = self._held.index.items(start, _KEYS_AT_ONCE)
-                found.append(keys[last_steps[rows] > batch])
-        return torch.cat(found).sort().values
 
     def rows(self, keys: Tensor, *, train: bool) -> Tensor:
         """Return arena rows int64[n] of ``keys int64[n]``; the default row for a key that has none.

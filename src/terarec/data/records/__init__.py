@@ -2,7 +2,7 @@
 
 from terarec.data.records.convert import ImportedRecords, write_as_dataset, write_as_records
 from terarec.data.records.generate import GeneratedRecords, RecordGenerator, generate_records
-from terarec.data.records.reader import RecordReader, distinct_keys
+from terarec.data.records.reader import RecordReader
 from terarec.data.records.sources import NormSource, ParquetSource, RawAsyncSource, RawSource, RecordSource, open_split
 from terarec.formats.hugectr import RecordOptions
 from terarec.spec import RecordLayout, SparseInput
@@ -20,7 +20,6 @@ __all__ = [
     "RecordReader",
     "RecordSource",
     "SparseInput",
-    "distinct_keys",
     "generate_records",
     "open_split",
     "write_as_dataset",

@@ -1,68 +1,14 @@
-"""Reading HugeCTR's files: batches with a position that can be saved, and the distinct keys of a source."""
+"""Reading HugeCTR's files: batches with a position that can be saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-
-import numpy as np
-from numpy.typing import NDArray
 
 from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
 from terarec.data.records.sources import RecordSource
-from terarec.formats import Keys
-from terarec.formats.hugectr import add_key_offsets
-from terarec.parallel import ordered_map
-from terarec.ragged import flat_values
-from terarec.spec import checks
-
-
-class DistinctKeys:
-    """Collector of distinct keys. Memory: about three times that of the result."""
-
-    def __init__(self) -> None:
-        self._merged = np.empty(0, dtype=np.int64)
-        self._waiting: list[NDArray[np.int64]] = []
-
-    def add(self, keys: NDArray[np.int64]) -> None:
-        """Add distinct ``keys[n]``."""
-        self._waiting.append(keys)
-        if sum(map(len, self._waiting)) > len(self._merged):  # so that every key is sorted a few times only
-            self._merged, self._waiting = self.sorted(), []
-
-    def sorted(self) -> NDArray[np.int64]:
-        """Return all keys so far, once each, ascending."""
-        return np.unique(np.concatenate([self._merged, *self._waiting]))
-
-
-def distinct(columns: Sequence[Keys]) -> NDArray[np.int64]:
-    """Return the distinct keys of some slots, ascending."""
-    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *map(flat_values, columns)]))
-
-
-def distinct_keys(source: RecordSource, *, threads: int = 1) -> NDArray[np.int64]:
-    """Return the distinct keys int64[n] of `source`, ascending, as batches hold them: with the slots' offsets.
-
-    Args:
-        source: Source of the records.
-        threads: Threads that read and sort.
-
-    Raises:
-        ConfigError: `threads` below 1.
-        FormatError: A file is damaged.
-    """
-    checks.argument("threads", threads, checks.integer())
-    collected = DistinctKeys()
-    groups = range(len(source.group_rows))
-
-    def of_group(group: int) -> NDArray[np.int64]:
-        return distinct(add_key_offsets(source.read(group)[0].keys, source.key_offsets))
-
-    for keys in ordered_map(of_group, groups, threads):
-        collected.add(keys)
-    return collected.sorted()
 
 
 class RecordReader:

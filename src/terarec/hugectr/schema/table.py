@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import keyword
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, wraps
@@ -326,9 +326,3 @@ def _status(keys: Mapping[str, Any], reasons: Mapping[str, str]) -> dict[str, An
         if why is not None:
             found |= {"status": status, "why": reasons.get(why, why)}
     return found
-
-
-def all_forms() -> Iterator[Form]:
-    """Iterate over every form of every call, in the order of the compatibility page."""
-    for versions in forms().values():
-        yield from versions
