@@ -2,19 +2,24 @@
 
 The limit is what one thread takes to read and decompress the row groups and to do nothing with them: PyArrow's
 ``read_row_group`` for Parquet, plain reads into memory for raw shards. Files are in the page cache.
+
+``--case ranks`` takes what one of several ranks reads of the same batches instead: rows that it decodes, CPU time
+beside a reader of whole batches, in turns, and the samples of the fullest rank in a batch.
 """
 
 import argparse
 import dataclasses
+import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 from record import Row, append_rows, measure_in_turns
 
-from terarec.data import Reader
-from terarec.formats import create_shard, shard_path, write_dataset
+from terarec.data import DatasetSource, RankShare, Reader
+from terarec.formats import ColumnBlock, create_shard, shard_path, write_dataset
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 
 BATCH = 8192
@@ -30,9 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_048_576)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--case", choices=("speed", "ranks"), default="speed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = []
+        if options.case == "ranks":
+            write(Path(directory), "parquet", options.rows)
+            append_rows("reader", [row for size in (2, 3, 4, 8) for row in shared(Path(directory), size, options)])
+            return
         for storage in ("parquet", "raw"):
             spec = write(Path(directory) / storage, storage, options.rows)
             rows += compare(Path(directory) / storage, spec, options.repeats)
@@ -59,6 +69,48 @@ def compare(directory: Path, spec: DatasetSpec, repeats: int) -> list[Row]:
             limit=num_rows / timings["bare scan"].median,
         )
         for case in cases
+    ]
+
+
+class CountedSource(DatasetSource):
+    """A data set that counts the rows that are decoded."""
+
+    decoded = 0
+
+    def read(self, group: int) -> ColumnBlock:
+        block = super().read(group)
+        self.decoded += block.num_rows
+        return block
+
+
+def shared(directory: Path, size: int, options: argparse.Namespace) -> list[Row]:
+    """Read as each of `size` ranks, and as one process."""
+    case = f"parquet, shuffled, a rank of {size}, 13 dense 26 keys, {options.rows} samples, batch {BATCH}"
+    decoded, samples = [], []
+    for rank in range(size):
+        source = CountedSource(directory, "train")
+        reader = Reader(source, batch_size=BATCH, shuffle=True)
+        reader.take_share(RankShare(rank=rank, size=size))
+        samples.append([batch.batch_size for batch in reader])
+        decoded.append(source.decoded)
+    fullest = [max(of_batch) * size / sum(of_batch) for of_batch in zip(*samples, strict=True)]
+    seconds: dict[int, list[float]] = {1: [], size: []}
+    for _ in range(options.repeats):
+        for ranks, times in seconds.items():
+            reader = Reader(directory, batch_size=BATCH, shuffle=True)
+            if ranks > 1:
+                reader.take_share(RankShare(rank=0, size=ranks))
+            began = time.process_time()
+            drain(reader)
+            times.append(time.process_time() - began)
+    whole, part = (statistics.median(times) for times in seconds.values())
+    found = {
+        "decoded rows of the rank with most, of all rows": (max(decoded) / options.rows, 1 / size),
+        "CPU time of a rank's reader, of whole batches": (part / whole, 1 / size),
+        "samples of the fullest rank in a batch, of the mean": (statistics.mean(fullest), 1.0),
+    }
+    return [
+        Row(case=case, metric=metric, value=value, unit="x", limit=limit) for metric, (value, limit) in found.items()
     ]
 
 

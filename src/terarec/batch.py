@@ -229,6 +229,11 @@ def check_offsets(jagged: Jagged) -> None:
         raise ConfigError(f"offsets[{index}]", f"got {got}, expected offsets rising from 0 to the {num_keys} keys")
 
 
+def share_of(count: int, rank: int, size: int) -> slice:
+    """Return the part of `count` samples that a rank of `size` ranks takes: equal parts but for one sample."""
+    return slice(rank * count // size, (rank + 1) * count // size)
+
+
 def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
     """Return the samples ``start <= b < stop`` of `batch`."""
     sparse = batch.sparse

@@ -2,5 +2,15 @@
 
 from terarec.data.open import open_reader, read_spec
 from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, Source
+from terarec.data.shares import RankShare
 
-__all__ = ["BatchReader", "DatasetSource", "InMemorySource", "Reader", "Source", "open_reader", "read_spec"]
+__all__ = [
+    "BatchReader",
+    "DatasetSource",
+    "InMemorySource",
+    "RankShare",
+    "Reader",
+    "Source",
+    "open_reader",
+    "read_spec",
+]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.batch import Batch
 from terarec.data.decode import cut
+from terarec.data.shares import OwnRows, RankShare, mixed_places, places_in_order, read_rows
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock, merge
 from terarec.parallel import ordered_map, prefetched
@@ -152,6 +153,9 @@ class Feed:
         mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves complete groups.
         parts: Numbers of the consecutive groups of each part: parts come in their order, shuffling stays within a part,
             and no batch holds rows of two. None for one part; not together with `runs`.
+        share: The rank that reads, of several that share every batch; None for whole batches. Not together with
+            `parts`, or with a `read` that leaves rows out.
+        empty: A block without rows; needed with `share`.
     """
 
     group_rows: Sequence[int]
@@ -160,6 +164,8 @@ class Feed:
     runs: Sequence[int] | None = None
     mixes_rows: bool = True
     parts: Sequence[int] | None = None
+    share: RankShare | None = None
+    empty: ColumnBlock | None = None
 
     @property
     def part_rows(self) -> tuple[int, ...]:
@@ -222,6 +228,7 @@ class BatchStream:
         self._feed = _checked(feed, options)
         self._position = _Position()
         self._restored = False
+        self._batch_rows = 0
         # Weak, so that leaving a for loop drops the last reference to its iterator, which closes it.
         self._running: weakref.ref[Generator[Batch, None, None]] | None = None
 
@@ -240,6 +247,11 @@ class BatchStream:
     def num_skipped(self) -> int:
         """Number of rows left out so far, up to the last batch that was yielded."""
         return self._position.skipped
+
+    @property
+    def batch_rows(self) -> int:
+        """Samples of the last batch that was yielded, those of all ranks."""
+        return self._batch_rows
 
     def replace_feed(self, feed: Feed) -> None:
         """Read `feed` from its start on; the running iteration ends.
@@ -323,8 +335,9 @@ class BatchStream:
     def _iterate(self) -> Generator[Batch, None, None]:
         batches = prefetched(_batches(self._feed, self.options, self._position), self.options.prefetch)
         try:
-            for batch, self._position in batches:
+            for batch, self._position, rows in batches:
                 if batch is not None:
+                    self._batch_rows = rows
                     yield batch
         finally:
             batches.close()
@@ -332,8 +345,8 @@ class BatchStream:
 
 def _batches(
     feed: Feed, options: StreamOptions, position: _Position
-) -> Generator[tuple[Batch | None, _Position], None, None]:
-    """Yield each batch after `position` and the position after it, then None and the start of the next epoch.
+) -> Generator[tuple[Batch | None, _Position, int], None, None]:
+    """Yield each batch after `position`, the position after it and its rows; then None and the start of the next epoch.
 
     It holds no reader, so that an unreferenced reader ends its threads.
     """
@@ -347,16 +360,19 @@ def _batches(
     )
     part_ends = list(accumulate(feed.part_rows))
 
-    def load(window: _Window) -> tuple[_Window, ColumnBlock, int]:
+    def load(window: _Window) -> tuple[_Window, OwnRows, int]:
+        if feed.share is not None:
+            return window, _rows_of_share(feed, feed.share, options, sampler, window, position), 0
         read = [feed.read(group) for group in window.groups]
         blocks = [block for block, _ in read]
         order = sampler.order(window.epoch, window.index, sum(block.num_rows for block in blocks))
-        return window, merge(blocks, order), sum(left_out for _, left_out in read)
+        merged = merge(blocks, order)
+        return window, OwnRows(merged.num_rows, merged), sum(left_out for _, left_out in read)
 
     held: deque[_Held] = deque()
     epoch, kept, skipped = position.epoch, position.rows, position.skipped
 
-    def blocks() -> Iterator[tuple[int, ColumnBlock]]:
+    def blocks() -> Iterator[tuple[int, OwnRows]]:
         nonlocal epoch, kept, skipped
         for window, block, left_out in loaded:
             if window.epoch > epoch:
@@ -380,15 +396,39 @@ def _batches(
     try:
         for part, of_part in groupby(blocks(), key=itemgetter(0)):
             rest = (block for _, block in of_part)
-            for pieces in cut(rest, options.batch_size, skip=skip, drop_last=options.drop_last):
-                at, rows = _advance(held, sampler, sum(piece.num_rows for piece in pieces))
-                yield feed.to_batch(pieces), _Position(epoch=at, rows=rows, skipped=skipped)
+            batches = cut(rest, options.batch_size, slice_of=OwnRows.slice, skip=skip, drop_last=options.drop_last)
+            for pieces in batches:
+                size = sum(piece.num_rows for piece in pieces)
+                at, rows = _advance(held, sampler, size)
+                own = [piece.block for piece in pieces if piece.block is not None]
+                if not own:
+                    assert feed.empty is not None, "without a share all blocks are read"
+                    own = [feed.empty]
+                yield feed.to_batch(own), _Position(epoch=at, rows=rows, skipped=skipped), size
             skip = 0
             while held and held[0].window.start < part_ends[part] and feed.parts is not None:
                 held.popleft()  # its rest is the last batch that was left out
-        yield None, _Position(epoch=position.epoch + 1, skipped=skipped)
+        yield None, _Position(epoch=position.epoch + 1, skipped=skipped), 0
     finally:
         loaded.close()
+
+
+def _rows_of_share(
+    feed: Feed, share: RankShare, options: StreamOptions, sampler: Sampler, window: _Window, position: _Position
+) -> OwnRows:
+    """Read a rank's rows of a window, in the window's order."""
+    group_rows = [feed.group_rows[group] for group in window.groups]
+    total, epoch_rows = sum(group_rows), sum(feed.group_rows)
+    order = sampler.order(window.epoch, window.index, total)
+    if order is None:
+        first = (window.epoch - position.epoch) * epoch_rows + window.start - position.rows
+        end = None if options.repeat else epoch_rows - position.rows
+        rows = places = places_in_order(first, total, options.batch_size, end, share)
+    else:
+        places = mixed_places(order, group_rows, share)
+        rows = order[places]
+    block = read_rows(lambda number: feed.read(window.groups[number])[0], group_rows, rows)
+    return OwnRows(total, block, places)
 
 
 def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator[_Window]:
@@ -430,6 +470,8 @@ def _checked(feed: Feed, options: StreamOptions) -> Feed:
         raise ConfigError(
             "reader", "got repeat with parts, expected one of them: batches would cross the parts' borders"
         )
+    if feed.share is not None and feed.parts is not None:
+        raise ConfigError("share", "got a share of a reader by parts, expected whole batches")
     return feed
 
 

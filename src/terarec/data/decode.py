@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,31 +12,42 @@ import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
-from terarec.formats import ColumnBlock, empty_from_pool, slice_rows
+from terarec.formats import ColumnBlock, empty_from_pool
 from terarec.kernels.cpu.columns import concatenate_keys
 from terarec.ragged import Ragged, flat_values
 
 
-def cut(blocks: Iterable[ColumnBlock], batch_size: int, *, skip: int, drop_last: bool) -> Iterator[list[ColumnBlock]]:
+class _Rows(Protocol):
+    @property
+    def num_rows(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Rows)
+
+
+def cut(
+    blocks: Iterable[T], batch_size: int, *, slice_of: Callable[[T, int, int], T], skip: int, drop_last: bool
+) -> Iterator[list[T]]:
     """Cut a stream of blocks into batches.
 
     Args:
         blocks: Blocks of any sizes.
         batch_size: Samples in a batch.
+        slice_of: Returns the rows ``start <= i < stop`` of a block.
         skip: Samples to skip first.
         drop_last: Whether a last batch of fewer samples is left out.
 
     Yields:
         The pieces of each batch, views that together have `batch_size` rows (the last batch may have fewer).
     """
-    pieces: list[ColumnBlock] = []
+    pieces: list[T] = []
     missing = batch_size
     for block in blocks:
         start = min(skip, block.num_rows)
         skip -= start
         while start < block.num_rows:
             stop = min(start + missing, block.num_rows)
-            pieces.append(slice_rows(block, start, stop))
+            pieces.append(slice_of(block, start, stop))
             missing -= stop - start
             start = stop
             if missing == 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 from terarec.data.reader import BatchReader, DatasetSource, Reader
 from terarec.data.records.reader import RecordReader
 from terarec.data.records.sources import ColumnSource
+from terarec.data.shares import RankShare
 from terarec.errors import ConfigError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records
@@ -49,6 +50,7 @@ def open_reader(
     threads: int = 1,
     repeat: bool = False,
     by_parts: bool = False,
+    share: RankShare | None = None,
 ) -> BatchReader:
     """Open a split of a prepared data set or of HugeCTR's files.
 
@@ -65,6 +67,9 @@ def open_reader(
         threads: Threads that read and decode ahead.
         repeat: Whether each epoch follows the one before without an end.
         by_parts: Whether the parts of a prepared data set come one after the other.
+        share: The rank that reads its samples of each batch of a prepared data set, not `by_parts`; None for whole
+            batches. HugeCTR's files are read as whole batches by every rank: which records are left out for a wrong
+            checksum is not known before they are read.
 
     Raises:
         DataNotFoundError: No such path, a directory without either description, no parts, or a file is missing.
@@ -73,7 +78,7 @@ def open_reader(
     """
     records = _records_file(Path(path))
     if records is None:
-        return Reader(
+        reader = Reader(
             DatasetSource(Path(path), split, by_parts=by_parts),
             batch_size=batch_size,
             shuffle=shuffle,
@@ -82,6 +87,9 @@ def open_reader(
             repeat=repeat,
             threads=threads,
         )
+        if share is not None:
+            reader.take_share(share)
+        return reader
     if by_parts:
         raise ConfigError(records, "got by_parts=True for HugeCTR's files, expected a prepared data set with parts")
     spec = read_records(records)

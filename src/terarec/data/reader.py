@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +19,7 @@ from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
 from terarec.data.keysets import PartKeysets
+from terarec.data.shares import RankShare
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import (
     METADATA_TYPES,
@@ -32,6 +34,7 @@ from terarec.formats import (
     read_parts,
     slice_rows,
 )
+from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec
 
 
@@ -279,6 +282,7 @@ class Reader(IterableDataset[Batch]):
         self.parts, self.keysets = source.parts, source.keysets
         self.batch_size = batch_size
         self.repeat = repeat
+        self.share: RankShare | None = None
         names = [column.name for column in self.spec.categorical]
         metadata = [column.name for column in self.spec.metadata]
         feed = Feed(
@@ -287,12 +291,32 @@ class Reader(IterableDataset[Batch]):
             to_batch=partial(to_batch, names, metadata=metadata),
             parts=[part.groups for part in self.parts] or None,
         )
-        self._stream = BatchStream(feed, options)
+        self._feed, self._stream = feed, BatchStream(feed, options)
 
     @property
     def num_rows(self) -> int:
         """Number of samples in an epoch."""
         return self._stream.num_rows
+
+    def take_share(self, share: RankShare) -> None:
+        """Read the samples of one rank alone, of several that share every batch; the running iteration ends.
+
+        A batch may have none then. Only the row groups that hold such samples are decoded. The saved position is that
+        of whole batches.
+
+        Args:
+            share: The rank.
+
+        Raises:
+            ConfigError: A source with parts.
+        """
+        self._stream.replace_feed(replace(self._feed, share=share, empty=_no_rows(self.spec)))
+        self.share = share
+
+    @property
+    def batch_rows(self) -> int:
+        """Samples of the last batch that was yielded, those of all ranks."""
+        return self._stream.batch_rows
 
     def part_after(self, state: Mapping[str, object]) -> int:
         """Return the number of the part that holds the sample after the position `state`; 0 at the end of an epoch."""
@@ -339,6 +363,21 @@ class Reader(IterableDataset[Batch]):
             ConfigError: The state is of other data, another batch size or another type of order, or is no state.
         """
         self._stream.load_state_dict(state)
+
+
+def _no_rows(spec: DatasetSpec) -> ColumnBlock:
+    """Return the columns of a data set without rows."""
+    nothing = np.empty(0, dtype=np.int64)
+    return ColumnBlock(
+        label=np.empty((0, len(spec.labels)), dtype=np.float32),
+        dense=np.empty((0, len(spec.dense)), dtype=np.float32),
+        keys=tuple(
+            Ragged(nothing, np.zeros(1, dtype=np.int64)) if column.hotness > 1 else nothing
+            for column in spec.categorical
+        ),
+        weight=None if spec.weight is None else np.empty(0, dtype=np.float32),
+        metadata=tuple(pa.array([], METADATA_TYPES[column.type]) for column in spec.metadata),
+    )
 
 
 def _read(source: Source, group: int) -> tuple[ColumnBlock, int]:

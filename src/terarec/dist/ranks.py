@@ -20,6 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 import terarec
+from terarec.batch import share_of
 from terarec.dist.links import Links, check_links
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, launch, start_number
@@ -300,11 +301,6 @@ class Ranks:
         numbers = {member: rank for rank, member in enumerate(self._members)}
         found = self._links.unreachable(self._members, timeout=min(_ANSWER_TIMEOUT, self._timeout))
         return {numbers[member]: reason for member, reason in found.items()}
-
-
-def share_of(count: int, rank: int, size: int) -> slice:
-    """Return the part of `count` samples that a rank of `size` ranks takes: equal parts but for one sample."""
-    return slice(rank * count // size, (rank + 1) * count // size)
 
 
 def join(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch, select
+from terarec.batch import Batch, select, share_of
 from terarec.dist import (
     ColumnWise,
     DataParallel,
@@ -20,7 +20,6 @@ from terarec.dist import (
 )
 from terarec.dist.plan import default_plan
 from terarec.dist.planner import hot_keys
-from terarec.dist.ranks import share_of
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.network import Network

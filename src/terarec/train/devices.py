@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import nn
 
 import terarec
 from terarec.batch import Batch, to_device
-from terarec.data.reader import BatchReader
+from terarec.data.reader import BatchReader, Reader
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import triton_interprets
 from terarec.kernels.registry import OPS, active
@@ -20,6 +20,19 @@ from terarec.spec import TrainingSpec
 from terarec.train.row_tiers import collections_in_tiers, read_ahead
 
 CPU = torch.device("cpu")
+
+
+class ReadBatch(NamedTuple):
+    """What a reader says after a batch.
+
+    Attributes:
+        state: Its state; None for its present one.
+        rows: Samples of the batch, those of all ranks.
+    """
+
+    state: dict[str, Any] | None
+    rows: int
+
 
 T = TypeVar("T")
 Started = TypeVar("Started")
@@ -58,8 +71,8 @@ def describe_device(device: torch.device) -> str:
 
 def batches_on(
     reader: BatchReader, device: torch.device, model: nn.Module | None = None, *, is_ahead: bool = False
-) -> Iterator[tuple[Batch, dict[str, Any] | None]]:
-    """Yield the batches of `reader` on `device`, each with the reader's state after it, or None for its present one.
+) -> Iterator[tuple[Batch, ReadBatch]]:
+    """Yield the batches of `reader` on `device`, each with what the reader says after it.
 
     On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
     `model` has tables in tiers, whose rows are read ahead, and if `is_ahead` says that the caller takes batches before
@@ -68,10 +81,19 @@ def batches_on(
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
     if model is not None and collections_in_tiers(model) and not is_interpreted:
-        return copied_ahead(read_ahead(((batch, reader.state_dict()) for batch in reader), model), device)
-    if device.type == "cuda" or is_ahead:
-        return copied_ahead(((batch, reader.state_dict()) for batch in reader), device)
-    return copied_ahead(((batch, None) for batch in reader), device)
+        return copied_ahead(read_ahead(_read(reader, with_state=True), model), device)
+    return copied_ahead(_read(reader, with_state=device.type == "cuda" or is_ahead), device)
+
+
+def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, ReadBatch]]:
+    for batch in reader:
+        rows = reader.batch_rows if reads_share(reader) else batch.batch_size
+        yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)
+
+
+def reads_share(reader: BatchReader) -> TypeGuard[Reader]:
+    """Return whether the batches of a reader have the samples of this rank alone."""
+    return isinstance(reader, Reader) and reader.share is not None
 
 
 def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ _AHEAD = 1  # batches whose rows are read while one trains, besides the one that
 
 
 AnyCollection = EmbeddingCollection | ShardedCollection
+T = TypeVar("T")
 
 
 def collections_in_tiers(model: nn.Module) -> list[AnyCollection]:
@@ -38,17 +39,15 @@ def use_of(model: nn.Module) -> TierUse | None:
     return reduce(TierUse.plus, uses) if uses else None
 
 
-def read_ahead(
-    batches: Iterable[tuple[Batch, dict[str, Any]]], model: nn.Module
-) -> Generator[tuple[Batch, dict[str, Any]], None, None]:
-    """Yield `batches`, drawn by a thread that has the rows of each read for the tables of `model`."""
+def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
+    """Yield `batches`, each with what came with it, drawn by a thread that has their rows read for `model`'s tables."""
     collections = collections_in_tiers(model)
 
-    def drawn() -> Generator[tuple[Batch, dict[str, Any]], None, None]:
-        for batch, state in batches:
+    def drawn() -> Generator[tuple[Batch, T], None, None]:
+        for batch, payload in batches:
             for collection in collections:
                 collection.prefetch(batch.sparse, _AHEAD + 1)
-            yield batch, state
+            yield batch, payload
 
     return prefetched(drawn(), _AHEAD)
 

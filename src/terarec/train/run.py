@@ -17,7 +17,7 @@ from torch import nn, optim
 from terarec.checkpoint import MANIFEST, Checkpoint, latest, load
 from terarec.config import load_run
 from terarec.config.files import with_graph
-from terarec.data import BatchReader, open_reader, read_spec
+from terarec.data import BatchReader, RankShare, open_reader, read_spec
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.dist.plan import default_plan, described
 from terarec.embedding import EmbeddingCollection
@@ -46,6 +46,7 @@ from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
 from terarec.train.plan import plan_run
+from terarec.train.row_tiers import collections_in_tiers
 from terarec.train.run_dir import RunDirectory, check_run
 from terarec.train.trainer import Callback, FitReport, Trainer
 
@@ -167,7 +168,22 @@ class Run:
             repeat=training.repeat and split == "train",
             drop_last=training.drop_last and split == "train",
             by_parts=training.passes and split == "train",
+            share=self._share if split == "train" else None,
         )
+
+    @property
+    def _share(self) -> RankShare | None:
+        """The part of every batch that this rank reads; None where it needs those of all ranks."""
+        ranks, training = self.ranks, self.spec.training
+        if ranks.size == 1 or training.passes:
+            return None
+        # Rows of tiers are read ahead for the samples of all ranks.
+        if collections_in_tiers(self.model):
+            return None
+        # In deterministic mode gradients are summed in the order of a whole batch, so that ranks take spans of it.
+        if self.plan is None or self.plan.deterministic:
+            return None
+        return RankShare(rank=ranks.rank, size=ranks.size)
 
     def _valid_reader(self) -> BatchReader | None:
         """Return a reader of the split to evaluate on, or None if there is none.

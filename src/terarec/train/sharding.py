@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch, first_keys, select, slice_samples
+from terarec.batch import Batch, first_keys, select, share_of, slice_samples
 from terarec.data import open_reader, read_spec
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
-from terarec.dist.ranks import share_of
 from terarec.embedding.recording import RecordedTables, record_tables
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective

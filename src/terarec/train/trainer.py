@@ -30,7 +30,7 @@ from terarec.optim import LossScaler, freeze
 from terarec.spec import TrainingSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.storage import BudgetError, TierUse
-from terarec.train.devices import batches_on
+from terarec.train.devices import batches_on, reads_share
 from terarec.train.evaluation import Evaluation, Evaluator, loss_share, share_batches
 from terarec.train.optimizers import Optimizers
 from terarec.train.row_tiers import use_of
@@ -311,12 +311,16 @@ class Trainer:
             tiers=self.tier_use(),
         )
 
-    def train_step(self, *batches: Batch, following: Batch | None = None) -> Tensor:
+    def train_step(
+        self, *batches: Batch, following: Batch | None = None, totals: Sequence[int] | None = None
+    ) -> Tensor:
         """Do one step: forward, backward, and the update of the layers and of the touched rows.
 
         Args:
             batches: One batch, or several whose gradients are added up as if they were one.
             following: The first batch of the next step, whose keys ranks exchange during this one; None if unknown.
+            totals: Samples of each batch on all ranks, where `batches` and `following` have those of this rank alone;
+                None for batches with the samples of all.
 
         Returns:
             The mean loss before the update, a scalar without gradient.
@@ -333,14 +337,15 @@ class Trainer:
         self.optimizers.zero_grad()
         before = self._loss
         self.ranks.step = self.step + 1
-        total = sum(batch.batch_size for batch in batches)
+        sizes = [batch.batch_size for batch in batches] if totals is None else totals
+        total = sum(sizes)
         try:
             if self.ranks.size == 1:
                 parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
             else:
                 parts = [
-                    self._backward_of_share(batch, batch.batch_size / total, then)
-                    for batch, then in zip(batches, (*batches[1:], following), strict=True)
+                    self._backward_of_share(batch, size, size / total, then, is_own=totals is not None)
+                    for batch, size, then in zip(batches, sizes, (*batches[1:], following), strict=True)
                 ]
         except BudgetError as error:
             raise error.during(f"step {self.step + 1}") from None
@@ -403,19 +408,23 @@ class Trainer:
         self.output = output
         return value
 
-    def _backward_of_share(self, batch: Batch, share: float, following: Batch | None) -> Tensor:
-        """Call `_backward` for this rank's samples of `batch`, while the keys of the following one travel."""
+    def _backward_of_share(
+        self, batch: Batch, size: int, share: float, following: Batch | None, *, is_own: bool
+    ) -> Tensor:
+        """Call `_backward` for this rank's samples of a batch of `size`, while the keys of the following one travel."""
         known = self._own_next
-        own = known[1] if known is not None and known[0] is batch else self._own_share(batch)
+        own = known[1] if known is not None and known[0] is batch else self._own_share(batch, is_own=is_own)
         for collection in self._exchanged:
             collection.start(own.sparse)
         if following is not None:
-            self._own_next = (following, self._own_share(following))
+            self._own_next = (following, self._own_share(following, is_own=is_own))
             for collection in self._exchanged:
                 collection.announce(self._own_next[1].sparse)
-        return self._backward(own, share * loss_share(self.model, self.objective, own.batch_size, batch.batch_size))
+        return self._backward(own, share * loss_share(self.model, self.objective, own.batch_size, size))
 
-    def _own_share(self, batch: Batch) -> Batch:
+    def _own_share(self, batch: Batch, *, is_own: bool) -> Batch:
+        if is_own:
+            return batch
         part = self.ranks.share(batch.batch_size)
         return slice_samples(batch, part.start, part.stop)
 
@@ -524,6 +533,7 @@ class Trainer:
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
         is_ahead = bool(self._exchanged) and self.ranks.size > 1
+        is_shared = reads_share(train_reader)
         batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
         following = list(islice(batches, self.spec.accumulate))
         while group := following:
@@ -532,8 +542,12 @@ class Trainer:
                 self._steps_in_epoch = 0
             self._call("on_step_start")
             self._is_in_step = True
-            self.train_step(*(batch for batch, _ in group), following=following[0][0] if following else None)
-            self._reader_state = group[-1][1]
+            self.train_step(
+                *(batch for batch, _ in group),
+                following=following[0][0] if following else None,
+                totals=[read.rows for _, read in group] if is_shared else None,
+            )
+            self._reader_state = group[-1][1].state
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
             if self.is_epoch_end:
                 self._count_epoch()

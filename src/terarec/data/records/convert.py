@@ -11,7 +11,7 @@ from pathlib import Path
 from terarec.data.decode import cut
 from terarec.data.reader import DatasetSource
 from terarec.data.records.sources import ColumnSource, RecordSource
-from terarec.formats import ColumnBlock, create_shard, read_dataset, shard_path, write_dataset
+from terarec.formats import ColumnBlock, create_shard, read_dataset, shard_path, slice_rows, write_dataset
 from terarec.formats.hugectr import (
     RECORDS_FILE,
     ROWS_PER_FILE,
@@ -133,7 +133,7 @@ def write_as_dataset(
             source = ColumnSource(spec, split, records.parent, dataset.categorical)
             left_out: list[int] = []
             shards: list[ShardSpec] = []
-            for pieces in cut(_blocks(source, left_out), _ROWS_PER_SHARD, skip=0, drop_last=False):
+            for pieces in cut(_blocks(source, left_out), _ROWS_PER_SHARD, slice_of=slice_rows, skip=0, drop_last=False):
                 path = shard_path(partial, dataset, split, len(shards))
                 shards.append(_write_shard(path, pieces, dataset, source.key_offsets))
                 done += shards[-1].rows

@@ -1,0 +1,128 @@
+"""The part of every batch that one of several ranks reads, and the row groups that it decodes for it.
+
+A batch has the samples that it has for one process. Each rank takes some of them, no two the same ones, and decodes
+only the row groups that hold its own. Where a shuffle mixes the rows of several groups, ranks take the samples by the
+groups that they come from; in input order a rank takes a span of the batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from terarec.batch import share_of
+from terarec.formats import ColumnBlock, merge, slice_rows
+from terarec.spec import checks
+
+_UNEVEN = 0.05
+"""Largest deviation of a rank's rows of a window from an equal part that whole groups may cause, as a part of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankShare:
+    """One of several ranks that share every batch.
+
+    Attributes:
+        rank: Its number.
+        size: Number of ranks R.
+    """
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "size")
+        checks.argument("rank", self.rank, checks.integer(0, self.size - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Consecutive rows of a stream, of which a rank may have read some only.
+
+    Attributes:
+        num_rows: All rows.
+        block: The rows that were read; None if no group was decoded.
+        places: int64[n], rising: which of all rows those of `block` are; None for all.
+    """
+
+    num_rows: int
+    block: ColumnBlock | None
+    places: NDArray[np.int64] | None = None
+
+    def slice(self, start: int, stop: int) -> OwnRows:
+        """Return the rows ``start <= i < stop``, as views."""
+        if self.places is None or self.block is None:
+            return OwnRows(
+                stop - start, None if self.block is None else slice_rows(self.block, start, stop), self.places
+            )
+        first, last = np.searchsorted(self.places, [start, stop]).tolist()
+        return OwnRows(stop - start, slice_rows(self.block, first, last), self.places[first:last] - start)
+
+
+def mixed_places(order: NDArray[np.int64], group_rows: Sequence[int], share: RankShare) -> NDArray[np.int64]:
+    """Return the places int64[n] of a rank's samples in a window whose rows are mixed.
+
+    Its groups, one after the other, are cut into a part for each rank: at the end of a group where the parts are even
+    enough then, else within a group, which two ranks decode.
+
+    Args:
+        order: int64[sum of group_rows], the row of each place.
+        group_rows: Rows of the window's groups.
+        share: The rank.
+    """
+    total, ends = sum(group_rows), [0, *accumulate(group_rows)]
+    low, high = (_bound(total, ends, number, share.size) for number in (share.rank, share.rank + 1))
+    return np.flatnonzero((order >= low) & (order < high))
+
+
+def _bound(total: int, ends: Sequence[int], number: int, size: int) -> int:
+    """Return the first row of rank `number`."""
+    bound = number * total // size
+    at = bisect_left(ends, bound)
+    nearest = min(ends[max(0, at - 1) : at + 1], key=lambda end: abs(end - bound))
+    return nearest if abs(nearest - bound) * size <= _UNEVEN * total else bound
+
+
+def places_in_order(first: int, count: int, batch_size: int, end: int | None, share: RankShare) -> NDArray[np.int64]:
+    """Return the places int64[n] of a rank's samples in a window whose rows stay in order: a span of each batch.
+
+    Args:
+        first: Number of the window's first row since the begin of a batch; < 0 for rows before that.
+        count: Rows of the window.
+        batch_size: Samples of a batch of all ranks.
+        end: Number of the row behind the last batch's last one; None if the stream has no end.
+        share: The rank.
+    """
+    spans = []
+    for start in range(max(0, first) // batch_size * batch_size, first + count, batch_size):
+        whole = batch_size if end is None else min(batch_size, end - start)
+        part = share_of(whole, share.rank, share.size)
+        spans.append(np.arange(max(start + part.start, first), min(start + part.stop, first + count)) - first)
+    return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
+
+
+def read_rows(
+    read: Callable[[int], ColumnBlock], group_rows: Sequence[int], rows: NDArray[np.int64]
+) -> ColumnBlock | None:
+    """Decode the groups that hold some rows of a window, and return these rows.
+
+    Args:
+        read: Number of a group in the window -> its rows.
+        group_rows: Rows of the window's groups.
+        rows: int64[n], rows of the groups one after the other, in any order.
+    """
+    starts = np.array([0, *accumulate(group_rows)])
+    group = np.searchsorted(starts, rows, side="right") - 1
+    is_read = np.bincount(group, minlength=len(group_rows)) > 0
+    blocks = [read(number) for number in np.flatnonzero(is_read).tolist()]
+    if not blocks:
+        return None
+    left_out = np.cumsum(np.where(is_read, 0, group_rows))
+    own = rows - left_out[group]
+    is_span = len(blocks) == 1 and own[-1] - own[0] + 1 == len(own) and bool((np.diff(own) == 1).all())
+    return slice_rows(blocks[0], int(own[0]), int(own[-1]) + 1) if is_span else merge(blocks, own)
