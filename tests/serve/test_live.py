@@ -163,6 +163,22 @@ def test_updates_in_the_background(live: Live, trained: TrainedRun) -> None:
             assert_as_the_trainer(session, live, trained, step)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["onnxruntime", "aotinductor", "compile"])
+def test_new_weights_reach_the_executor(live: Live, trained: TrainedRun, executor: str) -> None:
+    tables = ServedTables(server=ParameterServerSpec(tiers=(HostMemorySpec(),)))
+    records = trained.records(0, 200)
+    with (
+        InferenceSession.open(live.path, tables=tables, executor=executor) as session,
+        LiveUpdates(session, live.path, every_seconds=None) as updates,
+    ):
+        live.add(4)
+        assert updates.poll()
+        assert set(session.executors.values()) == {executor}
+        expected = InferenceSession.open(live.path, 4).predict(records)
+        assert np.abs(session.predict(records) - expected).max() <= 1e-5
+
+
 def test_the_number_of_deltas_after_a_state(finished: Path) -> None:
     held = {int(path.name[5:]): load(path) for path in complete_checkpoints(finished / "checkpoints")}
     assert sorted(held) == [2, 4, 6, 8, 10, 12]

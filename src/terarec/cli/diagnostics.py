@@ -16,6 +16,7 @@ import torch
 
 import terarec
 from terarec.errors import KernelError
+from terarec.kernels.processor import processor_name
 from terarec.kernels.registry import active, available
 from terarec.nn.precision import fast_precisions
 from terarec.ops import BagGradient, BagLayout, bag_lookup, linear_choice, row_rule, row_update_
@@ -58,11 +59,10 @@ _FEATURES = {
 def processor() -> dict[str, Any]:
     """Model, features that kernels care about, cores of the machine and cores that this process may use."""
     text = _read("/proc/cpuinfo") or ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     words = set(flags.group(1).split()) if flags else set()
     return {
-        "model": model.group(1).strip() if model else platform.processor() or platform.machine(),
+        "model": processor_name(),
         "architecture": platform.machine(),
         "features": [ours for theirs, ours in _FEATURES.items() if theirs in words],
         "cores": os.cpu_count(),

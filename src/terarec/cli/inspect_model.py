@@ -26,7 +26,7 @@ from terarec.io import atomic_file
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
-from terarec.spec import BinarySpec
+from terarec.spec import EXECUTOR_NAMES, BinarySpec
 
 
 def choose_checkpoint(path: Path, which: str | None) -> Path:
@@ -75,7 +75,31 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
         "tables": tables,
         "parts": _parts(dense),
         "dense": [{"parameter": name, "shape": _shape(array), **_size(array)} for name, array in dense.items()],
+        "executors": _executors(path),
     }
+
+
+def _executors(run: Path) -> list[dict[str, Any]]:
+    """Return the choice of each machine for each size of batches, with the milliseconds of what was measured."""
+    if not (run / "executors.json").is_file():
+        return []
+    from terarec.serve.executor_file import kept_choices
+
+    return [
+        {
+            "processor": choice.processor,
+            "torch": choice.torch,
+            "threads": choice.threads,
+            "batch": size.batch,
+            "executor": size.executor,
+            **{
+                f"{name}_ms": None if (spent := size.seconds.get(name)) is None else 1e3 * spent
+                for name in EXECUTOR_NAMES
+            },
+        }
+        for choice in kept_choices(run)
+        for size in choice.sizes
+    ]
 
 
 def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:

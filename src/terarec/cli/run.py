@@ -24,7 +24,7 @@ from terarec.cli.options import (
 )
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
-from terarec.spec import BAD_INPUT_POLICIES, PrepareOptions, ServingSpec
+from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions, ServingSpec
 
 if TYPE_CHECKING:
     from terarec.etl.engine import Progress
@@ -178,6 +178,10 @@ class PredictOptions:
     ] = "raise"
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read raw files.")] = None
     device: DeviceOption = None
+    executor: Annotated[
+        str,
+        typer.Option(metavar="|".join(EXECUTOR_MODES), help="What computes the dense part for raw files on a CPU."),
+    ] = "auto"
     force: Force = False
     allow_import: AllowImport = None
 
@@ -198,7 +202,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.train.devices import resolve_device
     from terarec.train.predict import predict as score
 
-    _check_unset(options, "a data set", ("bad_input", "threads"))
+    _check_unset(options, "a data set", ("bad_input", "threads", "executor"))
     split = options.split or "valid"
     total = read_spec(data).num_rows(split)
     with show.progress("predicting", "samples") as progress:
@@ -233,6 +237,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
         options.checkpoint,
         device=resolve_device(options.device or "auto"),
         allow_import=options.allow_import or (),
+        executor=options.executor,
     )
     with show.progress("scoring", "MiB") as advance:
 
@@ -353,7 +358,7 @@ class ServeOptions:
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
     server: Annotated[
         ServingSpec,
-        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds"),
+        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
     ]
     tables: Annotated[
         Path | None,

@@ -50,7 +50,7 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
         {0: is_open} | {axis + 1: is_open for axis, dim in enumerate(given.dims) if dim is None}
         for given in scoring.inputs
     ]
-    with exportable(scoring.model, tables=tables), torch.no_grad(), _quiet():
+    with exportable(scoring.model, tables=tables), torch.no_grad(), quiet():
         try:
             program = torch.export.export(scoring, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         except Exception as error:  # whatever the code of a model raises on tensors without values
@@ -82,7 +82,7 @@ def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
         MissingDependencyError: ``onnxscript`` is not installed.
     """
     onnx_library("onnxscript")  # which the exporter of torch needs
-    with _quiet():
+    with quiet():
         try:
             made = torch.onnx.export(
                 program,
@@ -105,21 +105,27 @@ def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
 
 def save_torch(program: ExportedProgram, path: Path) -> None:
     """Write `program` as a file for `torch.export.load`."""
-    with _quiet():
+    with quiet():
         torch.export.save(program, path)
 
 
-def save_aotinductor(program: ExportedProgram, path: Path) -> None:
+def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: bool = False) -> None:
     """Compile `program` for this machine and write it as a package of AOTInductor.
+
+    Args:
+        program: The program.
+        path: The package.
+        loads_weights: Whether other weights can be loaded into it: no constant becomes part of the code.
 
     Raises:
         ConfigError: The compiler fails, or there is none.
     """
     from torch._inductor import aoti_compile_and_package  # loads the compiler
 
-    with _quiet():
+    with quiet():
         try:
-            aoti_compile_and_package(program, package_path=str(path))
+            options = {"always_keep_tensor_constants": True} if loads_weights else None
+            aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
         except Exception as error:  # whatever the compiler raises
             raise ConfigError("aotinductor", f"the program cannot be compiled: {_first_line(error)}") from error
 
@@ -130,7 +136,7 @@ def save_torchscript(scoring: Scoring, path: Path, *, tables: bool) -> None:
     Raises:
         ConfigError: The model computes something that a trace cannot hold.
     """
-    with exportable(scoring.model, tables=tables), torch.no_grad(), _quiet():
+    with exportable(scoring.model, tables=tables), torch.no_grad(), quiet():
         try:
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                 scoring, _examples(scoring), strict=False, check_trace=False
@@ -150,7 +156,7 @@ def _forget_places(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what torch's exporters log and warn of on the way: libraries that are not there, and their own code."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)

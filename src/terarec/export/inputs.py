@@ -8,14 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, select
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedSequences, pad_sequences
+from terarec.embedding import (
+    EmbeddingCollection,
+    EmbeddingOutput,
+    LookupCollection,
+    PaddedSequences,
+    pad_sequences,
+)
 from terarec.models.graph import GraphModel
 from terarec.nn.registry import LAYERS
 from terarec.spec import FeatureSpec, GraphEmbedding, GraphLayer, GraphSpec
 
+AnyCollection = EmbeddingCollection | LookupCollection
 NO_KEY = -(2**63)
 """Fills the places of a bag that has fewer keys than others; a table never finds it, and means do not count it."""
 
@@ -89,7 +96,17 @@ def padded_keys(jagged: Jagged, source: KeyInput) -> NDArray[np.int64]:
     return np.ascontiguousarray(padded.reshape(len(source.columns), -1, most).transpose(1, 0, 2))
 
 
-def vector_inputs(model: nn.Module, path: str, collection: EmbeddingCollection) -> list[ModelInput]:
+def given_vectors(path: str, collection: AnyCollection, output: EmbeddingOutput) -> list[tuple[str, Tensor]]:
+    """Return the values of `vector_inputs` by name for what the collection at `path` gives."""
+    named = [(path, output.pooled)] if collection.output_width else []
+    for feature in collection.features:
+        if feature.pooling == "none":
+            padded = pad_sequences(output.sequences[feature.name])
+            named += [(f"{path}.{feature.name}", padded.values), (f"{path}.{feature.name}.mask", padded.mask)]
+    return named
+
+
+def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> list[ModelInput]:
     """What the collection at `path` of `model` gives: pooled vectors under `path`, then each sequence and its mask.
 
     A sequence ``<path>.<feature>`` float32[B, K, D] has zeros where ``<path>.<feature>.mask`` bool[B, K] is False.
@@ -111,13 +128,11 @@ def vector_inputs(model: nn.Module, path: str, collection: EmbeddingCollection) 
     return found
 
 
-def _sequence_inputs(
-    model: nn.Module, path: str, collection: EmbeddingCollection, feature: FeatureSpec
-) -> list[ModelInput]:
+def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, feature: FeatureSpec) -> list[ModelInput]:
     def padded(batch: Batch) -> PaddedSequences:
         return pad_sequences(_looked_up(model, collection, batch).sequences[feature.name])
 
-    width = collection.tables[feature.table].width
+    width = next(table.width for table in collection.specs if table.name == feature.table)
     return [
         ModelInput(
             name=f"{path}.{feature.name}",
@@ -136,7 +151,7 @@ def _sequence_inputs(
     ]
 
 
-def _looked_up(model: nn.Module, collection: EmbeddingCollection, batch: Batch) -> EmbeddingOutput:
+def _looked_up(model: nn.Module, collection: AnyCollection, batch: Batch) -> EmbeddingOutput:
     """Return what `collection` gives when `model` scores `batch`; the model may leave out keys before."""
     found: list[EmbeddingOutput] = []
     handle = collection.register_forward_hook(lambda module, arguments, output: found.append(output))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -10,9 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
-from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput, LookupCollection, PaddedKeys, PaddedSequences
 from terarec.errors import ConfigError
-from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input, vector_inputs
+from terarec.export.inputs import (
+    NO_KEY,
+    AnyCollection,
+    KeyInput,
+    ModelInput,
+    dense_input,
+    key_input,
+    vector_inputs,
+)
 from terarec.ragged import Ragged
 from terarec.spec import DatasetSpec
 from terarec.storage import AnyTable, DynamicTable
@@ -165,13 +174,14 @@ class Scoring(nn.Module):
         self._has_dense = bool(dataset.dense)
         self._single = frozenset(column.name for column in dataset.categorical if column.hotness == 1)
         self._sources = _key_inputs(model, dataset, key_inputs) if tables else []
-        self._paths = [] if tables else list(collections(model))
+        found_collections = all_collections(model)
+        self._paths = [] if tables else list(found_collections)
         found = [dense_input(dense_name(dataset), [column.name for column in dataset.dense])] if dataset.dense else []
         found += [key_input(source) for source in self._sources]
         for path in self._paths:
-            found += vector_inputs(model, path, collections(model)[path])
+            found += vector_inputs(model, path, found_collections[path])
         self.inputs: tuple[ModelInput, ...] = tuple(found)
-        self._features = {path: collection.features for path, collection in collections(model).items()}
+        self._features = {path: collection.features for path, collection in found_collections.items()}
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Scores float32[B, n] of each label: n is 1, or the number of classes of a single label."""
@@ -229,7 +239,7 @@ class _GivenOutputs(PaddedKeys):
 class _GivenVectors(nn.Module):
     """Placeholder of the collection at `path` where its vectors are inputs."""
 
-    def __init__(self, path: str, collection: EmbeddingCollection) -> None:
+    def __init__(self, path: str, collection: AnyCollection) -> None:
         super().__init__()
         self.features = collection.features
         self.output_width = collection.output_width
@@ -266,9 +276,29 @@ def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
             parent._modules[name] = collection
 
 
+def without_lookups(scoring: Scoring) -> Scoring:
+    """Return a copy whose vectors are inputs, which needs no block of `exportable`; rows are not copied.
+
+    Args:
+        scoring: Scoring without tables.
+    """
+    found = all_collections(scoring.model)
+    memo: dict[int, object] = {id(collection): _GivenVectors(path, collection) for path, collection in found.items()}
+    return copy.deepcopy(scoring, memo)
+
+
 def collections(model: nn.Module) -> dict[str, EmbeddingCollection]:
-    """Path in `model` -> its collections."""
+    """Path in `model` -> its collections that hold rows."""
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
+
+
+def all_collections(model: nn.Module) -> dict[str, AnyCollection]:
+    """Path in `model` -> its collections, wherever their rows are."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, EmbeddingCollection | LookupCollection)
+    }
 
 
 def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput]) -> list[KeyInput]:

@@ -72,7 +72,9 @@ def serve(
 
     with _bind(spec) as bound:
         tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
-        session = InferenceSession.open(run_dir, checkpoint, device=device, allow_import=allow_import, tables=tables)
+        session = InferenceSession.open(
+            run_dir, checkpoint, device=device, allow_import=allow_import, tables=tables, executor=spec.executor
+        )
         with session, _following(session, run_dir, spec):
             app = create_app(InferenceService(session, spec))
             server = HttpServer(app, started, spec.receive_timeout_seconds)

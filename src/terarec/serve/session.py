@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,12 @@ from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
+from terarec.serve.executor_file import EXECUTORS_FILE
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec import EXECUTOR_MODES, DatasetSpec, FieldError, RunSpec
+
+if TYPE_CHECKING:
+    from terarec.serve.executor_choice import Programs
 
 ColumnKind = Literal["number", "integer", "string"]
 _KINDS: dict[str, ColumnKind] = {"number": "number", "integer": "integer", "text": "string", "hex32": "string"}
@@ -91,7 +95,9 @@ class InferenceSession:
         dataset_dir: Path | None = None,
         served: ServedRun | None = None,
         state: StateId | None = None,
+        programs: Programs | None = None,
     ) -> None:
+        self._programs = programs
         self._dataset = dataset
         self._dataset_dir = dataset_dir
         self.served = served
@@ -120,6 +126,7 @@ class InferenceSession:
         device: torch.device | None = None,
         allow_import: Sequence[str] = (),
         tables: ServedTables | None = None,
+        executor: str = "auto",
     ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
@@ -129,11 +136,16 @@ class InferenceSession:
             device: Device of the model; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
             tables: Where the tables are served from; None to load them into the memory of the device.
+            executor: What computes the dense part on a CPU: "auto" for what is kept beside the run for this machine,
+                eager torch if nothing is; "measure" to choose the fastest, and keep the choice, unless one is kept; or
+                "eager", "compile", "aotinductor", "onnxruntime" or "openvino".
 
         Raises:
-            ConfigError: The workflow names a function that is not allowed, or the run holds no such checkpoint.
+            ConfigError: The workflow names a function that is not allowed, the run holds no such checkpoint, or an
+                executor that is named cannot compute the model.
             DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
             FormatError: A file of it is damaged.
+            MissingDependencyError: The library of an executor that is named is not installed.
             StorageError: Not enough memory for the tables.
         """
         run_dir = Path(run_dir)
@@ -141,14 +153,36 @@ class InferenceSession:
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
             workflow = workflow_of(directory, allow_import=allow_import)
-            return cls(model, workflow, run, dataset, step=step, dataset_dir=directory)
+            programs = _open_programs(model, run, dataset, run_dir, executor)
+            return cls(model, workflow, run, dataset, step=step, dataset_dir=directory, programs=programs)
         held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(directory, allow_import=allow_import)
         served = serve_tables(held, tables, device_of(held.model))
-        step, state = held.checkpoint.step, held.checkpoint.state
+        try:
+            programs = _open_programs(held.model, held.spec, held.dataset, run_dir, executor)
+        except BaseException:
+            served.close()
+            raise
         return cls(
-            held.model, workflow, held.spec, held.dataset, step=step, dataset_dir=directory, served=served, state=state
+            held.model,
+            workflow,
+            held.spec,
+            held.dataset,
+            step=held.checkpoint.step,
+            dataset_dir=directory,
+            served=served,
+            state=held.checkpoint.state,
+            programs=programs,
         )
+
+    @property
+    def executors(self) -> Mapping[int, str]:
+        """Largest batch -> what computes its dense part; the last one is that of larger batches, too.
+
+        Empty where the model runs in eager torch alone.
+        """
+        programs = self._programs
+        return {} if programs is None else programs.chosen
 
     def close(self) -> None:
         """Close the parameter server that this session started, if it did."""
@@ -172,7 +206,10 @@ class InferenceSession:
             for module in model.modules():
                 if isinstance(module, LookupCollection):
                     module.connect(*lookups)
+        programs, self._programs = self._programs, None  # eager torch has the new weights at once
         self._model, self.step, self.state = model, checkpoint.step, checkpoint.state
+        if programs is not None:
+            self._programs = programs.moved(model, self._dataset, self._objective.scores)
 
     def __enter__(self) -> Self:
         return self
@@ -239,11 +276,31 @@ class InferenceSession:
 
     def score_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Score a batch with the columns of the run; return float32[B, C]."""
+        programs = self._programs
+        if programs is not None:
+            with torch.inference_mode():
+                found = programs.scores(batch)
+            if found is not None:
+                of_program: npt.NDArray[np.float32] = found.numpy()
+                return of_program
         batch = to_device(batch, self.device)
         with torch.inference_mode(), autocast(self.run.training.precision, self.device):
             output = self._model(batch)
         scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
         return scores
+
+
+def _open_programs(
+    model: nn.Module, run: RunSpec, dataset: DatasetSpec, run_dir: Path, executor: str
+) -> Programs | None:
+    """Return what computes the dense part of a session's model; None for eager torch."""
+    if executor not in EXECUTOR_MODES:
+        raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
+    if executor == "eager" or (executor == "auto" and not (run_dir / EXECUTORS_FILE).is_file()):
+        return None
+    from terarec.serve.executor_choice import open_programs  # which loads torch's exporters
+
+    return open_programs(model, run, dataset, run_dir, executor)
 
 
 class RecordBatches:

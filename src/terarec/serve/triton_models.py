@@ -11,7 +11,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged
 from terarec.config import load_served_tables
-from terarec.embedding import EmbeddingOutput, LookupCollection, pad_sequences
+from terarec.embedding import EmbeddingOutput, LookupCollection
 from terarec.etl.workflow import RawValues, workflow_of
 from terarec.export import NO_KEY, KeyInput
-from terarec.export.inputs import padded_keys
+from terarec.export.inputs import given_vectors, padded_keys
 from terarec.export.scoring import dense_name
 from terarec.formats import read_dataset
 from terarec.models.artifact import load_without_tables
@@ -106,22 +106,10 @@ class LookupStage:
         finally:
             for handle in handles:
                 handle.remove()
-        return {name: value.numpy() for name, value in self._vectors(modules, found)}
-
-    def _vectors(
-        self, modules: Mapping[str, nn.Module], found: Mapping[str, EmbeddingOutput]
-    ) -> list[tuple[str, Tensor]]:
         named: list[tuple[str, Tensor]] = []
         for path in self._paths:
-            collection = modules[path]
-            assert isinstance(collection, LookupCollection)
-            if collection.output_width:
-                named.append((path, found[path].pooled))
-            for feature in collection.features:
-                if feature.pooling == "none":
-                    padded = pad_sequences(found[path].sequences[feature.name])
-                    named += [(f"{path}.{feature.name}", padded.values), (f"{path}.{feature.name}.mask", padded.mask)]
-        return named
+            named += given_vectors(path, cast(LookupCollection, modules[path]), found[path])
+        return {name: value.numpy() for name, value in named}
 
     def _batch(self, given: Arrays) -> Batch:
         keys, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]

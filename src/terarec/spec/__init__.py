@@ -75,6 +75,8 @@ from terarec.spec.parameter_server import (
     TLSSpec,
 )
 from terarec.spec.run import (
+    EXECUTOR_MODES,
+    EXECUTOR_NAMES,
     RECIPE_SPLITS,
     BinarySpec,
     MultiClassSpec,
@@ -149,6 +151,8 @@ from terarec.spec.workflow import (
 
 __all__ = [
     "BAD_INPUT_POLICIES",
+    "EXECUTOR_MODES",
+    "EXECUTOR_NAMES",
     "MISSING_ID",
     "MISSING_KEY",
     "RECIPE_SPLITS",

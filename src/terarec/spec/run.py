@@ -359,6 +359,11 @@ def _check_address(owner: object, field: str) -> None:
         checks.fail(owner, field, "an address that begins with https://")
 
 
+EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
+"""What may compute the dense part of a served model on a CPU; see docs/inference.md."""
+EXECUTOR_MODES = ("auto", "measure", *EXECUTOR_NAMES)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSpec:
     """Address and limits of a model server.
@@ -372,6 +377,8 @@ class ServingSpec:
         max_in_flight: Most requests that are received, wait or are scored at once.
         receive_timeout_seconds: Most seconds for a client to send a request.
         tables: Where the rows of the tables are; None for the memory of the device.
+        executor: What computes the dense part on a CPU: "auto" for what is kept beside the run, "measure" to choose the
+            fastest where nothing is, or the name of one.
     """
 
     name: str = "model"
@@ -382,9 +389,11 @@ class ServingSpec:
     max_in_flight: int = 64
     receive_timeout_seconds: float = 30.0
     tables: ServedTablesSpec | None = None
+    executor: str = "auto"
 
     def __post_init__(self) -> None:
         checks.name(self)
+        checks.one_of(self, "executor", EXECUTOR_MODES)
         checks.positive_int(self, "port", minimum=0)
         checks.positive_int(self, "max_batch")
         checks.positive_int(self, "max_request_bytes")

@@ -27,6 +27,7 @@ from terarec.config import load_run
 from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.io import write_bytes
+from terarec.kernels.processor import processor_name
 from terarec.reports.numbers import byte_text, duration_text, setting_text
 from terarec.reports.page import Facts, Grid, Page, Plot, Row, Tile, render
 from terarec.reports.plots import BLUE, GREEN, OCHRE, ORANGE, PALE_BLUE, PURPLE, new_axes, plot_style, svg_element
@@ -224,18 +225,12 @@ def _tier_rows(log: RunLog) -> Iterator[tuple[str, str]]:
 
 def _machine_rows() -> list[tuple[str, str]]:
     rows = [
-        ("processor", _processor()),
+        ("processor", processor_name()),
         ("cores", str(os.cpu_count())),
     ]
     rows += [("system", platform.platform(terse=True)), ("Python", platform.python_version())]
     rows += [("terarec", terarec.__version__), ("torch", torch.__version__)]
     return rows + [(name, version(name)) for name in ("numpy", "pyarrow")]
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.is_file() else None
-    return match[1] if match else platform.processor() or platform.machine()
 
 
 def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:

@@ -1,0 +1,30 @@
+"""The processor of this machine, by name."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@functools.cache
+def processor_name() -> str:
+    """Return the name of the processor as the system tells it; its architecture where it tells none."""
+    found = _field("model name")
+    return found or platform.processor() or platform.machine()
+
+
+@functools.cache
+def processor_generation() -> str:
+    """Return the name with family and model, which tell processors of one name apart, where the system tells them."""
+    family, model = _field("cpu family"), _field("model")
+    return f"{processor_name()} (family {family} model {model})" if family and model else processor_name()
+
+
+def _field(name: str) -> str | None:
+    text = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else None

@@ -1,0 +1,111 @@
+"""The choice of executors that is kept beside a run: for each machine the fastest for each size of batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from terarec.errors import FormatError, StorageError
+from terarec.io import file_lock, read_versioned_json, write_versioned_json
+from terarec.kernels.processor import processor_generation
+from terarec.spec import EXECUTOR_NAMES
+
+EXECUTORS_FILE = "executors.json"
+_NAME, _VERSION = "terarec.executors", 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeChoice:
+    """The executor for batches of one size.
+
+    Attributes:
+        batch: Samples of a batch.
+        executor: Name of the executor.
+        seconds: Executor -> median time of the dense part, for all that were measured.
+    """
+
+    batch: int
+    executor: str
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutorChoice:
+    """What was chosen on one kind of machine.
+
+    Attributes:
+        torch: Version of torch.
+        processor: Name of the processor.
+        threads: Threads of the measurement.
+        sizes: The choice for each size, the smallest first.
+        rejected: Executor -> why it cannot be used.
+    """
+
+    torch: str
+    processor: str
+    threads: int
+    sizes: tuple[SizeChoice, ...]
+    rejected: Mapping[str, str]
+
+    def is_of(self, other: Mapping[str, object]) -> bool:
+        """Return whether it was made on such a machine."""
+        return all(getattr(self, name) == value for name, value in other.items())
+
+
+def this_machine() -> dict[str, object]:
+    """Return what a choice depends on, as in `ExecutorChoice`."""
+    return {"torch": torch.__version__, "processor": processor_generation(), "threads": torch.get_num_threads()}
+
+
+def kept_choices(run: Path) -> list[ExecutorChoice]:
+    """Return the choices that are kept beside a run; none for a run without any.
+
+    Raises:
+        FormatError: A damaged file.
+    """
+    file = run / EXECUTORS_FILE
+    if not file.is_file():
+        return []
+    content = read_versioned_json(file, _NAME, _VERSION)
+    try:
+        return [_choice(held) for held in content["choices"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(
+            file, f"is damaged ({type(error).__name__}: {error}), expected the choices of executors"
+        ) from error
+
+
+def _choice(held: Mapping[str, Any]) -> ExecutorChoice:
+    sizes = tuple(
+        SizeChoice(batch=int(one["batch"]), executor=str(one["executor"]), seconds=dict(one["seconds"]))
+        for one in held["sizes"]
+    )
+    unknown = [one.executor for one in sizes if one.executor not in EXECUTOR_NAMES]
+    if unknown or not sizes:
+        raise ValueError(f"executor {unknown[0]!r}" if unknown else "no sizes")
+    return ExecutorChoice(
+        torch=str(held["torch"]),
+        processor=str(held["processor"]),
+        threads=int(held["threads"]),
+        sizes=sizes,
+        rejected=dict(held["rejected"]),
+    )
+
+
+def keep_choice(run: Path, choice: ExecutorChoice) -> None:
+    """Write a choice beside a run, in the place of a former one of this machine.
+
+    Raises:
+        FormatError: The file of other machines' choices is damaged.
+        StorageError: It cannot be written, or another process writes it.
+    """
+    busy = StorageError(run / EXECUTORS_FILE, "another process writes it, expected to be the only one")
+    with file_lock(run / f".{EXECUTORS_FILE}.lock", busy):
+        others = [held for held in kept_choices(run) if not held.is_of(this_machine())]
+        content = {"choices": [dataclasses.asdict(held) for held in (*others, choice)]}
+        write_versioned_json(run / EXECUTORS_FILE, _NAME, _VERSION, content)

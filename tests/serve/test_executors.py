@@ -1,0 +1,177 @@
+"""The dense part of a session in other executors: scores, the choice by measurement, and where it is kept."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.cli.inspect_model import describe_checkpoint
+from terarec.errors import ConfigError, FormatError, MissingDependencyError
+from terarec.export.dense_part import DensePart
+from terarec.models.artifact import load_model
+from terarec.serve import InferenceSession, ServedTables, executor_choice, executors
+from terarec.serve.executor_choice import Programs, open_programs
+from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
+from terarec.serve.executors import EXECUTORS
+from terarec.spec import (
+    EXECUTOR_NAMES,
+    HostMemorySpec,
+    ParameterServerSpec,
+    RunSpec,
+    TrainingSpec,
+)
+from tests.errors import at
+from tests.serve.conftest import TrainedRun
+
+HOST = ParameterServerSpec(tiers=(HostMemorySpec(),))
+SLOW = {"compile", "aotinductor"}  # which start a C++ compiler
+
+
+@pytest.fixture
+def run(trained: TrainedRun, tmp_path: Path) -> Path:
+    """A copy of the run, which gets a choice."""
+    return Path(shutil.copytree(trained.path, tmp_path / "run"))
+
+
+@pytest.fixture
+def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {name: build for name, build in EXECUTORS.items() if name not in SLOW}
+    monkeypatch.setattr(executor_choice, "EXECUTORS", quick)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", [None, ServedTables(server=HOST)], ids=["memory", "parameter server"])
+@pytest.mark.parametrize("executor", EXECUTOR_NAMES[1:])
+def test_every_executor_gives_the_scores_of_eager_torch(
+    trained: TrainedRun, session: InferenceSession, executor: str, tables: ServedTables | None
+) -> None:
+    if executor in ("onnxruntime", "openvino"):
+        pytest.importorskip(executor)
+    with InferenceSession.open(trained.path, tables=tables, executor=executor) as other:
+        assert set(other.executors.values()) == {executor}
+        for bounds in ((0, 0), (0, 1), (1, 3), (0, 300)):
+            records = trained.records(*bounds)
+            found = other.predict(records)
+            assert found.shape == (bounds[1] - bounds[0], 1)
+            assert np.abs(found - session.predict(records)).max(initial=0.0) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_compilers")
+def test_the_choice_is_kept_and_used(run: Path, trained: TrainedRun, session: InferenceSession) -> None:
+    assert InferenceSession.open(run).executors == {}
+    assert not (run / EXECUTORS_FILE).exists()
+    measured = InferenceSession.open(run, executor="measure")
+    (choice,) = kept_choices(run)
+    assert choice.is_of(this_machine())
+    assert {one.batch: one.executor for one in choice.sizes} == measured.executors
+    for size in choice.sizes:
+        assert set(size.seconds) == set(executor_choice.EXECUTORS) - set(choice.rejected)
+        fastest = min(size.seconds, key=size.seconds.__getitem__)
+        assert size.executor in ("eager", fastest)
+    written = (run / EXECUTORS_FILE).read_bytes()
+    for executor in ("auto", "measure"):
+        assert InferenceSession.open(run, executor=executor).executors == measured.executors
+    assert (run / EXECUTORS_FILE).read_bytes() == written
+    records = trained.records(0, 40)
+    assert np.abs(measured.predict(records) - session.predict(records)).max() <= 1e-5
+
+
+def keep(run: Path, **changes: object) -> None:
+    """Write a choice of ONNX Runtime for batches up to 16, and of eager torch for others."""
+    chosen = {16: "onnxruntime", 256: "eager"}
+    sizes = [{"batch": size, "executor": name, "seconds": {name: 0.1}} for size, name in chosen.items()]
+    choice = {**this_machine(), "sizes": sizes, "rejected": {}, **changes}
+    content = {"format": "terarec.executors", "version": 1, "choices": [choice]}
+    (run / EXECUTORS_FILE).write_text(json.dumps(content))
+
+
+def test_each_batch_goes_to_the_executor_of_its_size(run: Path, trained: TrainedRun) -> None:
+    pytest.importorskip("onnxruntime")
+    keep(run)
+    session = InferenceSession.open(run)
+    calls: list[int] = []
+    session._model.register_forward_pre_hook(lambda module, arguments: calls.append(arguments[0].batch_size))
+    for size in (1, 16, 17, 300):
+        session.predict(trained.records(0, size))
+    assert calls == [17, 300]
+
+
+@pytest.mark.parametrize("field", ["torch", "processor", "threads"])
+def test_the_choice_of_another_machine_is_not_used(run: Path, field: str) -> None:
+    keep(run, **{field: "other"} if field != "threads" else {field: 99})
+    assert InferenceSession.open(run).executors == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_compilers")
+def test_a_choice_stands_beside_those_of_other_machines(run: Path) -> None:
+    keep(run, processor="other")
+    InferenceSession.open(run, executor="measure")
+    assert [choice.processor == "other" for choice in kept_choices(run)] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": "terarec.executors", "version": 1, "choices": [{}]}'])
+def test_a_damaged_choice_leaves_eager_torch(run: Path, text: str) -> None:
+    (run / EXECUTORS_FILE).write_text(text)
+    assert InferenceSession.open(run).executors == {}
+    with pytest.raises(FormatError):
+        kept_choices(run)
+
+
+def test_a_program_with_other_scores_is_not_chosen(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(part: DensePart, folder: Path) -> executors.Program:
+        return lambda values: [scores + 2e-4 for scores in part.module(*values)]
+
+    quick = {"eager": EXECUTORS["eager"], "onnxruntime": wrong}
+    monkeypatch.setattr(executors, "EXECUTORS", quick)
+    monkeypatch.setattr(executor_choice, "EXECUTORS", quick)
+    loaded = load_model(trained.path)
+    part = DensePart(loaded.model, loaded.dataset, torch.sigmoid)
+    programs, choice = Programs.measured(part)
+    assert set(programs.chosen.values()) == {"eager"}
+    assert set(choice.rejected) == {"onnxruntime"}
+    with pytest.raises(ConfigError, check=at("executor 'onnxruntime'")):
+        Programs.of(part, {1: "onnxruntime"})
+
+
+def test_an_executor_that_is_not_installed_is_named(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, check=at("openvino")):
+        InferenceSession.open(trained.path, executor="openvino")
+
+
+def test_an_unknown_executor_is_rejected(trained: TrainedRun) -> None:
+    with pytest.raises(ConfigError, check=at("executor")):
+        InferenceSession.open(trained.path, executor="tvm")
+
+
+def test_a_model_in_bf16_runs_in_eager_torch(trained: TrainedRun, tmp_path: Path) -> None:
+    model, spec, dataset, _ = load_model(trained.path)
+    narrow = RunSpec(data=spec.data, model=spec.model, training=TrainingSpec(precision="bf16"))
+    assert open_programs(model, narrow, dataset, tmp_path, "measure") is None
+    with pytest.raises(ConfigError, check=at("executor")):
+        open_programs(model, narrow, dataset, tmp_path, "onnxruntime")
+
+
+def test_inspect_shows_the_choice(run: Path) -> None:
+    keep(run)
+    (first, second) = describe_checkpoint(run)["executors"]
+    assert (first["batch"], first["executor"], first["onnxruntime_ms"], first["eager_ms"]) == (
+        16,
+        "onnxruntime",
+        100.0,
+        None,
+    )
+    assert (second["batch"], second["executor"]) == (256, "eager")
+
+
+def test_a_model_that_looks_up_other_keys_is_not_split(trained: TrainedRun) -> None:
+    loaded = load_model(trained.path)
+    loaded.model.embedding.register_forward_pre_hook(lambda module, given: (dataclasses.replace(given[0]),))
+    with pytest.raises(ConfigError, check=at("DLRM")):
+        DensePart(loaded.model, loaded.dataset, torch.sigmoid)
