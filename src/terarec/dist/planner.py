@@ -239,15 +239,10 @@ def rate_plan(plan: ShardingPlan, loads: Sequence[TableLoad], costs: MachineCost
     """Return what a plan costs.
 
     Args:
-        plan: The plan, which fits the tables.
+        plan: The plan, which fits the tables (`ShardingPlan.check`).
         loads: All tables of the model.
         costs: Costs of parts of a step.
-
-    Raises:
-        ConfigError: The plan does not fit the tables.
-        StorageError: The weights on a rank take more than the plan allows.
     """
-    plan.check([load.spec for load in loads], plan.world_size)
     search = _Search(loads, plan, costs, {})
     search.chosen = dict(plan.placements)
     return search.result()

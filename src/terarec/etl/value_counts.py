@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import StorageError
-from terarec.etl.columns import lookup_values, numpy_values, text_buffers, texts_of, validity
+from terarec.etl.columns import ARROW_TYPES, ColumnType, lookup_values, numpy_values, text_buffers, texts_of, validity
 from terarec.etl.partitions import Partitions
-from terarec.etl.values import ValueKind
+from terarec.etl.values import ValueKind, lookup_kind
 from terarec.io import AtomicFile
 from terarec.kernels.cpu.encoding import Hex32Counts, Int64Counts, TextCounts, xxh64_int64, xxh64_text
 
@@ -395,3 +395,27 @@ class GroupSums:
         grouped = rows.group_by(self._keys, use_threads=False).aggregate(list(self._aggregates.items()))
         names = [*self._keys, *(f"{name}_{function}" for name, function in self._aggregates.items())]
         return grouped.select(names).rename_columns(self._summed.column_names).cast(self._summed.schema)
+
+
+def sums_by_value(
+    columns: Mapping[str, ColumnType],
+    numbers: Mapping[str, pa.DataType],
+    aggregates: Mapping[str, Aggregate],
+    directory: Path,
+    memory_bytes: int | None,
+) -> dict[str, GroupSums]:
+    """Open the sums by value of several columns, which share a bound of memory.
+
+    Args:
+        columns: Columns that are grouped by, and their types.
+        numbers: Further columns of the rows and their types: those of `aggregates`, and keys.
+        aggregates: Aggregate of each column, as for `GroupSums`.
+        directory: Directory for what memory does not hold.
+        memory_bytes: Approximate size of all sums together before some go to the disk; None for no bound.
+    """
+    bound = None if memory_bytes is None else memory_bytes // len(columns)
+    found = {}
+    for number, (name, column) in enumerate(columns.items()):
+        schema = pa.schema([("value", ARROW_TYPES[lookup_kind(column.kind)]), *numbers.items()])
+        found[name] = GroupSums(name, schema, aggregates, directory / f"sums-{number:03d}", bound)
+    return found

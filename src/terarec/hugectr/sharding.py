@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from terarec.batch import Batch, select, share_of
+from terarec.batch import Batch
 from terarec.dist import (
     ColumnWise,
     DataParallel,
@@ -25,6 +24,7 @@ from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.network import Network
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.spec import GraphEmbedding, GraphSpec
+from terarec.train.sharding import distinct_keys
 
 _LOCALIZED = (
     Embedding_t.LocalizedSlotSparseEmbeddingHash,
@@ -126,14 +126,12 @@ def _hybrid(
     ]
     if not parts:
         return {}
+    features = [feature for part in parts for feature in embeddings[part.sparse_embedding_name].features]
+    columns = {feature.name: feature.read_column for feature in features}
     shares: dict[str, list[Tensor]] = {}
     for batch in batches:
-        for part in parts:
-            for feature in embeddings[part.sparse_embedding_name].features:
-                held = select(batch.sparse, [feature.read_column])
-                ends = held.offsets[[share_of(batch.batch_size, rank, world_size).start for rank in range(world_size)]]
-                cuts = torch.tensor_split(held.keys, ends[1:])
-                shares.setdefault(feature.table, []).extend(torch.unique(keys) for keys in cuts)
+        for table_name, keys in distinct_keys(batch, world_size, features, columns).items():
+            shares.setdefault(table_name, []).extend(keys)
     found: dict[str, Placement] = {}
     for part in parts:
         most = part.hybrid_embedding_param.max_num_frequent_categories

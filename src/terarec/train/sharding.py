@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch, first_keys, select, share_of, slice_samples
+from terarec.batch import Batch, first_keys, select, share_of
 from terarec.data import open_reader, read_spec
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
@@ -17,7 +17,7 @@ from terarec.embedding.recording import RecordedTables, record_tables
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.optim.rules import table_rules
-from terarec.spec import GraphModelSpec, RunSpec
+from terarec.spec import FeatureSpec, GraphFeature, GraphModelSpec, RunSpec
 from terarec.train.table_memory import KeyCounts, planned_tables
 
 SAMPLED_BATCHES = 4
@@ -103,25 +103,38 @@ def _sampled_keys(spec: RunSpec, records: Sequence[RecordedTables], world_size: 
     columns: dict[str, str] = {}
     if isinstance(spec.model, GraphModelSpec) and spec.model.graph is not None:
         columns = {f.name: f.read_column for held in spec.model.graph.embeddings for f in held.features}
+    features = [feature for record in records for feature in record.features]
     found: dict[str, list[list[Tensor]]] = {}
     try:
         for batch in islice(reader, SAMPLED_BATCHES):
-            parts = [share_of(batch.batch_size, rank, world_size) for rank in range(world_size)]
-            shares = [_distinct(slice_samples(batch, part.start, part.stop), records, columns) for part in parts]
-            for table in shares[0]:
-                found.setdefault(table, []).append([share[table] for share in shares])
+            for table, shares in distinct_keys(batch, world_size, features, columns).items():
+                found.setdefault(table, []).append(shares)
     finally:
         reader.close()
     return found
 
 
-def _distinct(batch: Batch, records: Sequence[RecordedTables], columns: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return the distinct keys int64[n] of each table in a batch."""
-    pieces: dict[str, list[Tensor]] = {table.name: [] for record in records for table in record.tables}
-    for feature in (feature for record in records for feature in record.features):
-        part = select(batch.sparse, [columns.get(feature.name, feature.name)])
+def distinct_keys(
+    batch: Batch,
+    world_size: int,
+    features: Iterable[FeatureSpec | GraphFeature],
+    columns: Mapping[str, str],
+) -> dict[str, list[Tensor]]:
+    """Return for each table the distinct keys int64[n] of each rank's share of a batch.
+
+    Args:
+        batch: Batch of all ranks.
+        world_size: Number of ranks R.
+        features: Features that read the tables.
+        columns: Feature -> its column in the batch, where that has another name.
+    """
+    starts = [share_of(batch.batch_size, rank, world_size).start for rank in range(1, world_size)]
+    pieces: dict[str, list[list[Tensor]]] = {}
+    for feature in features:
+        held = select(batch.sparse, [columns.get(feature.name, feature.name)])
         if feature.max_keys is not None:
-            part = first_keys(part, [feature.max_keys])
-        pieces[feature.table].append(part.keys)
-    nothing = torch.empty(0, dtype=torch.int64)
-    return {name: torch.unique(torch.cat([nothing, *keys])) for name, keys in pieces.items()}
+            held = first_keys(held, [feature.max_keys])
+        of_ranks = pieces.setdefault(feature.table, [[] for _ in range(world_size)])
+        for of_rank, keys in zip(of_ranks, torch.tensor_split(held.keys, held.offsets[starts]), strict=True):
+            of_rank.append(keys)
+    return {table: [torch.unique(torch.cat(keys)) for keys in of_ranks] for table, of_ranks in pieces.items()}

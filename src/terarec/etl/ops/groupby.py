@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import (
-    ARROW_TYPES,
     ColumnType,
     Rows,
     array_of,
@@ -31,8 +30,8 @@ from terarec.etl.ops.base import (
 )
 from terarec.etl.ops.record_values import RecordFunction
 from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.value_counts import Aggregate, GroupSums, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, lookup_kind
+from terarec.etl.value_counts import Aggregate, encoding_bytes, sums_by_value
+from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.spec import checks, register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]
@@ -201,16 +200,14 @@ class GroupbyStatistic:
     def __init__(self, op: JoinGroupby, types: ColumnTypes, memory: SpillOptions) -> None:
         self._op = op
         self._memory_bytes = memory.memory_bytes
-        bound = None if memory.memory_bytes is None else memory.memory_bytes // len(op.columns)
         aggregates: dict[str, Aggregate] = {"count": "sum"}
         for number in range(len(op.values)):
             aggregates.update({f"{name}{number}": function for name, function in _AGGREGATES.items()})
         counts = {name for name in aggregates if name.startswith(("count", "present"))}
-        numbers = [(name, pa.int64() if name in counts else pa.float64()) for name in aggregates]
-        self._sums: dict[str, GroupSums] = {}
-        for number, name in enumerate(op.columns):
-            schema = pa.schema([("value", ARROW_TYPES[lookup_kind(types[name].kind)]), *numbers])
-            self._sums[name] = GroupSums(name, schema, aggregates, memory.directory / f"sums-{number:03d}", bound)
+        numbers = {name: pa.int64() if name in counts else pa.float64() for name in aggregates}
+        self._sums = sums_by_value(
+            {name: types[name] for name in op.columns}, numbers, aggregates, memory.directory, self._memory_bytes
+        )
         self._origins: dict[str, float] = {}
 
     def observe(self, rows: Rows) -> _Partial:

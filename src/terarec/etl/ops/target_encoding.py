@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import ARROW_TYPES, TRAIN, ColumnType, Rows, array_of, lookup_values, numbers_of
+from terarec.etl.columns import TRAIN, ColumnType, Rows, array_of, lookup_values, numbers_of
 from terarec.etl.ops.base import (
     ColumnTypes,
     MappedColumns,
@@ -26,8 +26,8 @@ from terarec.etl.ops.base import (
 from terarec.etl.ops.record_values import RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
 from terarec.etl.statistics import exact_sum
-from terarec.etl.value_counts import GroupSums, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, lookup_kind
+from terarec.etl.value_counts import encoding_bytes, sums_by_value
+from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import checks, register
 
@@ -209,13 +209,11 @@ class TargetStatistic:
     def __init__(self, op: TargetEncoding, types: ColumnTypes, memory: SpillOptions) -> None:
         self._op = op
         self._memory_bytes = memory.memory_bytes
-        bound = None if memory.memory_bytes is None else memory.memory_bytes // len(op.columns)
-        self._sums = {}
-        for number, name in enumerate(op.columns):
-            value = pa.field("value", ARROW_TYPES[lookup_kind(types[name].kind)])
-            schema = pa.schema([value, ("fold", pa.int32()), ("count", pa.int64()), ("sum", pa.float64())])
-            directory = memory.directory / f"sums-{number:03d}"
-            self._sums[name] = GroupSums(name, schema, {"count": "sum", "sum": "sum"}, directory, bound)
+        numbers = {"fold": pa.int32(), "count": pa.int64(), "sum": pa.float64()}
+        columns = {name: types[name] for name in op.columns}
+        self._sums = sums_by_value(
+            columns, numbers, {"count": "sum", "sum": "sum"}, memory.directory, self._memory_bytes
+        )
         self._counts = [0] * op.folds
         self._totals = [Fraction(0)] * op.folds
 
