@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from terarec.errors import ConfigError
-from terarec.export import export_table
+from terarec.export import export_embeddings, export_table
 from terarec.models.artifact import load_model, tables
-from tests.cli.conftest import Workshop
+from terarec.spec import DLRMSpec, RunSpec, StaticTablesSpec, Tiers, TrainingSpec
+from terarec.train.run import build
+from tests.cli.conftest import Workshop, figures
 from tests.errors import at
 
 
@@ -39,3 +42,51 @@ def test_an_unknown_table_is_rejected(workshop: Workshop, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, check=at("table")):
         export_table(workshop.run, "C99", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_all_tables_go_into_directories_of_their_own(workshop: Workshop, tmp_path: Path) -> None:
+    told = figures("export", workshop.run, "--out", tmp_path / "out", "--to", "embeddings")
+    held = tables(load_model(workshop.run).model)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(held)
+    assert (told["rows"], told["max_abs_difference"]) == (sum(map(len, held.values())), 0.0)
+    for name, table in held.items():
+        found = pq.read_table(tmp_path / "out" / name / "vectors.parquet")
+        keys, vectors = found["key"].to_numpy(), np.stack(found["vector"].to_numpy())
+        expected = table.export(table.keys())
+        assert np.array_equal(vectors[np.argsort(keys)], expected.weights[expected.keys.argsort()].numpy())
+    assert sum(report["rows"] for report in told["tables"]) == told["rows"]
+
+
+def test_nothing_is_left_of_an_export_that_fails(workshop: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, check=at("format")):
+        export_embeddings(workshop.run, tmp_path / "out", format="csv")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_rows_that_training_has_not_changed_are_written(workshop: Workshop, tmp_path: Path) -> None:
+    """A checkpoint of tables in tiers leaves them out."""
+    spec = RunSpec(
+        data=str(workshop.data),
+        model=DLRMSpec(
+            width=4,
+            bottom=(8, 4),
+            top=(8,),
+            tables=StaticTablesSpec(tiers=Tiers(host="1MiB", file=str(tmp_path / "tiers"))),
+        ),
+        training=TrainingSpec(batch_size=64, max_steps=1, reader_threads=1),
+    )
+    build(spec, tmp_path / "run").fit()
+    table = tables(load_model(tmp_path / "run").model)["C3"]
+    expected = table.export(torch.arange(len(table))).weights.numpy()
+    report = export_table(tmp_path / "run", "C3", tmp_path / "out")
+    assert report.rows == len(table)
+    found = pq.read_table(report.file)
+    order = np.argsort(found["key"].to_numpy())
+    assert np.array_equal(np.stack(found["vector"].to_numpy())[order], expected)
+    figures("inspect", tmp_path / "run", "--export-table", "C3", "--out", tmp_path / "rows.parquet")
+    with_states = pq.read_table(tmp_path / "rows.parquet")
+    assert with_states.select(["key", "vector"]) == found
+    states = [name for name in with_states.column_names if name not in ("key", "vector")]
+    assert states
+    assert 0 < with_states[states[0]].null_count < len(table)

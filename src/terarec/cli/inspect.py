@@ -115,7 +115,9 @@ def _export(options: InspectOptions, table: str) -> dict[str, Any]:
     if options.out is None:
         raise ConfigError("--export-table", "got it without --out, expected both")
     check_new_file(options.out, replace=options.force)
-    return export_table(options.path, table, options.out, which=options.checkpoint)
+    return export_table(
+        options.path, table, options.out, which=options.checkpoint, allow_import=options.allow_import or ()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -21,8 +18,8 @@ from terarec.checkpoint.table_files import Arrays
 from terarec.config import load_run
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of
+from terarec.export.table_rows import write_table_file
 from terarec.formats import BFLOAT16, read_dataset, read_tensors, widen_bfloat16
-from terarec.io import atomic_file
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
@@ -205,17 +202,17 @@ def describe_table(
     }
 
 
-def export_table(path: Path, table: str, out: Path, *, which: str | None = None) -> dict[str, Any]:
-    """Write the rows of one table to a Parquet file, piece by piece, without a model.
-
-    The columns are ``key`` (int64), ``vector`` (a list of D float32) and each state of the row optimizer by its name: a
-    list of D numbers, or a number where it has one for a row.
+def export_table(
+    path: Path, table: str, out: Path, *, which: str | None = None, allow_import: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Write the rows of one table, with the states of the row optimizer, to a Parquet file.
 
     Args:
         path: A RUN, or a checkpoint in one, of any number of processes.
         table: The table.
         out: File to write.
         which: The checkpoint of a RUN: "last", "best" or a step.
+        allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
         ConfigError: No such table or checkpoint.
@@ -224,21 +221,8 @@ def export_table(path: Path, table: str, out: Path, *, which: str | None = None)
         StorageError: The disk is full; nothing is left behind.
     """
     checkpoint = choose_checkpoint(path, which)
-    rows, writer = 0, None
-    with ExitStack() as stack:
-        partial = stack.enter_context(atomic_file(out))
-        for piece in TableChain(read_chain(checkpoint)).pieces(table):
-            count = len(piece[WEIGHTS])
-            keys = piece[KEYS] if KEYS in piece else np.arange(rows, rows + count)
-            states = {
-                name.removeprefix(STATE_PREFIX): held for name, held in piece.items() if name.startswith(STATE_PREFIX)
-            }
-            columns = {"vector": piece[WEIGHTS], **states}
-            block = pa.table({"key": keys.astype(np.int64), **{name: _column(held) for name, held in columns.items()}})
-            if writer is None:
-                writer = stack.enter_context(pq.ParquetWriter(partial, block.schema))
-            writer.write_table(block)
-            rows += count
+    runs = (place for place in (path, checkpoint.parent.parent) if (place / RUN_FILE).is_file())
+    rows = write_table_file(checkpoint, table, out, run=next(runs, None), allow_import=allow_import)
     return {
         "what": "table",
         "path": str(path),
@@ -248,13 +232,6 @@ def export_table(path: Path, table: str, out: Path, *, which: str | None = None)
         "out": str(out),
         "bytes": out.stat().st_size,
     }
-
-
-def _column(values: NDArray[Any]) -> pa.Array:
-    """Return values [n] or [n, D] as an Arrow column."""
-    wide = widen_bfloat16(values) if values.dtype == BFLOAT16 else values
-    flat = pa.array(np.ascontiguousarray(wide).reshape(-1))
-    return flat if wide.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, wide.shape[1])
 
 
 def _percentiles(norms: NDArray[np.float64]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions, Ser
 
 if TYPE_CHECKING:
     from terarec.etl.engine import Progress
-    from terarec.export import ExportReport, TableReport
+    from terarec.export import EmbeddingsReport, ExportReport, TableReport
     from terarec.models.two_tower import TwoTower
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
 
@@ -290,9 +290,9 @@ class ExportOptions:
         typer.Option(
             "--to",
             "--format",
-            metavar="onnx|torch|aotinductor|torchscript|triton|parquet|npy|faiss",
+            metavar="onnx|torch|aotinductor|torchscript|triton|embeddings|parquet|npy|faiss",
             help="An ONNX file, a program for torch.export.load, one compiled for this machine, a trace, a model "
-            "repository of Triton; or the vectors of a table.",
+            "repository of Triton; or the vectors of the tables: embeddings is parquet.",
         ),
     ] = "onnx"
     backend: Annotated[
@@ -306,7 +306,7 @@ class ExportOptions:
         bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
     ] = False
     table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="The table to write with parquet, npy or faiss.")
+        str | None, typer.Option(metavar="TABLE", help="The one table to write with parquet, npy or faiss.")
     ] = None
     checkpoint: CheckpointOption = None
     allow_import: AllowImport = None
@@ -322,21 +322,29 @@ def export(options: ExportOptions, show: Show) -> None:
     report = dataclasses.asdict(_exported(options))
     figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
     spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
-    show.result(f"Exported {options.out}", {**figures, "file": str(report["file"]), **spent})
+    told = {**figures, "file": str(report["file"]), **spent}
+    if isinstance(report.get("tables"), tuple):  # of vectors of all tables
+        told["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
+        show.table("tables", told["tables"])
+    show.figures(f"Exported {options.out}", told)
+    show.json(told)
 
 
-def _exported(options: ExportOptions) -> ExportReport | TableReport:
-    from terarec.export import export_run, export_table
+def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:
+    from terarec.export import export_embeddings, export_run, export_table
     from terarec.export.table_rows import TABLE_FORMATS
     from terarec.serve.triton import TritonSpec, export_triton
 
+    allowed = options.allow_import or ()
+    form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
         return export_table(
-            options.run, options.table, options.out, format=options.format, checkpoint=options.checkpoint
+            options.run, options.table, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
         )
-    if options.format in TABLE_FORMATS:
-        raise ConfigError("--table", f"got none for --to {options.format}, expected the name of a table")
-    allowed = options.allow_import or ()
+    if form in TABLE_FORMATS:
+        return export_embeddings(
+            options.run, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
+        )
     if options.format == "triton":
         tables = None if options.tables is None else str(options.tables)
         spec = TritonSpec(backend=options.backend, tables=tables)  # type: ignore[arg-type]  # which it checks

@@ -4,15 +4,17 @@ from terarec.export.artifact import EXPORT_FILE, ExportReport, export_model, exp
 from terarec.export.files import export_onnx
 from terarec.export.inputs import NO_KEY, KeyInput
 from terarec.export.layers import EXPORTED_KINDS
-from terarec.export.table_rows import TableReport, export_table
+from terarec.export.table_rows import EmbeddingsReport, TableReport, export_embeddings, export_table
 
 __all__ = [
     "EXPORTED_KINDS",
     "EXPORT_FILE",
     "NO_KEY",
+    "EmbeddingsReport",
     "ExportReport",
     "KeyInput",
     "TableReport",
+    "export_embeddings",
     "export_model",
     "export_onnx",
     "export_run",

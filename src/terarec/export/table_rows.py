@@ -1,25 +1,30 @@
-"""`export_table`: the vectors of one table, as Parquet, NumPy or faiss files."""
+"""The rows of tables in files of other libraries: Parquet, NumPy or faiss."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
-from terarec.checkpoint import load
+from terarec.checkpoint import Checkpoint, load
+from terarec.checkpoint.directory import KEYS, STATE_PREFIX, WEIGHTS
 from terarec.config import load_run
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export.artifact import EXPORT_FILE
-from terarec.io import atomic_dir, check_replaceable, write_versioned_json
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_model
-from terarec.models.artifact import tables as tables_of
+from terarec.formats import BFLOAT16, widen_bfloat16
+from terarec.io import atomic_dir, atomic_file, check_replaceable, write_versioned_json
+from terarec.models.artifact import RUN_FILE, find_checkpoint, load_without_tables
+from terarec.ps import DefaultRows, default_rows
+from terarec.spec import TableSpec
 from terarec.spec.registry import Registry
 
 TABLE_FORMATS = Registry("format", {"parquet": "vectors.parquet", "npy": "vectors.npy", "faiss": "vectors.faiss"})
@@ -29,7 +34,19 @@ _NAME, _VERSION = "terarec.export.table", 1
 _CHUNK_ROWS = 65_536
 _COMPARED_ROWS = 10_000
 
-Chunks = Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]
+
+class _Chunk(NamedTuple):
+    """Rows of a table: keys int64[n], vectors float32[n, D] and states of the row optimizer, [n] or [n, D].
+
+    Rows that training has not changed have no states.
+    """
+
+    keys: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    states: Mapping[str, NDArray[Any]]
+
+
+Chunks = Iterator[_Chunk]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +60,7 @@ class TableReport:
         rows: Number of vectors.
         width: Length D of a vector.
         max_abs_difference: Largest difference between vectors that were read back and those of the table.
-        bytes: Size of the directory's files.
+        bytes: Size of the table's files.
     """
 
     file: Path
@@ -55,6 +72,27 @@ class TableReport:
     bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingsReport:
+    """The result of an export of all tables.
+
+    Attributes:
+        file: The directory, which has one for each table.
+        step: Training steps behind the vectors.
+        rows: Number of vectors in all tables.
+        max_abs_difference: The largest difference of all tables; see `TableReport`.
+        bytes: Size of the files.
+        tables: What was written of each table.
+    """
+
+    file: Path
+    step: int
+    rows: int
+    max_abs_difference: float
+    bytes: int
+    tables: tuple[TableReport, ...]
+
+
 def export_table(
     run: Path | str,
     table: str,
@@ -62,6 +100,7 @@ def export_table(
     *,
     format: str = "parquet",  # noqa: A002
     checkpoint: int | str | None = None,
+    allow_import: Sequence[str] = (),
 ) -> TableReport:
     """Write the vectors of a table of a run into the new directory `out`, and compare 10,000 of them with the table.
 
@@ -72,6 +111,7 @@ def export_table(
         format: "parquet" for columns ``key`` and ``vector``; "npy" for ``vectors.npy`` float32[n, D] and ``keys.npy``
             int64[n]; "faiss" for a flat index of inner products whose ids are the keys.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
+        allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
         ConfigError: `out` holds something, an unknown format or table, or vectors that were read back are others.
@@ -81,71 +121,182 @@ def export_table(
         StorageError: The disk is full; nothing is left behind.
     """
     run, out = Path(run), Path(out)
-    file = TABLE_FORMATS.find(format)
-    library = _faiss() if format == "faiss" else None
+    library = _library(format)
     check_replaceable(out)
-    path = find_checkpoint(run, load_run(run / RUN_FILE), checkpoint)
-    opened = load(path)
-    files = opened.table_files()
-    if table not in files.names:
-        raise ConfigError("table", f"got {table!r}, expected one of {', '.join(files.names)}")
-    shape = files.shape(table)
-
-    def chunks() -> Chunks:
-        if shape.seed is None:
-            pieces = ((rows.keys, rows.weights) for rows in files.rows(table))
-        else:  # the files leave out rows that training has not changed
-            held = tables_of(load_model(run, opened.step).model)[table]
-            all_keys = held.keys()
-            begins = range(0, all_keys.numel(), _CHUNK_ROWS)
-            exported = (held.export(all_keys[begin : begin + _CHUNK_ROWS]) for begin in begins)
-            pieces = ((rows.keys, rows.weights) for rows in exported)
-        for keys, weights in pieces:
-            for begin in range(0, len(keys), _CHUNK_ROWS):
-                part = slice(begin, begin + _CHUNK_ROWS)
-                yield keys[part].cpu().numpy(), weights[part].float().cpu().numpy()
-
+    opened = _open(run, checkpoint)
+    rows = _Rows(opened, table, run, allow_import)
     with atomic_dir(out) as partial:
-        if format == "parquet":
-            rows = _write_parquet(partial / file, chunks(), shape.width)
-        elif format == "npy":
-            rows = _write_npy(partial, chunks(), shape.width)
-        else:
-            rows = _write_faiss(partial / file, chunks(), shape.width, library)
-        difference = _largest_difference(partial / file, format, chunks(), library)
-        content = {
-            "run": str(run),
-            "step": opened.step,
-            "table": table,
-            "file": file,
-            "file_format": format,
-            "rows": rows,
-            "width": shape.width,
-            "max_abs_difference": difference,
-            "compared_rows": min(rows, _COMPARED_ROWS),
-        }
-        write_versioned_json(partial / EXPORT_FILE, _NAME, _VERSION, content)
-        size = sum(held.stat().st_size for held in partial.iterdir())
-    return TableReport(
-        file=out / file,
-        table=table,
+        return _write(rows, partial, out, format, library, opened.step)
+
+
+def export_embeddings(
+    run: Path | str,
+    out: Path | str,
+    *,
+    format: str = "parquet",  # noqa: A002
+    checkpoint: int | str | None = None,
+    allow_import: Sequence[str] = (),
+) -> EmbeddingsReport:
+    """Write the vectors of all tables of a run into the new directory `out`, which gets one directory for each table.
+
+    Arguments and errors are those of `export_table`.
+    """
+    run, out = Path(run), Path(out)
+    library = _library(format)
+    check_replaceable(out)
+    opened = _open(run, checkpoint)
+    reports = []
+    with atomic_dir(out) as partial:
+        for table in opened.table_files().names:
+            rows = _Rows(opened, table, run, allow_import)
+            (partial / table).mkdir()
+            reports.append(_write(rows, partial / table, out / table, format, library, opened.step))
+    return EmbeddingsReport(
+        file=out,
         step=opened.step,
-        rows=rows,
-        width=shape.width,
-        max_abs_difference=difference,
-        bytes=size,
+        rows=sum(report.rows for report in reports),
+        max_abs_difference=max((report.max_abs_difference for report in reports), default=0.0),
+        bytes=sum(report.bytes for report in reports),
+        tables=tuple(reports),
     )
 
 
-def _write_parquet(path: Path, chunks: Chunks, width: int) -> int:
-    schema = pa.schema([("key", pa.int64()), ("vector", pa.list_(pa.float32(), width))])
-    count = 0
-    with pq.ParquetWriter(path, schema) as writer:
-        for keys, vectors in chunks:
-            column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
-            writer.write_table(pa.Table.from_arrays([pa.array(keys), column], schema=schema))
-            count += len(keys)
+def write_table_file(
+    checkpoint: Path, table: str, out: Path, *, run: Path | None, allow_import: Sequence[str] = ()
+) -> int:
+    """Write the rows of a table with the states of the row optimizer to a Parquet file, piece by piece.
+
+    The columns are ``key`` (int64), ``vector`` (a list of D float32) and each state by its name: a list of D numbers,
+    or a number where it has one for a row; null for a row that training has not changed.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        table: Name of the table.
+        out: The file; replaced if it is there.
+        run: The run of the checkpoint; None if it is not there. A table in tiers needs it.
+        allow_import: Packages whose code a model of the kind "python" may name.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        ConfigError: No such table, or no run where it is needed.
+        FormatError: A damaged file.
+        StorageError: The disk is full; nothing is left behind.
+    """
+    rows = _Rows(load(checkpoint), table, run, allow_import)
+    with atomic_file(out) as partial:
+        return _write_parquet(partial, rows.chunks(), rows.width, with_states=True)
+
+
+def _open(run: Path, checkpoint: int | str | None) -> Checkpoint:
+    return load(find_checkpoint(run, load_run(run / RUN_FILE), checkpoint))
+
+
+class _Rows:
+    """All rows of a table in a checkpoint, also those that its files leave out."""
+
+    def __init__(self, checkpoint: Checkpoint, table: str, run: Path | None, allow_import: Sequence[str]) -> None:
+        self.table, self.run = table, run
+        self._files = checkpoint.table_files()
+        if table not in self._files.names:
+            raise ConfigError("table", f"got {table!r}, expected one of {', '.join(self._files.names)}")
+        shape = self._files.shape(table)
+        self.width = shape.width
+        self._spec: TableSpec | None = None
+        self._first_rows: DefaultRows | None = None
+        if shape.seed is not None:
+            if run is None or not (run / RUN_FILE).is_file():
+                problem = f"{checkpoint.path} leaves out rows that training has not changed, expected a RUN"
+                raise ConfigError(f"table {table!r}", problem)
+            spec = load_without_tables(run, checkpoint.step, allow_import=allow_import).tables[table]
+            assert isinstance(spec, TableSpec), "dynamic tables have all their rows"
+            self._spec, self._first_rows = spec, default_rows(spec, shape.seed)
+
+    def chunks(self) -> Chunks:
+        """Yield the rows in pieces of at most 65,536."""
+        left_out = None if self._spec is None else np.ones(self._spec.rows, dtype=bool)
+        first = 0
+        for piece in self._files.pieces(self.table):
+            count = len(piece[WEIGHTS])
+            keys = piece[KEYS] if KEYS in piece else np.arange(first, first + count)
+            if left_out is not None:
+                left_out[keys] = False
+            states = {name: held for name, held in piece.items() if name.startswith(STATE_PREFIX)}
+            for begin in range(0, count, _CHUNK_ROWS):
+                part = slice(begin, begin + _CHUNK_ROWS)
+                yield _Chunk(
+                    keys=keys[part].astype(np.int64, copy=False),
+                    vectors=_wide(piece[WEIGHTS][part]).astype(np.float32, copy=False),
+                    states={name.removeprefix(STATE_PREFIX): _wide(held[part]) for name, held in states.items()},
+                )
+            first += count
+        if left_out is not None and self._first_rows is not None:
+            others = np.flatnonzero(left_out)
+            for begin in range(0, len(others), _CHUNK_ROWS):
+                keys = others[begin : begin + _CHUNK_ROWS]
+                yield _Chunk(keys, self._first_rows(torch.from_numpy(keys)).numpy(), {})
+
+
+def _wide(values: NDArray[Any]) -> NDArray[Any]:
+    return widen_bfloat16(values) if values.dtype == BFLOAT16 else values
+
+
+def _write(rows: _Rows, partial: Path, out: Path, format: str, library: Any, step: int) -> TableReport:  # noqa: A002
+    """Write the vectors into a directory that is there, and compare them; `out` is what it will be called."""
+    file = TABLE_FORMATS[format]
+    if format == "parquet":
+        count = _write_parquet(partial / file, rows.chunks(), rows.width, with_states=False)
+    elif format == "npy":
+        count = _write_npy(partial, rows.chunks(), rows.width)
+    else:
+        count = _write_faiss(partial / file, rows.chunks(), rows.width, library)
+    difference = _largest_difference(partial / file, format, rows.chunks(), library)
+    content = {
+        "run": str(rows.run),
+        "step": step,
+        "table": rows.table,
+        "file": file,
+        "file_format": format,
+        "rows": count,
+        "width": rows.width,
+        "max_abs_difference": difference,
+        "compared_rows": min(count, _COMPARED_ROWS),
+    }
+    write_versioned_json(partial / EXPORT_FILE, _NAME, _VERSION, content)
+    return TableReport(
+        file=out / file,
+        table=rows.table,
+        step=step,
+        rows=count,
+        width=rows.width,
+        max_abs_difference=difference,
+        bytes=sum(held.stat().st_size for held in partial.iterdir()),
+    )
+
+
+def _write_parquet(path: Path, chunks: Chunks, width: int, *, with_states: bool) -> int:
+    columns: dict[str, pa.DataType] = {"key": pa.int64(), "vector": pa.list_(pa.float32(), width)}
+    writer, count = None, 0
+    with ExitStack() as stack:
+        for chunk in chunks:
+            held = {"vector": chunk.vectors, **(chunk.states if with_states else {})}
+            arrays = {"key": pa.array(chunk.keys), **{name: _column(values) for name, values in held.items()}}
+            if writer is None:  # the states are known with the first rows
+                columns |= {name: array.type for name, array in arrays.items()}
+                writer = stack.enter_context(pq.ParquetWriter(path, pa.schema(columns.items())))
+            found = [arrays.get(name, pa.nulls(len(chunk.keys), kind)) for name, kind in columns.items()]
+            writer.write_table(pa.Table.from_arrays(found, schema=writer.schema))
+            count += len(chunk.keys)
+        if writer is None:
+            stack.enter_context(pq.ParquetWriter(path, pa.schema(columns.items())))
     return count
+
+
+def _column(values: NDArray[Any]) -> pa.Array:
+    """Return values [n] or [n, D] as an Arrow column."""
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
 def _write_npy(directory: Path, chunks: Chunks, width: int) -> int:
@@ -160,7 +311,7 @@ def _write_npy(directory: Path, chunks: Chunks, width: int) -> int:
             _npy_header(file, dtype, (2**62, *kinds[name][1]))
     start = {name: (directory / name).stat().st_size for name in kinds}
     with (directory / KEYS_FILE).open("ab") as of_keys, (directory / TABLE_FORMATS["npy"]).open("ab") as of_vectors:
-        for keys, vectors in chunks:
+        for keys, vectors, _ in chunks:
             of_keys.write(keys.astype("<i8", copy=False).tobytes())
             of_vectors.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
             count += len(keys)
@@ -178,7 +329,7 @@ def _npy_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 def _write_faiss(path: Path, chunks: Chunks, width: int, library: Any) -> int:
     index = library.IndexIDMap2(library.IndexFlatIP(width))
-    for keys, vectors in chunks:
+    for keys, vectors, _ in chunks:
         index.add_with_ids(np.ascontiguousarray(vectors), keys)
     library.write_index(index, str(path))
     return int(index.ntotal)
@@ -188,7 +339,7 @@ def _largest_difference(path: Path, format: str, chunks: Chunks, library: Any) -
     """Return the largest difference of the first 10,000 vectors that were read back, whose keys have to be equal."""
     largest, begin = 0.0, 0
     read = _reader(path, format, library)
-    for keys, vectors in chunks:
+    for keys, vectors, _ in chunks:
         keys, vectors = keys[: _COMPARED_ROWS - begin], vectors[: _COMPARED_ROWS - begin]
         found_keys, found = read(begin, len(keys))
         if not np.array_equal(found_keys, keys):
@@ -221,7 +372,11 @@ def _reader(path: Path, format: str, library: Any) -> Any:  # noqa: A002
     return read
 
 
-def _faiss() -> Any:
+def _library(format: str) -> Any:  # noqa: A002
+    """Return the library that a format needs; check before anything is read what would fail later."""
+    TABLE_FORMATS.find(format)
+    if format != "faiss":
+        return None
     try:
         return importlib.import_module("faiss")
     except ImportError:
