@@ -62,3 +62,15 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_reading_thread_is_left() -> Iterator[None]:
+    """Checks that all threads that read ahead in a test end with it."""
+    from tests.data.sources import reading_threads  # loads torch
+
+    before = reading_threads()
+    yield
+    if not reading_threads() <= before:
+        gc.collect()  # it takes 0.4 s where other tests ran before
+    assert reading_threads() <= before

@@ -1,6 +1,5 @@
 """Threads that work ahead: order, bounds, errors, and none left behind however the consumer stops."""
 
-import gc
 import threading
 import time
 from contextlib import closing
@@ -13,14 +12,7 @@ from terarec.parallel import ordered_map, prefetched
 from tests.data.sources import TinyGroups, reading_threads, row_numbers
 from tests.processes import run_python
 
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left():
-    before = reading_threads()
-    yield
-    if not reading_threads() <= before:
-        gc.collect()  # it takes 0.4 s where other tests ran before
-    assert reading_threads() <= before
+pytestmark = pytest.mark.usefixtures("no_reading_thread_is_left")
 
 
 def count_to(stop, log=None):

@@ -12,12 +12,13 @@ from terarec.data.records import open_split
 from terarec.errors import FormatError
 from terarec.etl.shuffle import SinkOptions, create_sink
 from terarec.etl.sink import SinkState
-from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
+from terarec.formats import ColumnBlock, read_dataset
 from terarec.formats.hugectr import read_file_list, read_keyset, read_records
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
 from tests.errors import at
+from tests.etl.engine.contents import read_split
 
 SPEC = DatasetSpec(
     name="rows",
@@ -82,13 +83,6 @@ def one_hot() -> DatasetSpec:
 def without_lists(block: ColumnBlock) -> ColumnBlock:
     """The rows without their lists."""
     return ColumnBlock(label=block.label, dense=block.dense, keys=(block.keys[0], block.keys[2]))
-
-
-def read_split(out: Path, split: str) -> ColumnBlock:
-    """All rows of a split."""
-    spec = read_dataset(out)
-    shards = [open_shard(spec, out / shard.file, shard.rows) for shard in spec.shards(split)]
-    return merge([shard.read_group(group) for shard in shards for group in range(len(shard.group_rows))])
 
 
 def ids_of(block: ColumnBlock) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from terarec.kernels.cpu.dense import has_pair_dots
 from terarec.nn import MLP, DotInteraction
 from terarec.ops import BagGradient, bag_lookup, quantize_rows, quantized_bag_lookup, row_rule, row_update_
-from terarec.ops.onednn import choice_and_range, has_bfloat16
+from terarec.ops.onednn import has_bfloat16
 from tests.ops.bags import make_layout, make_lookup
 
 RULE = row_rule("sgd", lr=0.1)
@@ -88,17 +88,6 @@ def test_the_op_stays_itself_in_an_exported_program():
     for batch in (6, 11):
         other = make_lookup(make_layout(8), batch, 3, seed=batch)
         assert torch.equal(loaded(other.keys, other.offsets), module(other.keys, other.offsets))
-
-
-@pytest.fixture
-def onednn(monkeypatch):
-    """Takes oneDNN whatever the processor."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
-    monkeypatch.setenv("TERAREC_LINEAR", "onednn")
-    choice_and_range.cache_clear()
-    yield
-    choice_and_range.cache_clear()
 
 
 @pytest.mark.parametrize("is_narrow", [True, False])

@@ -1,7 +1,7 @@
 """Products of fully connected layers by oneDNN against float64."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -24,17 +24,6 @@ LARGE = [(4096, 100, 16), (4096, 16, 100), (331, 211, 127), (127, 331, 211), (1,
 """Rows, columns of the input and of the output; each has more multiplications than oneDNN is taken for."""
 SMALL = [(0, 400, 400), (1, 1, 1), (1, 400, 400), (7, 13, 5), (4096, 400, 1), (4096, 1, 2000), (0, 1, 7)]
 ROUNDING = {"rtol": 1e-4, "atol": 1e-3}  # sums of 100,003 products of standard normal numbers
-
-
-@pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Takes oneDNN whatever the processor."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
-    monkeypatch.setenv("TERAREC_LINEAR", "onednn")
-    choice_and_range.cache_clear()
-    yield
-    choice_and_range.cache_clear()
 
 
 def draw(rows: int, in_width: int, width: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """RecordReader: every sample once and in order, ends and new starts, errors, and no thread left behind."""
 
-import gc
 import itertools
 
 import numpy as np
@@ -9,20 +8,14 @@ import pytest
 from terarec.data.records import NormSource, RecordReader
 from terarec.errors import ConfigError, FormatError
 from tests.data.records.samples import LAYOUT, break_checksum, norm_files, norm_source
-from tests.data.sources import assert_same_batches, reading_threads, row_numbers
+from tests.data.sources import assert_same_batches, row_numbers
 from tests.errors import at
 from tests.formats.hugectr.samples import bags, make_rows
 
 SIZES = (5, 0, 11, 1, 7)
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_is_left():
-    before = reading_threads()
-    yield
-    if not reading_threads() <= before:
-        gc.collect()  # it takes 0.4 s where other tests ran before
-    assert reading_threads() <= before
+pytestmark = pytest.mark.usefixtures("no_reading_thread_is_left")
 
 
 def make_reader(source, batch_size=4, *, threads=2, **options):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from terarec.formats import ColumnBlock, merge, open_shard, read_dataset
+
 
 def contents(out: Path) -> dict[str, bytes]:
     """Every file but the report, which has times in it."""
@@ -9,3 +11,10 @@ def contents(out: Path) -> dict[str, bytes]:
     files.pop("report.json", None)
     place = str(out.resolve()).encode()
     return {name: content.replace(place, b"OUT") for name, content in files.items()}
+
+
+def read_split(out: Path, split: str) -> ColumnBlock:
+    """All rows of a split."""
+    spec = read_dataset(out)
+    shards = [open_shard(spec, out / shard.file, shard.rows) for shard in spec.shards(split)]
+    return merge([shard.read_group(group) for shard in shards for group in range(len(shard.group_rows))])

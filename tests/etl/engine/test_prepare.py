@@ -12,10 +12,10 @@ from terarec.etl.columns import Rows, concatenate_rows, numpy_values
 from terarec.etl.engine import Progress, fit, grouped, prepare
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, merge, open_shard, read_dataset, read_part_keys, read_parts
+from terarec.formats import ColumnBlock, merge, read_dataset, read_part_keys, read_parts
 from terarec.spec import PrepareOptions, Split, SplitByFiles, SplitByFraction, SplitByHash, SplitByTime, SplitByUser
 from tests.errors import at
-from tests.etl.engine.contents import contents
+from tests.etl.engine.contents import contents, read_split
 from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
 
 
@@ -23,13 +23,6 @@ from tests.etl.engine.logs import SOURCE, shop_files, shop_lines, shop_workflow
 def log(tmp_path: Path) -> list[Path]:
     """600 rows in two files."""
     return shop_files(tmp_path / "raw")
-
-
-def read_split(out: Path, split: str) -> ColumnBlock:
-    """All rows of a split."""
-    spec = read_dataset(out)
-    shards = [open_shard(spec, out / shard.file, shard.rows) for shard in spec.shards(split)]
-    return merge([shard.read_group(group) for shard in shards for group in range(len(shard.group_rows))])
 
 
 def in_memory(workflow: Workflow, log: list[Path], out: Path) -> dict[str, ColumnBlock]:

@@ -4,18 +4,14 @@ import json
 
 import pytest
 
-from terarec.etl.columns import ColumnType, Rows, concatenate_rows, flat, is_list, kind_of, list_lengths, numpy_values
+from terarec.etl.columns import Rows, concatenate_rows, flat, is_list, kind_of, list_lengths, numpy_values
 from terarec.etl.ops import Rename
 from terarec.spec import from_data, to_data
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.cases import CASES, Case
-from tests.etl.ops.fitting import run_record_functions
+from tests.etl.ops.fitting import run_record_functions, types_of
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-
-
-def types_of(block: Rows) -> dict[str, ColumnType]:
-    return {name: ColumnType(kind_of(column), is_list(column)) for name, column in block.columns.items()}
 
 
 def same(block: Rows, other: Rows) -> None:
