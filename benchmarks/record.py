@@ -19,7 +19,7 @@ import torch
 import terarec
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_COSTS = {"s", "ms", "us", "MiB", "nat"}  # units of which less is better
+_COSTS = {"s", "ms", "us", "MiB", "nat", "bytes a byte", "bytes a live byte"}  # units of which less is better
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Row:
         case: what ran, with sizes.
         metric: what was measured.
         value: the figure.
-        unit: "s", "ms", "us", "MiB" and "nat" are better when less, all others when more.
+        unit: those of `_COSTS` are better when less, all others when more.
         peer: what a user would otherwise run.
         peer_value: the same figure of the peer, from the same run.
         limit: the same figure that the hardware would allow, from the same run.

@@ -319,8 +319,8 @@ def overwriting(table: Table, skew: float) -> list[Row]:
     seconds = time.perf_counter() - start
     case = f"{case_of(table)}, overwrites of Zipf {skew}"
     rows = [
-        Row(case=case, metric="write amplification", value=store.written_bytes / user, unit="bytes a byte"),
-        Row(case=case, metric="space after commits, at most", value=most, unit="bytes a live byte"),
+        Row(case=case, metric="write amplification", value=store.written_bytes / user, unit="bytes a byte", limit=1.0),
+        Row(case=case, metric="space after commits, at most", value=most, unit="bytes a live byte", limit=1.0),
         Row(case=case, metric="writes", value=user / 2**30 / seconds, unit="GiB/s"),
     ]
     start = time.perf_counter()
