@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.recording import record_tables
 from terarec.hugectr.cache_tiers import with_cache_tiers
-from terarec.hugectr.errors import OutOfBoundError, WrongInputError, as_hugectr_errors
+from terarec.hugectr.enums import Tensor_t
+from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
 from terarec.hugectr.network import Network, Plan
 from terarec.hugectr.objects import (
@@ -105,6 +109,45 @@ class Compiled:
     is_shuffled: bool
     messages: Sequence[str]
     build_alone: Callable[[], Trainer]
+
+    def tensor(self, name: str, kind: Tensor_t) -> NDArray[np.float32]:
+        """Return a tensor of the last iteration; see `Model.check_out_tensor`."""
+        if not isinstance(kind, Tensor_t):
+            raise WrongInputError(
+                "check_out_tensor: tensor_type",
+                f"got {kind!r}, expected a member of Tensor_t",
+                field="tensor_type",
+                received=kind,
+            )
+        if name not in self.model.shapes:
+            raise WrongInputError(
+                "check_out_tensor: tensor_name",
+                f"got {name!r}, expected one of {', '.join(self.model.shapes)}",
+                field="tensor_name",
+                received=name,
+            )
+        output = self.trainer.output if kind is Tensor_t.Train else self.evaluation.tensors
+        if not output:
+            raise IllegalCallError("check_out_tensor", f"there was no iteration of {kind.name} yet")
+        assert isinstance(output, dict)  # of a graph
+        tensor: Tensor = output[name].detach()
+        if kind is Tensor_t.Train and self.trainer.ranks.size > 1:  # each has its share of the batch
+            of_ranks, what = self.trainer.ranks, f"tensor {name!r}"
+            total = int(of_ranks.all_reduce_(what, torch.tensor([tensor.shape[0]])))
+            tensor = of_ranks.joined(what, tensor, total)
+        found: NDArray[np.float32] = tensor.float().cpu().numpy()
+        return found
+
+    def freeze(self, *, dense: bool, embeddings: Iterable[str]) -> None:
+        """Freeze the layers or not, and these embeddings alone."""
+        for weight in self.model.layers.parameters():
+            weight.requires_grad_(not dense)
+            if dense:
+                weight.grad = None  # optimizers leave alone what has none
+        if self.trainer.optimizers.rows is not None:
+            # Not `terarec.optim.freeze`, which lets frozen dynamic tables insert no keys: HugeCTR's do.
+            frozen = [table for name in embeddings for table in tables(self.model.embeddings[name])]
+            self.trainer.optimizers.rows.frozen = frozen
 
 
 def compile_network(

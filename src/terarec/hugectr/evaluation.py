@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from terarec.batch import Batch, slice_samples, to_device
 from terarec.dist import Ranks
 from terarec.hugectr.enums import MetricsType
-from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError
+from terarec.hugectr.errors import IllegalCallError, LossCannotConvergeError, WrongInputError
 from terarec.metrics import AUC, NDCG, SMAPE, AverageLoss, HitRate
 from terarec.models import GraphModel
 from terarec.nn.precision import Precision, autocast
@@ -108,6 +109,17 @@ class Evaluation:
         for metric in self._metrics.values():
             metric.reset()
         return found
+
+    def append_predictions(self, prediction_file: str, label_file: str) -> None:
+        """Append the last batch to two files; see `Model.export_predictions`."""
+        if self.batch is None:
+            raise IllegalCallError("export_predictions", "nothing was evaluated yet, expected a call of eval before")
+        if not self._ranks.is_first:
+            return
+        predictions = torch.cat(list(self.predictions.values()), dim=1)
+        for path, values in ((prediction_file, predictions), (label_file, self.batch.label)):
+            with Path(path).open("a", encoding="ascii") as file:
+                file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
 
 
 def _of_label(predictions: Tensor, label: Tensor) -> Tensor:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import NoReturn, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from terarec.batch import to_device
 from terarec.hugectr.compilation import Compiled, compile_network
@@ -40,13 +37,12 @@ from terarec.hugectr.objects import (
 )
 from terarec.hugectr.one_process import in_one_process
 from terarec.hugectr.processes import ranks
-from terarec.hugectr.readers import DataReader
-from terarec.hugectr.run import Training, describe_records, save_run
+from terarec.hugectr.readers import DataReader, sources_by_name, started
+from terarec.hugectr.run import Training, run_parts, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
-from terarec.hugectr.training_cache import IncrementalModel, TrainingCache
+from terarec.hugectr.training_cache import IncrementalModel, TrainingCache, oversubscriber_of
 from terarec.models import GraphModel
-from terarec.models.artifact import tables
 from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
 
@@ -79,7 +75,7 @@ class Model:
         optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
         assert optimizer is not None  # as the schema says
         self.solver = solver
-        self._optimizer, self._etc_params = optimizer, etc_params or _oversubscriber_of(solver)
+        self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
         self._made: Compiled | None = None
@@ -142,7 +138,7 @@ class Model:
         if len(loss_names) != len(loss_weights):
             raise WrongInputError("compile", f"got {len(loss_names)} loss_names and {len(loss_weights)} loss_weights")
         weights = dict(zip(loss_names, map(float, loss_weights), strict=True))
-        has_folder = _oversubscriber_of(self.solver) is not None
+        has_folder = oversubscriber_of(self.solver) is not None
         folder = str(self.solver.values()["temp_embedding_dir"]) if has_folder else None
         self._made = compile_network(
             self._network,
@@ -256,7 +252,7 @@ class Model:
             BrokenFileError: A file is damaged.
         """
         made = self._compiled("train")
-        batch = _started(made.train_reader, "train").next_batch()
+        batch = started(made.train_reader, "train").next_batch()
         if batch is None:
             return False
         with as_hugectr_errors("train"):
@@ -272,7 +268,7 @@ class Model:
             LossCannotConvergeError: Predictions are NaN.
         """
         made = self._compiled("eval")
-        batch = _started(made.eval_reader, "eval").next_batch()
+        batch = started(made.eval_reader, "eval").next_batch()
         if batch is None:
             return False
         with as_hugectr_errors("eval"):
@@ -312,33 +308,7 @@ class Model:
             WrongInputError: An unknown tensor.
             IllegalCallError: There was no such iteration yet.
         """
-        made = self._compiled("check_out_tensor")
-        if not isinstance(tensor_type, Tensor_t):
-            raise WrongInputError(
-                "check_out_tensor: tensor_type",
-                f"got {tensor_type!r}, expected a member of Tensor_t",
-                field="tensor_type",
-                received=tensor_type,
-            )
-        output = made.trainer.output if tensor_type is Tensor_t.Train else made.evaluation.tensors
-        if tensor_name not in made.model.shapes:
-            known = ", ".join(made.model.shapes)
-            raise WrongInputError(
-                "check_out_tensor: tensor_name",
-                f"got {tensor_name!r}, expected one of {known}",
-                field="tensor_name",
-                received=tensor_name,
-            )
-        if not output:
-            raise IllegalCallError("check_out_tensor", f"there was no iteration of {tensor_type.name} yet")
-        assert isinstance(output, dict)  # of a graph
-        tensor: Tensor = output[tensor_name].detach()
-        if tensor_type is Tensor_t.Train and made.trainer.ranks.size > 1:  # each has its share of the batch
-            ranks, what = made.trainer.ranks, f"tensor {tensor_name!r}"
-            total = int(ranks.all_reduce_(what, torch.tensor([tensor.shape[0]])))
-            tensor = ranks.joined(what, tensor, total)
-        found: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
-        return found
+        return self._compiled("check_out_tensor").tensor(tensor_name, tensor_type)
 
     @as_hugectr_errors("export_predictions")
     def export_predictions(self, output_prediction_file_name: str, output_label_file_name: str) -> None:
@@ -348,17 +318,7 @@ class Model:
             IllegalCallError: Nothing was evaluated yet.
         """
         evaluation = self._compiled("export_predictions").evaluation
-        if evaluation.batch is None:
-            raise IllegalCallError("export_predictions", "nothing was evaluated yet, expected a call of eval before")
-        predictions = torch.cat(list(evaluation.predictions.values()), dim=1)
-        if not self._compiled("export_predictions").trainer.ranks.is_first:
-            return
-        for path, values in (
-            (output_prediction_file_name, predictions),
-            (output_label_file_name, evaluation.batch.label),
-        ):
-            with Path(path).open("a", encoding="ascii") as file:
-                file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
+        evaluation.append_predictions(output_prediction_file_name, output_label_file_name)
 
     def start_data_reading(self) -> None:
         """Start both readers, before `train` is called by a script with ``repeat_dataset=True``.
@@ -386,7 +346,7 @@ class Model:
         """
         if self.solver.repeat_dataset:
             raise IllegalCallError("set_source", "got repeat_dataset=True, expected epochs (repeat_dataset=False)")
-        given = _sources(args, kwargs)
+        given = sources_by_name(args, kwargs)
         self._reader_params = self.reader_params.with_values(**given)
         made = self._compiled("set_source")
         made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
@@ -657,28 +617,8 @@ class Model:
         made = self._compiled("save_run")
         if self._cache is not None:
             raise IllegalCallError("save_run", "the model has a training cache, expected one that trains on one source")
-        trainer, reader = made.trainer, made.train_reader
-        is_ahead = self._fit is not None and self._fit.is_running and made.model.device.type != "cpu"
-        started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
-        records = describe_records(
-            made.plan.spec,
-            made.layout,
-            self.reader_params,
-            {"train": reader, "valid": made.eval_reader},
-            made.async_layout,
-        )
-        training = Training(
-            trainer=trainer,
-            dense=made.dense,
-            rules=made.plan.rules,
-            schedule=self._scheduler.schedule,
-            next_step=self._scheduler.get_step() + 1,
-            shuffle=made.is_shuffled,
-            repeat=self.solver.repeat_dataset,
-            reader_threads=min(self.reader_params.num_workers, os.cpu_count() or 1),
-            reader_state=started,
-        )
-        return records, training
+        is_running = self._fit is not None and self._fit.is_running
+        return run_parts(made, self.reader_params, self.solver, self._scheduler, is_running=is_running)
 
     def _compiled(self, call: str) -> Compiled:
         if self._made is None:
@@ -686,15 +626,7 @@ class Model:
         return self._made
 
     def _freeze(self) -> None:
-        made = self._compiled("freeze")
-        for weight in made.model.layers.parameters():
-            weight.requires_grad_(not self._is_dense_frozen)
-            if self._is_dense_frozen:
-                weight.grad = None  # optimizers leave alone what has none
-        if made.trainer.optimizers.rows is not None:
-            # Not `terarec.optim.freeze`, which lets frozen dynamic tables insert no keys: HugeCTR's do.
-            frozen = [table for name in self._frozen for table in tables(made.model.embeddings[name])]
-            made.trainer.optimizers.rows.frozen = frozen
+        self._compiled("freeze").freeze(dense=self._is_dense_frozen, embeddings=self._frozen)
 
     def _embedding_names(self, name: str | None) -> list[str]:
         known = [embedding.name for embedding in self._compiled("freeze_embedding").plan.spec.embeddings]
@@ -708,31 +640,3 @@ class Model:
 
     def _files(self, call: str, source: DataSourceParams | None = None) -> ModelFiles:
         return ModelFiles(self._network, self._compiled(call), self.solver, self._optimizer, source)
-
-
-def _oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
-    """Return the model oversubscriber that a solver of 2.3 or 3.0 asks for: its rows are in files."""
-    values = solver.values()
-    if not values.get("use_model_oversubscriber"):
-        return None
-    files = values["embedding_files"]
-    return ModelOversubscriberParams(not files, False, files)
-
-
-def _started(reader: DataReader, call: str) -> DataReader:
-    if not reader.is_started():
-        raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
-    return reader
-
-
-def _sources(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
-    names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if set(given) != set(names):
-        raise WrongInputError(
-            "set_source", f"got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
-        )
-    return {
-        name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in given.items()
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -248,3 +248,27 @@ def source_opener(
     return lambda name: RawAsyncSource(
         url(name), layout, num_samples=num_samples, is_dense_float=is_float, multi_hot=multi_hot
     )
+
+
+def started(reader: DataReader, call: str) -> DataReader:
+    """Return a reader that was started.
+
+    Raises:
+        IllegalCallError: It was not; names the `call` that needs it.
+    """
+    if not reader.is_started():
+        raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
+    return reader
+
+
+def sources_by_name(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
+    names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if set(given) != set(names):
+        raise WrongInputError(
+            "set_source", f"got {', '.join(given)}, expected source and eval_source, or source, keyset and eval_source"
+        )
+    return {
+        name: [value] if name != "eval_source" and isinstance(value, str) else value for name, value in given.items()
+    }

@@ -15,10 +15,12 @@ from terarec.checkpoint import TrainState, save
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import RECORDS_FILE, write_records
+from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
-from terarec.hugectr.objects import DataReaderParams
+from terarec.hugectr.objects import DataReaderParams, Solver
 from terarec.hugectr.readers import DataReader
+from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.io import is_remote
 from terarec.models import GraphModel
 from terarec.optim import LearningRateSchedule, build_schedulers
@@ -119,6 +121,41 @@ def describe_records(
         multi_hot=multi_hot or kind != "raw_async",
         shuffles_rows=False,
     )
+
+
+def run_parts(
+    made: Compiled, params: DataReaderParams, solver: Solver, scheduler: LearningRateScheduler, *, is_running: bool
+) -> tuple[RecordsSpec, Training]:
+    """Describe the data and the training of a compiled model.
+
+    Args:
+        made: The model.
+        params: Its data.
+        solver: Its solver.
+        scheduler: Its rates.
+        is_running: Whether a `fit` runs, whose reader may be ahead of the trainer.
+
+    Raises:
+        FileCannotOpenError: A file is not there.
+        BrokenFileError: A file does not hold what it should.
+    """
+    trainer, reader = made.trainer, made.train_reader
+    is_ahead = is_running and made.model.device.type != "cpu"
+    started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
+    readers = {"train": reader, "valid": made.eval_reader}
+    records = describe_records(made.plan.spec, made.layout, params, readers, made.async_layout)
+    training = Training(
+        trainer=trainer,
+        dense=made.dense,
+        rules=made.plan.rules,
+        schedule=scheduler.schedule,
+        next_step=scheduler.get_step() + 1,
+        shuffle=made.is_shuffled,
+        repeat=solver.repeat_dataset,
+        reader_threads=min(params.num_workers, os.cpu_count() or 1),
+        reader_state=started,
+    )
+    return records, training
 
 
 def save_run(path: Path, records: RecordsSpec, training: Training) -> None:

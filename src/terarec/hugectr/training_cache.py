@@ -15,7 +15,7 @@ from terarec.batch import Jagged
 from terarec.embedding import EmbeddingCollection
 from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.errors import MissingKeyError, WrongInputError
-from terarec.hugectr.objects import EmbeddingTrainingCacheParams, ModelOversubscriberParams
+from terarec.hugectr.objects import EmbeddingTrainingCacheParams, ModelOversubscriberParams, Solver
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_sparse
 from terarec.hugectr.weights.sparse import held_rows
@@ -243,3 +243,12 @@ def _paths(
 def _has_rows(path: Path) -> bool:
     keys = path if path.is_file() else path / "key"
     return keys.is_file() and keys.stat().st_size > 0
+
+
+def oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
+    """Return the model oversubscriber that a solver of 2.3 or 3.0 asks for: its rows are in files."""
+    values = solver.values()
+    if not values.get("use_model_oversubscriber"):
+        return None
+    files = values["embedding_files"]
+    return ModelOversubscriberParams(not files, False, files)
