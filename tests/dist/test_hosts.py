@@ -179,3 +179,12 @@ def test_a_link_that_comes_back_in_time_or_is_slow_changes_nothing(
     found = train(hosts, data, tmp_path / "run", seconds=60.0, at_step=20, act=disturb)
     assert found == [{"steps": 120}] * 2
     check_same_weights(tmp_path / "run", expected)
+
+
+def test_a_link_that_becomes_too_slow_ends_the_run_in_time(
+    hosts: Hosts, data: Path, expected: Path, tmp_path: Path
+) -> None:
+    found = train(hosts, data, tmp_path / "run", seconds=4.0, at_step=20, act=lambda: hosts.slow("1kbit"))
+    assert all(raised["step"] >= 20 and raised["collective"] for raised in found), found
+    hosts.slow("1gbit")
+    check_goes_on(hosts, data, tmp_path / "run", expected)
