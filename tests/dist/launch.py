@@ -1,9 +1,17 @@
-"""Ranks as processes of this machine: what torchrun would start, for functions of tests."""
+"""Ranks as processes of this machine: what torchrun would start, for functions of tests.
 
+Importing terarec takes each rank longer than most of what it does. So ranks are forked from one process, which imports
+the modules of the functions and does nothing else.
+"""
+
+import atexit
+import multiprocessing
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,6 +23,7 @@ from terarec.dist import Ranks, join
 from tests.processes import CONTEXT
 
 _MOST_SECONDS = 600.0
+_FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -48,34 +57,67 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, joins: b
     """
     # The store is here, as torchrun's is: a port that is free now may be taken when rank 0 listens.
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes, readers = [], []
-    for rank in range(size):
-        reader, writer = CONTEXT.Pipe(duplex=False)
-        process = CONTEXT.Process(target=_main, args=(rank, size, store.port, writer, function, arguments, joins))
-        process.start()
-        writer.close()
-        processes.append(process)
-        readers.append(reader)
-    end = time.monotonic() + _MOST_SECONDS
+    parent = _parent()
     try:
-        return [
-            _result(rank, reader, process, end)
-            for rank, (reader, process) in enumerate(zip(readers, processes, strict=True))
-        ]
-    finally:
+        parent.send_bytes(pickle.dumps((size, store.port, function, arguments, joins)))
+        results = []
+        for _ in range(size):
+            if not parent.poll(_MOST_SECONDS + 60.0):
+                raise TimeoutError("the process that forks ranks does not answer")
+            results.append(pickle.loads(parent.recv_bytes()))
+    except (OSError, EOFError):
+        _parent.cache_clear()
+        raise
+    late = [rank for rank, result in enumerate(results) if result is TimeoutError]
+    if late:
+        raise TimeoutError(f"ranks {late}: no result within {_MOST_SECONDS:g} s")
+    return results
+
+
+@cache
+def _parent() -> Connection:
+    """Return the connection to the process that forks ranks; it ends with this one."""
+    mine, its = CONTEXT.Pipe()
+    CONTEXT.Process(target=_fork_ranks, args=(its,)).start()
+    its.close()
+    atexit.register(mine.close)
+    return mine
+
+
+def _fork_ranks(connection: Connection) -> None:
+    """Fork the ranks that the connection asks for, until it is closed; answer with the result of each."""
+    while True:
+        try:
+            size, port, function, arguments, joins = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        processes, readers = [], []
+        for rank in range(size):
+            reader, writer = _FORK.Pipe(duplex=False)
+            process = _FORK.Process(target=_main, args=(rank, size, port, writer, function, arguments, joins))
+            process.start()
+            writer.close()
+            processes.append(process)
+            readers.append(reader)
+        end = time.monotonic() + _MOST_SECONDS
+        for reader, process in zip(readers, processes, strict=True):
+            connection.send_bytes(_result(reader, process, end))
+            reader.close()
         for process in processes:
             process.join(max(0.0, min(30.0, end - time.monotonic())))
             process.kill()
+            process.join()
 
 
-def _result(rank: int, reader: Connection, process: BaseProcess, end: float) -> Any:
+def _result(reader: Connection, process: BaseProcess, end: float) -> bytes:
+    """Return what a rank sends, or `TimeoutError` or how it ended, as it would be sent."""
     if not reader.poll(max(0.0, end - time.monotonic())):
-        raise TimeoutError(f"rank {rank}: no result within {_MOST_SECONDS:g} s")
+        return pickle.dumps(TimeoutError)
     try:
-        return reader.recv()
+        return reader.recv_bytes()
     except EOFError:
         process.join(10)
-        return f"ended with status {process.exitcode}"
+        return pickle.dumps(f"ended with status {process.exitcode}")
 
 
 def _main(
@@ -103,7 +145,7 @@ def _main(
         result = function(rank if ranks is None else ranks, *arguments)
     except Exception as error:
         result = raised(error)
-    writer.send(result)
+    writer.send_bytes(pickle.dumps(result))
     writer.close()
     if ranks is not None:
         ranks.close()

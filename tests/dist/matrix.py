@@ -50,6 +50,8 @@ from terarec.spec import (
 from tests.dist.launch import Raised, run_ranks
 
 STEPS = 20
+FEW_STEPS = 8
+"""Of the chosen cells; after 6 the shares of a batch have been cut in every way."""
 BATCH = 32
 WIDTH = 8
 KEYS = 60
@@ -198,14 +200,16 @@ def cuts(step: int, size: int) -> list[int]:
     return [0, *inner, BATCH]
 
 
-def train(ranks: Ranks, plan: ShardingPlan | None, optimizer: SparseOptimizerSpec, *, trains_layer: bool) -> Model:
-    """Train `STEPS` steps and return the model."""
+def train(
+    ranks: Ranks, plan: ShardingPlan | None, optimizer: SparseOptimizerSpec, *, trains_layer: bool, steps: int
+) -> Model:
+    """Train and return the model."""
     model = Model(trains_layer=trains_layer)
     if plan is not None:
         shard(model, plan, ranks)
     rows = RowOptimizer(model, optimizer)
     dense = torch.optim.SGD([model.scales], lr=0.05)
-    for step in range(STEPS):
+    for step in range(steps):
         ranks.step = step + 1
         at = cuts(step, ranks.size)
         jagged, labels = samples(step).part(at[ranks.rank], at[ranks.rank + 1])
@@ -245,10 +249,10 @@ def held_rows(model: Model, rank: int) -> dict[str, tuple[Tensor, slice, Tensor]
     return found
 
 
-def expected_rows() -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
+def expected_rows(steps: int) -> dict[tuple[str, bool], dict[str, tuple[Tensor, Tensor]]]:
     """Train in one process: optimizer and whether the layer is trained -> `rows_of`."""
     return {
-        (name, trains_layer): rows_of(train(Ranks(), None, spec, trains_layer=trains_layer))
+        (name, trains_layer): rows_of(train(Ranks(), None, spec, trains_layer=trains_layer, steps=steps))
         for name, spec in OPTIMIZERS.items()
         for trains_layer in (False, True)
     }
@@ -282,11 +286,11 @@ def refusal(case: Case) -> str:
     return ""
 
 
-def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any]) -> dict[str, float | str]:
+def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int) -> dict[str, float | str]:
     """Run a case; return the relative difference of each table's part on this rank and the layer's, or a refusal."""
     trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
     try:
-        model = train(ranks, plan_of(case), OPTIMIZERS[case.optimizer], trains_layer=trains_layer)
+        model = train(ranks, plan_of(case), OPTIMIZERS[case.optimizer], trains_layer=trains_layer, steps=steps)
     except ConfigError as error:
         return dict.fromkeys((*NAMES, "layer"), f"refused: {error}")
     wanted = expected[case.optimizer, trains_layer]
@@ -304,13 +308,15 @@ def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any]) ->
     return found
 
 
-def run_cases(ranks: Ranks, todo: list[Case], expected: dict[tuple[str, bool], Any]) -> list[dict[str, float | str]]:
+def run_cases(
+    ranks: Ranks, todo: list[Case], expected: dict[tuple[str, bool], Any], steps: int
+) -> list[dict[str, float | str]]:
     """Run cases on as many of these ranks as each takes; the results of ranks that a case leaves out are empty."""
     groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
     results: list[dict[str, float | str]] = []
     for case in todo:
         group = groups[case.size]
-        results.append({} if group is None else run_case(group, case, expected))
+        results.append({} if group is None else run_case(group, case, expected, steps))
     ranks.barrier("end")
     return results
 
@@ -364,9 +370,9 @@ def _cell(result: dict[str, float | str] | None, name: str) -> str:
     return "refused" if isinstance(value, str) else f"{value:.0e}" if value else "="
 
 
-def run(todo: list[Case]) -> dict[Case, dict[str, float | str]]:
+def run(todo: list[Case], steps: int = STEPS) -> dict[Case, dict[str, float | str]]:
     """Run cases on as many processes as the largest takes."""
-    results = run_ranks(max(case.size for case in todo), run_cases, todo, expected_rows())
+    results = run_ranks(max(case.size for case in todo), run_cases, todo, expected_rows(steps), steps)
     failed = [result for result in results if isinstance(result, Raised | str)]
     assert not failed, failed
     return {case: merged([result[number] for result in results]) for number, case in enumerate(todo)}

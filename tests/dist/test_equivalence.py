@@ -5,11 +5,13 @@ from itertools import product
 import pytest
 
 from tests.dist.matrix import (
+    FEW_STEPS,
     MODES,
     NAMES,
     OPTIMIZERS,
     PLACEMENTS,
     SIZES,
+    STEPS,
     TOLERANCES,
     Case,
     cases,
@@ -19,9 +21,9 @@ from tests.dist.matrix import (
 )
 
 
-def check(todo: list[Case]) -> None:
+def check(todo: list[Case], steps: int) -> None:
     wrong = []
-    for case, found in run(todo).items():
+    for case, found in run(todo, steps).items():
         assert set(found) == {*NAMES, "layer"}
         for name, value in found.items():
             is_right = isinstance(value, str) if refusal(case) else not isinstance(value, str)
@@ -41,9 +43,9 @@ def test_the_chosen_cells_hold_every_placement_optimizer_size_and_mode() -> None
 
 
 def test_tables_on_several_ranks_equal_those_of_one_process() -> None:
-    check(chosen_cases())
+    check(chosen_cases(), FEW_STEPS)
 
 
 @pytest.mark.slow
 def test_the_whole_matrix() -> None:
-    check(list(cases()))
+    check(list(cases()), STEPS)
