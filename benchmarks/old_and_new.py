@@ -1,0 +1,117 @@
+"""Two checkouts against each other: ``python benchmarks/old_and_new.py OLD``, a checkout of a commit, built in place.
+
+Every case runs in two processes, one of each checkout, with the same threads and allocator settings, and their runs
+take turns: what disturbs one disturbs both. The speed of a row is the median over the turns of the old time by the new
+one, so that more than 1 is faster. Processor time is compared, too: waiting for the machine does not add to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from json_process import HERE, JsonProcess
+from old_and_new_side import CASES
+from record import Row, append_rows
+
+NEW = HERE.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsRow(Row):
+    """Medians of both; the peer is the old commit.
+
+    Attributes:
+        turns: Runs of each.
+        speed: Median over the turns of old by new seconds.
+        speed_by_cpu: The same of processor time.
+    """
+
+    turns: int
+    speed: float
+    speed_by_cpu: float
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def python_of(checkout: Path) -> Path:
+    """The interpreter of a checkout: that of its own environment, if it has one."""
+    own = checkout / ".venv" / "bin" / "python"
+    return own if own.exists() else Path(sys.executable)
+
+
+def compare(case: str, old: Path, folder: Path, options: argparse.Namespace) -> Iterator[TurnsRow]:
+    """The rows of a case, each as soon as it is measured."""
+    checkouts = {"old": old, "new": NEW}
+    sides = {
+        side: JsonProcess(python_of(checkout), "old_and_new_side", [str(checkout), case, str(folder / side)])
+        for side, checkout in checkouts.items()
+    }
+    try:
+        named = {side: process.ask("names") for side, process in sides.items()}
+        for name in named["new"]:
+            if options.only and options.only not in name:
+                continue
+            turns: list[dict[str, tuple[float, float]]] = []
+            spent = 0.0
+            while len(turns) < options.turns or spent < options.seconds:
+                order = list(sides) if len(turns) % 2 else list(sides)[::-1]
+                turns.append({side: tuple(sides[side].ask("time", name=name)) for side in order})
+                spent += sum(seconds for seconds, _ in turns[-1].values())
+            medians = {side: statistics.median(turn[side][0] for turn in turns) for side in sides}
+            yield TurnsRow(
+                case=f"{case}: {name}",
+                metric="time of a run",
+                value=medians["new"] * 1e3,
+                unit="ms",
+                peer=f"commit {commit_of(old)}",
+                peer_value=medians["old"] * 1e3,
+                turns=len(turns),
+                speed=statistics.median(turn["old"][0] / turn["new"][0] for turn in turns),
+                speed_by_cpu=statistics.median(turn["old"][1] / turn["new"][1] for turn in turns),
+            )
+    finally:
+        for process in sides.values():
+            process.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=Path, help="a checkout with a built core")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--only", help="functions of the cases with this in their names")
+    parser.add_argument(
+        "--seconds", type=float, default=6.0, help="of both sides for a figure, and five turns at least"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="for a figure, at least")
+    parser.add_argument("--rows", type=int, default=500_000, help="of Criteo's log for the preparation")
+    parser.add_argument("--folder", type=Path, help="where files are written")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="terarec-turns-", dir=options.folder) as name:
+        folder = Path(name)
+        if "prepare" in options.case:
+            from terarec.data.synthetic.criteo import generate
+
+            generate(folder / "log", rows=options.rows, days=1, seed=0)
+        for case in options.case:
+            for row in compare(case, options.old.resolve(), folder, options):
+                append_rows("old_and_new", [row], dry=options.dry)
+                print(
+                    f"  in turns {row.speed:.3f}, by processor time {row.speed_by_cpu:.3f}, {row.turns} turns",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
