@@ -38,13 +38,11 @@ ETL: dict[str, set[str]] = {
     "columns": set(),
     "cleaning": set(),
     "partitions": set(),
-    "generated": set(),
-    "statistics": set(),
     "values": {"columns"},
     "value_counts": {"columns", "partitions", "values"},
-    "source": {"columns", "cleaning", "generated"},
+    "source": {"columns", "cleaning"},
     "tensors": {"columns", "values"},
-    "ops": {"columns", "statistics", "values", "value_counts", "tensors"},
+    "ops": {"columns", "values", "value_counts", "tensors"},
     "workflow": {"columns", "values", "cleaning", "ops"},
     "sink": {"columns"},
     "shuffle": {"columns", "partitions", "sink"},
@@ -57,4 +55,4 @@ ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
 ETL["sample"] = {"columns", "source"}
 ETL["draft"] = {"ops", "sample"}
-ETL["drift"] = {"source", "ops", "workflow", "statistics", "values"}
+ETL["drift"] = {"source", "ops", "workflow", "values"}

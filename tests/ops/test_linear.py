@@ -217,7 +217,7 @@ def test_the_processor_and_the_size_choose_the_library(
         pytest.skip("this torch has one library alone")
     monkeypatch.delenv("TERAREC_LINEAR", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(import_module("terarec.ops.onednn"), "_amd_family", lambda: family)
+    monkeypatch.setattr(import_module("terarec.ops.onednn"), "amd_family", lambda: family)
     choice_and_range.cache_clear()
     try:
         assert linear_choice().implementation == ("torch" if least is None else "onednn")

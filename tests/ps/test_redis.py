@@ -11,7 +11,7 @@ import torch
 
 from terarec.errors import StorageError
 from terarec.ps import HostMemoryTier, RedisServer, RedisTier, TableTiers
-from terarec.ps.partitions import mixed
+from terarec.ps.tier import mixed
 from terarec.spec import OverflowSpec
 from tests.ps.redis_processes import RedisProcess, needs_redis, running
 

@@ -210,7 +210,7 @@ class ShardedCollection(nn.Module):
             StorageError: Memory or a dynamic table is full on this rank.
         """
         if torch.compiler.is_compiling():
-            from terarec.embedding.traced import run_eager  # loads the compiler
+            from terarec.ops.traced import run_eager  # loads the compiler
 
             apart: EmbeddingOutput = run_eager(self._look_up, jagged)
             return apart

@@ -139,7 +139,7 @@ class EmbeddingCollection(nn.Module):
         """
         is_trained = torch.is_grad_enabled() and self.is_trained and not torch.compiler.is_exporting()
         if torch.compiler.is_compiling() and (is_trained or not self._is_traced_whole(jagged)):
-            from terarec.embedding.traced import run_eager  # loads the compiler
+            from terarec.ops.traced import run_eager  # loads the compiler
 
             # A graph cannot hold a backward that keeps its gradient, an index that grows, or a number of keys that has
             # to be read from a tensor. The graph after this takes the vectors as an input that needs a gradient, so

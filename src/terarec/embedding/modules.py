@@ -109,7 +109,7 @@ class DropIn(nn.Module):
         held = self._layout
         if held is None or held.table_rows != (rows,) or held.width != width or held.pooling != (pooling,):
             if torch.compiler.is_compiling():
-                from terarec.embedding.traced import constant_layout  # loads the compiler
+                from terarec.ops.traced import constant_layout  # loads the compiler
 
                 held = self._layout = constant_layout(rows, width, pooling)
             else:

@@ -81,7 +81,7 @@ class QuantizedCollection(nn.Module):
             KeyOutOfRangeError: A key outside its static table, with feature and table named.
         """
         if torch.compiler.is_compiling() and self._dynamic_readers:
-            from terarec.embedding.traced import run_eager  # loads the compiler
+            from terarec.ops.traced import run_eager  # loads the compiler
 
             apart: EmbeddingOutput = run_eager(self._look_up, jagged)  # a graph cannot contain an index
             return apart

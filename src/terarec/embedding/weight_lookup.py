@@ -242,7 +242,7 @@ def look_up(
     if not is_trained or not torch.is_grad_enabled():
         return _vectors(weight, bags, key_weights, layout)
     if torch.compiler.is_compiling() and not (rule.is_traceable and _is_linear(layout)):
-        from terarec.embedding.traced import run_eager  # loads the compiler
+        from terarec.ops.traced import run_eager  # loads the compiler
 
         apart: Tensor = run_eager(look_up, weight, bags, key_weights, layout, rule)
         return apart

@@ -24,6 +24,11 @@ def processor_generation() -> str:
     return f"{processor_name()} (family {family} model {model})" if family and model else processor_name()
 
 
+def amd_family() -> int:
+    """Return the family of an AMD processor; 0 for others."""
+    return int(_field("cpu family") or 0) if _field("vendor_id") == "AuthenticAMD" else 0
+
+
 def _field(name: str) -> str | None:
     text = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
     found = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.autograd import forward_ad
 
 from terarec.errors import KernelError
 from terarec.kernels.environment import forced_linear
+from terarec.kernels.processor import amd_family
 from terarec.kernels.registry import Choice
 
 
@@ -66,7 +65,7 @@ def choice_and_range() -> tuple[Choice, _Range | None]:
         return choice, _ZEN_5 if forced == "onednn" else None
     if reason := lack or _why_mkl_is_fast():
         return Choice(implementation="torch", why=reason), None
-    if _amd_family() == _FAMILY_OF_ZEN_4:
+    if amd_family() == _FAMILY_OF_ZEN_4:
         return Choice(implementation="onednn", why="MKL is the slower one for large products on Zen 4"), _ZEN_4
     return Choice(implementation="onednn", why="MKL leaves half of this processor's AVX-512 units idle"), _ZEN_5
 
@@ -119,17 +118,7 @@ def _why_mkl_is_fast() -> str:
         return "this torch has no MKL, and multiplies by another library"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return "torch does not take AVX-512"
-    return "" if _amd_family() >= _FAMILY_OF_ZEN_4 else "MKL is fast on this processor"
+    return "" if amd_family() >= _FAMILY_OF_ZEN_4 else "MKL is fast on this processor"
 
 
 _FAMILY_OF_ZEN_4 = 25  # that of Zen 3, too, which has no AVX-512
-
-
-def _amd_family() -> int:
-    """Return the family of an AMD processor; 0 for others."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    family = re.search(r"^vendor_id\s*:\s*AuthenticAMD$.*?^cpu family\s*:\s*(\d+)$", text, re.MULTILINE | re.DOTALL)
-    return int(family.group(1)) if family else 0

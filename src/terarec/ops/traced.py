@@ -1,4 +1,4 @@
-"""What compilers call and do not trace: what the processor has, as constants of a graph.
+"""What compilers call and do not trace: calls outside of a graph, and constants in it.
 
 Importing this module imports torch's compiler, which takes longer than importing all of terarec. Callers therefore
 import it only in branches that run while a graph is compiled.
@@ -6,10 +6,17 @@ import it only in branches that run while a graph is compiled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 
 from terarec.kernels.registry import choose
 from terarec.ops import onednn
+from terarec.ops.layout import BagLayout, Pooling, single_layout
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -23,3 +30,15 @@ def has_pair_dots(is_narrow: bool) -> bool:
 def least_products(is_narrow: bool, in_width: int) -> int:
     """Return the multiplications of the smallest product by oneDNN, of bfloat16 if `is_narrow`; 0 if there is none."""
     return onednn.least_products(is_narrow, in_width)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def run_eager(function: Callable[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result:
+    """Call `function` outside the compiled graph."""
+    return function(*args, **kwargs)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def constant_layout(rows: int, width: int, pooling: Pooling) -> BagLayout:
+    """Return `single_layout`, which compilers call and do not trace."""
+    return single_layout(rows, width, pooling)

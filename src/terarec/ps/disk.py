@@ -12,8 +12,7 @@ from torch import Tensor
 from terarec.errors import FormatError, StorageError
 from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.slots import RowBatch
-from terarec.ps.row_bytes import as_bytes, as_rows
-from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
+from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, check_insert, check_keys
 from terarec.spec import RocksDBSpec, RowFileSpec
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile, read_description

@@ -10,8 +10,7 @@ from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.ps.partitions import by_partition
-from terarec.ps.tier import Found, TierStatistics, check_keys, check_rows, last_rows
+from terarec.ps.tier import Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
 from terarec.storage.fair_lock import FairLock
 from terarec.storage.growing_rows import GrowingTensor

@@ -13,10 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terarec.ps.partitions import by_partition
 from terarec.ps.redis_server import RedisServer, Request
-from terarec.ps.row_bytes import as_bytes, as_rows
-from terarec.ps.tier import Found, TierStatistics, check_insert, check_keys
+from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, by_partition, check_insert, check_keys
 
 _KEY_BYTES = 8
 _TIME_BYTES = 8

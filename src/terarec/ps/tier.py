@@ -1,11 +1,17 @@
-"""The tier protocol: rows of one table in one memory, looked up and inserted in batches."""
+"""The tier protocol: rows of one table in one memory, looked up and inserted in batches; rows as bytes, and partitions.
+
+The partition of a key is that of HugeCTR's parameter server, so that both find each other's rows in Redis.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.errors import ConfigError
@@ -151,3 +157,61 @@ def last_rows(keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     is_last[:-1] = ordered[1:] != ordered[:-1]
     places = order[is_last]
     return keys[places], rows[places]
+
+
+def as_bytes(rows: Tensor, row_bytes: int) -> NDArray[np.uint8]:
+    """Return ``rows float32[n, D]`` as uint8[n, row_bytes], with zeros behind a row that is shorter."""
+    held: NDArray[np.uint8] = rows.contiguous().numpy().view(np.uint8).reshape(rows.shape[0], 4 * rows.shape[1])
+    if held.shape[1] == row_bytes:
+        return held
+    padded = np.zeros((held.shape[0], row_bytes), np.uint8)
+    padded[:, : held.shape[1]] = held
+    return padded
+
+
+def as_rows(held: NDArray[np.uint8], width: int, offset: int = 0, dtype: str = "float32") -> Tensor:
+    """Return rows float32[n, D] of ``held uint8[n, row_bytes]``.
+
+    Args:
+        held: Bytes of rows.
+        width: Length D of a vector.
+        offset: First byte of the vector in a row.
+        dtype: Element type of the vector: "float32", "bfloat16" or "float16".
+    """
+    kind: torch.dtype = getattr(torch, dtype)
+    part = np.ascontiguousarray(held[:, offset : offset + width * kind.itemsize])
+    return torch.from_numpy(part.reshape(-1)).view(kind).view(held.shape[0], width).float()
+
+
+_FIRST, _SECOND = np.uint64(0xA24BAED4963EE407), np.uint64(0x9FB21C651E98DF25)
+
+
+def mixed(keys: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the hashes uint64[n] of ``keys int64[n]``: Pelle Evensen's mixer rrxmrrxmsx_0."""
+    hashes = keys.view(np.uint64).copy()
+    hashes ^= _rotated(hashes, 25) ^ _rotated(hashes, 50)
+    hashes *= _FIRST
+    hashes ^= _rotated(hashes, 24) ^ _rotated(hashes, 49)
+    hashes *= _SECOND
+    hashes ^= hashes >> np.uint64(28)
+    return hashes
+
+
+def _rotated(values: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    return (values >> np.uint64(bits)) | (values << np.uint64(64 - bits))
+
+
+def by_partition(keys: Tensor, num_partitions: int) -> Iterator[tuple[int, Tensor | slice]]:
+    """Yield the partitions that ``keys int64[n]`` are in, each with the places of its keys."""
+    if num_partitions == 1:
+        if keys.numel():
+            yield 0, slice(0, keys.numel())
+        return
+    numbers = (mixed(keys.numpy()) % np.uint64(num_partitions)).astype(
+        np.uint16 if num_partitions < 2**16 else np.int64
+    )
+    order = torch.from_numpy(numbers.argsort(kind="stable"))  # a radix sort for 16 bits
+    counts = np.bincount(numbers, minlength=num_partitions).tolist()
+    for number, places in enumerate(torch.split(order, counts)):
+        if places.numel():
+            yield number, places

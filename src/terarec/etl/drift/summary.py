@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
+from terarec.etl.ops.number_states import GrowingSample, NumberSample
 from terarec.etl.source import Source, open_source
-from terarec.etl.statistics import GrowingSample, NumberSample
 from terarec.etl.workflow import IdValues, Workflow, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64

@@ -23,9 +23,9 @@ from terarec.etl.engine.report import (
     output_columns,
     table_sizes,
 )
-from terarec.etl.generated import read_best_auc
 from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.source import Source, open_source
+from terarec.etl.source.files import read_best_auc
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import check_times
 from terarec.io import Journal, resumable_dir

@@ -25,9 +25,9 @@ from terarec.etl.columns import (
     numpy_values,
 )
 from terarec.etl.ops.base import ColumnTypes, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.number_states import FittedNumbers, SampleStatistic
 from terarec.etl.ops.numeric import NumberOperator
 from terarec.etl.ops.record_values import RecordFunction, item_function
-from terarec.etl.ops.states import FittedNumbers, SampleStatistic
 from terarec.etl.ops.values import value_of
 from terarec.ragged import flat_values, like_values
 from terarec.spec import checks, register

@@ -26,9 +26,9 @@ from terarec.etl.columns import (
     numpy_values,
 )
 from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.number_states import FittedNumbers, SampleStatistic
 from terarec.etl.ops.numeric import NumberOperator
 from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
-from terarec.etl.ops.states import FittedNumbers, SampleStatistic
 from terarec.etl.ops.values import value_of
 from terarec.ragged import map_values
 from terarec.spec import MISSING_ID, checks, register

@@ -23,10 +23,9 @@ from terarec.etl.columns import (
     write_numbers,
 )
 from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.number_states import FittedNumbers, Moments, NumberRange, SummedStatistic
 from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
-from terarec.etl.ops.states import FittedNumbers, SummedStatistic
 from terarec.etl.ops.values import rejected
-from terarec.etl.statistics import Moments, NumberRange
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import flat_values, like_values
 from terarec.spec import checks, register

@@ -23,9 +23,9 @@ from terarec.etl.ops.base import (
     check_column,
     scalar_input,
 )
+from terarec.etl.ops.number_states import exact_sum
 from terarec.etl.ops.record_values import RecordFunction, item_function
 from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
-from terarec.etl.statistics import exact_sum
 from terarec.etl.value_counts import encoding_bytes, sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64

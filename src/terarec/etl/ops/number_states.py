@@ -1,15 +1,28 @@
-"""Statistics of numbers that block sizes and threads do not change: exact sums, moments, ranges, samples by hash."""
+"""States of operators on numbers: the statistics of training rows, and the parameters made of them.
+
+Statistics are exact sums, moments, ranges and samples by hash, which block sizes and threads do not change. Files are
+described in docs/workflows.md.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+
+from terarec.errors import FormatError
+from terarec.etl.columns import Rows, flat, list_offsets, numbers_of, numpy_values
+from terarec.etl.ops.states import read_params, write_params
+from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.spec import OperatorSpec
+from terarec.spec.quoting import quoted
 
 _CHUNK_BITS = 16
 _CHUNK = 1 << _CHUNK_BITS
@@ -207,3 +220,150 @@ class GrowingSample:
         numbers = np.concatenate([np.empty(0), *(part.numbers for part in self._parts)])
         self._parts = [NumberSample(hashes, numbers).lowest()]
         self._size = len(self._parts[0].numbers)
+
+
+SAMPLE_SEED = 42
+"""Seed of the hash of a row id that decides whether the row's number is in a sample."""
+
+Params: TypeAlias = Mapping[str, Any]
+"""Parameter -> float, or a tuple of floats."""
+
+SummandT = TypeVar("SummandT", Moments, NumberRange)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedNumbers:
+    """State of a step on numbers.
+
+    Attributes:
+        kind: Kind of the step.
+        columns: Input column -> its parameters.
+    """
+
+    kind: str
+    columns: Mapping[str, Params]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``."""
+        write_params(directory, name, self.kind, {"columns": self.columns})
+
+    @classmethod
+    def load(cls, directory: Path, name: str, spec: OperatorSpec, params: Sequence[str]) -> FittedNumbers:
+        """Read what `save` wrote.
+
+        Args:
+            directory: Directory of the file.
+            name: Name of the step.
+            spec: The step.
+            params: Names of the parameters of each column; plural ones are lists of numbers.
+
+        Raises:
+            DataNotFoundError: No such file.
+            FormatError: Another kind, another parameter, or one that is no finite number.
+        """
+        columns = read_params(directory, name, spec.kind).get("columns")
+        for column in spec.reads:
+            found = columns.get(column) if isinstance(columns, dict) else None
+            if not _are_params(found, params):
+                expected = " and ".join(params)
+                raise FormatError(
+                    f"{directory / name}.json: $.state.columns.{column}", f"got {quoted(found)}, expected {expected}"
+                )
+        assert isinstance(columns, dict)
+        return cls(spec.kind, {column: dict(map(_decoded, found.items())) for column, found in columns.items()})
+
+
+def _are_params(found: Any, names: Sequence[str]) -> bool:
+    def is_number(param: Any) -> bool:
+        return isinstance(param, int | float) and not isinstance(param, bool) and math.isfinite(param)
+
+    if not isinstance(found, dict) or set(found) != set(names):
+        return False
+    lists = {name for name in names if name.endswith("s")}
+    return all(
+        isinstance(param, list) and all(map(is_number, param)) if name in lists else is_number(param)
+        for name, param in found.items()
+    )
+
+
+def _decoded(item: tuple[str, Any]) -> tuple[str, Any]:
+    name, param = item
+    return name, tuple(map(float, param)) if isinstance(param, list) else float(param)
+
+
+class SummedStatistic(Generic[SummandT]):
+    """Gathers statistics of columns that add up.
+
+    Args:
+        kind: Kind of the step.
+        columns: Its inputs, numbers or integers; each item of a list counts.
+        summand: Statistic of numbers, NaN being missing: `Moments` or `NumberRange`.
+        params: Function from a column's sum to its parameters.
+    """
+
+    def __init__(
+        self, kind: str, columns: Sequence[str], summand: type[SummandT], params: Callable[[SummandT], Params]
+    ) -> None:
+        self._kind = kind
+        self._summand: type[SummandT] = summand
+        self._figures: Callable[[SummandT], Params] = params
+        self._sums: dict[str, SummandT] = {name: summand() for name in columns}
+
+    def observe(self, rows: Rows) -> Mapping[str, SummandT]:
+        """Return the summands of the columns of some training rows."""
+        return {name: self._summand.of(_summands(rows.columns[name])) for name in self._sums}
+
+    def merge(self, partial: Mapping[str, SummandT]) -> None:
+        """Add the summands of a block."""
+        for name, summand in partial.items():
+            self._sums[name] = self._sums[name] + summand
+
+    def partial(self) -> Mapping[str, SummandT]:
+        """Return the sums so far."""
+        return dict(self._sums)
+
+    def finish(self) -> FittedNumbers:
+        """Return the parameters."""
+        return FittedNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
+
+
+def _summands(array: pa.Array) -> NDArray[Any]:
+    """Return the m numbers of an array; integers as they are where none is missing, which spares a copy."""
+    values = flat(array)
+    return numbers_of(values) if values.null_count else numpy_values(values)
+
+
+class SampleStatistic:
+    """Gathers a `NumberSample` of columns; arguments as for `SummedStatistic`."""
+
+    def __init__(self, kind: str, columns: Sequence[str], params: Callable[[NumberSample], Params]) -> None:
+        self._kind = kind
+        self._figures = params
+        self._samples = {name: GrowingSample() for name in columns}
+
+    def observe(self, rows: Rows) -> Mapping[str, NumberSample]:
+        """Return samples of the columns of some training rows."""
+        hashes = xxh64_int64(rows.ids, SAMPLE_SEED)
+        return {name: _sample(rows.columns[name], hashes) for name in self._samples}
+
+    def merge(self, partial: Mapping[str, NumberSample]) -> None:
+        """Add the samples of a block."""
+        for name, sample in partial.items():
+            self._samples[name].add(sample)
+
+    def partial(self) -> Mapping[str, NumberSample]:
+        """Return the samples so far."""
+        return {name: growing.sample() for name, growing in self._samples.items()}
+
+    def finish(self) -> FittedNumbers:
+        """Return the parameters."""
+        samples = {name: growing.sample() for name, growing in self._samples.items()}
+        return FittedNumbers(self._kind, {name: self._figures(sample) for name, sample in samples.items()})
+
+
+def _sample(array: pa.Array, hashes: NDArray[np.int64]) -> NumberSample:
+    numbers, offsets = numbers_of(array), list_offsets(array)
+    if offsets is not None:
+        hashes = np.repeat(hashes, np.diff(offsets))
+    present = ~np.isnan(numbers)
+    return NumberSample(hashes[present], numbers[present]).lowest()
