@@ -73,7 +73,7 @@ class Move:
 MOVES = (
     Move(Place(size=3, plan="mixed"), Place(size=1)),
     Move(Place(size=4, plan="columns"), Place(size=3, host_rows=150)),
-    Move(Place(size=4, host_rows=100), Place(size=2, plan="mixed")),
+    Move(Place(size=4, plan="mixed", host_rows=90), Place(size=2, plan="columns", host_rows=110)),
 )
 FURTHER_MOVES = (
     *(Move(Place(size=4, plan="mixed"), Place(size=size, plan="columns")) for size in (1, 2, 3, 8)),
@@ -83,6 +83,7 @@ FURTHER_MOVES = (
     Move(Place(size=1, host_rows=250), Place(size=8, plan="columns")),
     Move(Place(size=8, plan="columns"), Place(size=3, host_rows=150)),
     Move(Place(size=3), Place(size=4, plan="columns")),
+    Move(Place(size=1, plan="columns", host_rows=250), Place(size=3, plan="mixed", host_rows=110)),
 )
 
 

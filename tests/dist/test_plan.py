@@ -127,10 +127,9 @@ def test_a_file_with_a_wrong_field_is_rejected_with_its_path(tmp_path: Path) -> 
     assert "row_wise" in str(caught.value)
 
 
-def test_the_rows_of_a_table_in_tiers_stay_whole(tmp_path: Path) -> None:
+def test_the_tiers_of_a_part_have_a_directory_for_each_rank(tmp_path: Path) -> None:
     spec = TableSpec(name="item", rows=101, width=8, tiers=Tiers(host="1MiB", file=str(tmp_path)))
-    for placement in (TableWise(rank=0), RowWise(), Hybrid(hot_keys=(3,))):
+    for placement in (TableWise(rank=0), RowWise(), Hybrid(hot_keys=(3,)), ColumnWise()):
         part = PlacedTable(spec, placement, plan(placement)).part(1)
         assert part.tiers == Tiers(host="1MiB", file=str(tmp_path / "rank-1"))
-    with pytest.raises(ConfigError, check=at("plan.tables: table 'item'", "tiers")):
-        PlacedTable(spec, ColumnWise(), plan(ColumnWise()))
+        assert part.width == (2 if isinstance(placement, ColumnWise) else 8)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from terarec.dist.plan import AnyTableSpec, ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
-from terarec.errors import ConfigError
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
 COPIES = -1
@@ -35,9 +34,6 @@ class PlacedTable:
         spec: The whole table.
         placement: Its placement.
         plan: The plan that it is of.
-
-    Raises:
-        ConfigError: Columns of a table in tiers.
     """
 
     def __init__(self, spec: AnyTableSpec, placement: Placement, plan: ShardingPlan) -> None:
@@ -50,12 +46,6 @@ class PlacedTable:
         self._owners = torch.tensor(self.ranks)
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
         self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
-        if spec.tiers is not None and self.by_column:
-            raise ConfigError(
-                f"plan.tables: table {spec.name!r}",
-                f"got {placement.kind!r} for a table in tiers, whose rows lie whole in their files, expected a "
-                "placement by rows",
-            )
 
     @property
     def width(self) -> int:
@@ -79,6 +69,13 @@ class PlacedTable:
             if self.ranks != tuple(range(len(self.ranks))):
                 owners = self._owners[owners]
         return owners.masked_fill_(self._is_hot(keys), COPIES) if self.has_hot_rows else owners
+
+    def is_on(self, keys: Tensor, rank: int) -> Tensor:
+        """Return whether a rank has the rows, or columns of the rows, of ``keys int64[n]``, bool[n]."""
+        if self.by_column:
+            return torch.full(keys.shape, rank in self.ranks)
+        owners = self.owners(keys)
+        return (owners == rank) | (owners == COPIES)
 
     def local_keys(self, keys: Tensor) -> Tensor:
         """Return the keys int64[n] that rows of ``keys int64[n]`` have in the part of their rank."""
@@ -109,7 +106,7 @@ class PlacedTable:
         rows = -(-spec.rows // len(self.ranks)) if not self.by_column else spec.rows
         held = max(1, self._hot.numel() + (rows if holds else 0))
         if spec.tiers is not None:  # which draw a row when it is first used
-            return replace(spec, rows=held, init_scale=scale, tiers=self._own_tiers(rank))
+            return replace(spec, rows=held, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
         return replace(spec, rows=held, width=self.width, init_scale=scale, initializer="zeros")
 
     def columns(self, rank: int) -> slice:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets, select
 from terarec.dist.exchange import Asked, Exchange, Fetched, Occurrences, Routed, Wanted, route
-from terarec.dist.placement import COPIES, PlacedTable
+from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
 from terarec.dist.tables import ShardedTable
@@ -289,8 +289,7 @@ class ShardedCollection(nn.Module):
             every = torch.unique(torch.cat([keys[name] for name in readers]))
             if isinstance(table.spec, TableSpec):
                 every = every[(every >= 0) & (every < table.spec.rows)]
-            owners = table.owners(every)
-            found[table.spec.name] = table.local_keys(every[(owners == self._exchange.ranks.rank) | (owners == COPIES)])
+            found[table.spec.name] = table.local_keys(every[table.is_on(every, self._exchange.ranks.rank)])
         return found
 
     def _counted(self, tables: Sequence[str], rank: int) -> Tensor | None:
@@ -564,23 +563,27 @@ def _fill(local: EmbeddingCollection, table: PlacedTable, collection: EmbeddingC
     whole, part = collection.tables[table.spec.name], local.tables[table.spec.name]
     columns = table.columns(rank)
     if isinstance(part, TieredTable):
-        if not table.keeps_numbers:
+        if table.by_column:
+            part.arena.data.draw_columns(part.number, table.spec.width, columns.start)
+        elif not table.keeps_numbers:
             part.arena.data.draw_by(part.number, partial(table.keys_of, rank))
         is_recorded = isinstance(table.spec, TableSpec) and len(whole) != table.spec.rows
         # Reading tiers opens their files, which all ranks would try to take.
         for piece in () if is_recorded or not whole.num_changed else whole.export_changed(_ROWS_AT_ONCE):
-            holders = table.owners(piece.keys)
-            mine = (holders == rank) | (holders == COPIES)
-            part.import_(Rows(keys=table.local_keys(piece.keys[mine]), weights=piece.weights[mine]))
+            mine = table.is_on(piece.keys, rank)
+            weights = piece.weights[mine][:, columns].contiguous()
+            part.import_(Rows(keys=table.local_keys(piece.keys[mine]), weights=weights))
         return
     if isinstance(table.spec, DynamicTableSpec):
-        if table.by_column and isinstance(part.arena, DynamicArena) and isinstance(part.arena.data, GrowingRows):
+        if table.by_column and isinstance(part.arena, DynamicArena):
             number = part.arena.table_names.index(table.spec.name)
-            part.arena.data.columns[number] = (table.spec.width, columns.start)
+            if isinstance(part.arena.data, GrowingRows):
+                part.arena.data.columns[number] = (table.spec.width, columns.start)
+            else:
+                part.arena.data.draw_columns(number, table.spec.width, columns.start)
         for piece in whole.export_chunks(_ROWS_AT_ONCE) if len(whole) else ():
-            owners = None if table.by_column or table.has_copies else table.owners(piece.keys)
-            mine = torch.ones_like(piece.keys, dtype=torch.bool) if owners is None else (owners == rank) | (owners < 0)
-            if bool(mine.any()) and (not table.by_column or rank in table.ranks):
+            mine = table.is_on(piece.keys, rank)
+            if bool(mine.any()):
                 part.import_(Rows(keys=piece.keys[mine], weights=piece.weights[mine][:, columns]))
         return
     if len(whole) != table.spec.rows:

@@ -134,7 +134,8 @@ class ShardedTable:
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return this rank's share under the keys of the whole table; nothing if it has none."""
         if self.placed.by_column:
-            yield from self._export_columns(self.part.keys(), chunk_rows)
+            keys = self._changed_keys(chunk_rows) if self._is_sparse else self.part.keys()
+            yield from self._export_columns(keys, chunk_rows)
             return
         is_empty = True
         for held in self._own(self.part.export_changed(chunk_rows)) if self._is_sparse else ():
@@ -267,6 +268,10 @@ class ShardedTable:
         """Whether a checkpoint has those rows alone that were trained or imported: static ones in tiers."""
         return self.placed.spec.tiers is not None and not self.is_dynamic
 
+    def _changed_keys(self, chunk_rows: int) -> Tensor:
+        """Return the keys int64[n] of a static table in tiers that were trained or imported, rising."""
+        return torch.cat([rows.keys for rows in self.part.export_changed(chunk_rows)]).sort().values
+
     def _own(self, pieces: Iterator[Rows]) -> Iterator[Rows]:
         """Yield this rank's share of pieces of the part, under the keys of the whole table; no empty ones."""
         if not self._exports:
@@ -294,10 +299,7 @@ class ShardedTable:
 
     def _is_here(self, keys: Tensor) -> Tensor:
         """Return whether this rank has the row of each key, bool[n]."""
-        if self.placed.by_column:
-            return torch.full(keys.shape, self._ranks.rank in self.placed.ranks)
-        owners = self.placed.owners(keys)
-        return (owners == self._ranks.rank) | (owners == COPIES)
+        return self.placed.is_on(keys, self._ranks.rank)
 
     def _static_keys(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.placed.keys_on(self._ranks.rank, first, stop)

@@ -1,9 +1,10 @@
-"""`FirstValues`: the weights and states of rows that no tier holds."""
+"""First weights and states of rows: `FirstValues` for those that no tier holds, and some columns of wider rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from terarec.kernels.rows import initialise_keys
@@ -11,6 +12,36 @@ from terarec.kernels.slots import RowBatch
 from terarec.spec import DynamicTableSpec, TableSpec
 from terarec.storage.arena import first_scale
 from terarec.storage.row_levels import by_table
+
+
+def write_columns(
+    weights: Tensor,
+    places: Tensor,
+    keys: Tensor,
+    columns: tuple[int, int],
+    *,
+    spec: TableSpec | DynamicTableSpec,
+    seed: int,
+) -> None:
+    """Write some columns of the first weights of a wider table.
+
+    Args:
+        weights: [V, D].
+        places: int64[n], rows of `weights`.
+        keys: int64[n], keys of these rows.
+        columns: Width of the whole table, and the first of its columns here.
+        spec: The table, with the scale of the whole one.
+        seed: Seed of the first weights.
+    """
+    width, first = columns
+    whole = torch.empty(keys.numel(), width, dtype=weights.dtype, device=weights.device)
+    _draw(whole, torch.arange(keys.numel(), device=weights.device), keys, spec=spec, seed=seed)
+    weights[places] = whole[:, first : first + weights.shape[1]]
+
+
+def _draw(weights: Tensor, places: Tensor, keys: Tensor, *, spec: TableSpec | DynamicTableSpec, seed: int) -> None:
+    scale = first_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale
+    initialise_keys(weights, places, keys, table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
 
 
 class FirstValues:
@@ -21,6 +52,7 @@ class FirstValues:
         fills: State -> its initial value.
         keys_of: Number of a table -> function that gives the keys by which rows are drawn, for tables whose keys here
             are other numbers; set by whoever gave them these numbers.
+        columns: Number of a table -> width of the whole table and its first column here, where these are some columns.
 
     Args:
         specs: Tables of an arena.
@@ -31,6 +63,7 @@ class FirstValues:
         self.seeds = [seed] * len(specs)
         self.fills: dict[str, float] = {}
         self.keys_of: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.columns: dict[int, tuple[int, int]] = {}
         self._specs = tuple(specs)
 
     def write(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
@@ -38,13 +71,9 @@ class FirstValues:
         for name, held in state.items():
             held[places] = self.fills[name]
         for table, mine in by_table(batch):
-            spec, keys = self._specs[table], batch.keys[mine]
-            initialise_keys(
-                weights,
-                places[mine],
-                self.keys_of[table](keys) if table in self.keys_of else keys,
-                table=spec.name,
-                seed=self.seeds[table],
-                initializer=spec.initializer,
-                scale=first_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale,
-            )
+            spec, keys, seed = self._specs[table], batch.keys[mine], self.seeds[table]
+            if table in self.columns:
+                write_columns(weights, places[mine], keys, self.columns[table], spec=spec, seed=seed)
+                continue
+            drawn_by = self.keys_of[table](keys) if table in self.keys_of else keys
+            _draw(weights, places[mine], drawn_by, spec=spec, seed=seed)

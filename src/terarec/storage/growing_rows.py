@@ -16,6 +16,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import initialise_keys, reserve_rows
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
+from terarec.storage.first_values import write_columns
 from terarec.storage.store import check_has_memory
 
 # NumPy types of the memory that tensors share; NumPy has no bfloat16.
@@ -204,22 +205,18 @@ class GrowingRows:
         for name, held in self._state.items():
             held.tensor[rows] = self._fills[name]
         spec = self._specs[table]
-        weights, places = self.weights, rows
-        whole_width, first_column = self.columns.get(table, (0, 0))
-        if whole_width:
-            weights = torch.empty(rows.numel(), whole_width, dtype=self.weights.dtype, device=self.device)
-            places = torch.arange(rows.numel(), device=self.device)
+        if table in self.columns:
+            write_columns(self.weights, rows, keys, self.columns[table], spec=spec, seed=self._seed)
+            return
         initialise_keys(
-            weights,
-            places,
+            self.weights,
+            rows,
             keys,
             table=spec.name,
             seed=self._seed,
             initializer=spec.initializer,
             scale=spec.init_scale,
         )
-        if whole_width:
-            self.weights.index_copy_(0, rows, weights[:, first_column : first_column + self.weights.shape[1]])
 
     def read(self, table: int, rows: Tensor, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return copies of the weights and states of ``rows int64[n]``."""

@@ -125,6 +125,10 @@ class TieredRows:
         """Let first weights of a table be those of other keys, which `keys_of` returns for the keys int64[n] here."""
         self.stack.first.keys_of[table] = keys_of
 
+    def draw_columns(self, table: int, width: int, first: int) -> None:
+        """Let first weights of a table be some columns of those of a table of `width` columns, from `first` on."""
+        self.stack.first.columns[table] = (width, first)
+
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
     ) -> None:
