@@ -135,6 +135,12 @@ def _commands() -> list[Any]:
         ),
         Lazy("serve", "run:serve", "Score raw records over HTTP (Open Inference Protocol v2).", panel=SERVING),
         Lazy(
+            "recommend",
+            "recommend:recommend",
+            "Write the best items for users: retrieved by a two-tower model, ranked by another one.",
+            panel=SERVING,
+        ),
+        Lazy(
             "inspect",
             "inspect:inspect",
             "Show what a data set, run, checkpoint, column or table holds.",

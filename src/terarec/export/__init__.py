@@ -4,7 +4,7 @@ from terarec.export.artifact import EXPORT_FILE, ExportReport, export_model, exp
 from terarec.export.files import export_onnx
 from terarec.export.inputs import NO_KEY, KeyInput
 from terarec.export.layers import EXPORTED_KINDS
-from terarec.export.table_rows import EmbeddingsReport, TableReport, export_embeddings, export_table
+from terarec.export.table_rows import EmbeddingsReport, TableReport, export_embeddings, export_table, table_vectors
 
 __all__ = [
     "EXPORTED_KINDS",
@@ -19,4 +19,5 @@ __all__ = [
     "export_onnx",
     "export_run",
     "export_table",
+    "table_vectors",
 ]

@@ -189,6 +189,18 @@ def write_table_file(
         return _write_parquet(partial, rows.chunks(), rows.width, with_states=True)
 
 
+def table_vectors(
+    run: Path | str, table: str, checkpoint: int | str | None = None, *, allow_import: Sequence[str] = ()
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yield keys int64[n] and their vectors float32[n, D] of a table of a run, piece by piece.
+
+    Arguments and errors are those of `export_table`.
+    """
+    run = Path(run)
+    for chunk in _Rows(_open(run, checkpoint), table, run, allow_import).chunks():
+        yield chunk.keys, chunk.vectors
+
+
 def _open(run: Path, checkpoint: int | str | None) -> Checkpoint:
     return load(find_checkpoint(run, load_run(run / RUN_FILE), checkpoint))
 
@@ -380,4 +392,4 @@ def _library(format: str) -> Any:  # noqa: A002
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise MissingDependencyError("faiss", "not installed, expected pip install faiss-cpu") from None
+        raise MissingDependencyError("faiss", "not installed, expected pip install 'terarec[ann]'") from None

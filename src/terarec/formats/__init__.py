@@ -8,7 +8,7 @@ from terarec.formats.parquet import ParquetShard, ParquetShardWriter
 from terarec.formats.parts import PARTS_FILE, PartSpec, read_part_keys, read_parts, write_parts
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.shard import FileWriter, Shard, SplitFiles, create_shard, even_sizes, open_shard, shard_path
-from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, table_file
+from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, read_table_file, table_file
 from terarec.formats.writer import ShardWriter
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "read_dataset",
     "read_part_keys",
     "read_parts",
+    "read_table_file",
     "read_tensors",
     "shard_path",
     "slice_rows",

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.json
 import pyarrow.parquet as pq
 from pyarrow import csv
 
+from terarec.errors import DataNotFoundError, FormatError
 from terarec.io import atomic_file
 from terarec.spec import FieldError
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".jsonl")
-"""Ends of the names of the files that can be written."""
+"""Ends of the names of the files that can be written and read."""
+
+
+def read_table_file(path: Path, *, texts: Sequence[str] = ()) -> pa.Table:
+    """Read a table whose rows fit in memory.
+
+    Args:
+        path: Path of the file; its suffix selects the format.
+        texts: Columns whose values are texts in CSV, such as "007"; others are numbers where all values are.
+
+    Raises:
+        ConfigError: Another suffix.
+        DataNotFoundError: No such file.
+        FormatError: A damaged file.
+    """
+    if path.suffix not in TABLE_SUFFIXES:
+        raise FieldError("", "file", f"got {path}, expected a name that ends in {', '.join(TABLE_SUFFIXES)}")
+    if not path.is_file():
+        raise DataNotFoundError(path, "no such file")
+    try:
+        if path.suffix == ".parquet":
+            return pq.read_table(path)
+        if path.suffix == ".jsonl":
+            return pyarrow.json.read_json(path)
+        types = dict.fromkeys(texts, pa.string())
+        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
+    except pa.ArrowInvalid as error:
+        raise FormatError(path, str(error).splitlines()[0]) from None
 
 
 class TableFile(Protocol):

@@ -2,10 +2,13 @@
 
 `InferenceSession` is the engine and knows nothing of transport; `InferenceService` puts it behind the messages of
 the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks a server.
+`Recommender` retrieves items from an `ItemIndex` and ranks them.
 """
 
 from terarec.serve.client import InferenceClient, InferenceError
+from terarec.serve.item_index import FoundItems, ItemIndex
 from terarec.serve.live import LiveUpdates, UpdateStatistics
+from terarec.serve.recommend import Catalogue, Recommendations, Recommender, Towers
 from terarec.serve.run import RunningServer, serve
 from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
@@ -13,15 +16,21 @@ from terarec.serve.session import InferenceSession, InputColumn
 from terarec.serve.tables import ServedTables
 
 __all__ = [
+    "Catalogue",
+    "FoundItems",
     "InferenceClient",
     "InferenceError",
     "InferenceService",
     "InferenceSession",
     "InputColumn",
+    "ItemIndex",
     "LiveUpdates",
+    "Recommendations",
+    "Recommender",
     "RunningServer",
     "ScoreReport",
     "ServedTables",
+    "Towers",
     "UpdateStatistics",
     "score_files",
     "serve",

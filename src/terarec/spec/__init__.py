@@ -74,6 +74,7 @@ from terarec.spec.parameter_server import (
     TierSpec,
     TLSSpec,
 )
+from terarec.spec.retrieval import ItemIndexSpec
 from terarec.spec.run import (
     EXECUTOR_MODES,
     EXECUTOR_NAMES,
@@ -200,6 +201,7 @@ __all__ = [
     "GraphSpec",
     "HostMemorySpec",
     "Initializer",
+    "ItemIndexSpec",
     "LFUEviction",
     "LRSpec",
     "LRUEviction",

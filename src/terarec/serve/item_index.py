@@ -1,0 +1,338 @@
+"""`ItemIndex`: the items whose vectors have the largest dot products with a query, exactly or by a graph (HNSW)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from terarec.errors import ConfigError, FormatError, MissingDependencyError
+from terarec.export import table_vectors
+from terarec.formats import read_tensors, write_tensors
+from terarec.io import atomic_dir, read_versioned_json, write_versioned_json
+from terarec.ragged import Ragged, offsets_of
+from terarec.spec import ItemIndexSpec, from_data
+
+INDEX_FILE = "index.json"
+_VECTORS, _GRAPH = "vectors.safetensors", "graph.faiss"
+_FILES = r"index\.json|vectors\.safetensors|graph\.faiss"
+_NAME, _VERSION = "terarec.item_index", 1
+_BLOCK_BYTES = 64 << 20  # of the scores of one block of queries
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+KeyLists = Sequence[Sequence[int] | Integers]
+"""Keys of items for each query."""
+
+
+class FoundItems(NamedTuple):
+    """Items of Q queries, the best first.
+
+    Attributes:
+        keys: int64[Q, k]; -1 where there are fewer items.
+        scores: float32[Q, k], the dot products; minus infinity where there are fewer items.
+    """
+
+    keys: Integers
+    scores: Floats
+
+
+class ItemIndex:
+    """Vectors of items and the search among them. Thread-safe.
+
+    Attributes:
+        keys: int64[I], the items' keys.
+        vectors: float32[I, D].
+        spec: How they are searched.
+        method: "exact" or "graph".
+
+    Args:
+        vectors: float32[I, D].
+        keys: int64[I], distinct and at least 0; None for 0 to I - 1.
+        spec: How to search.
+
+    Raises:
+        ConfigError: No items, vectors that are not finite, or keys that are not distinct or negative.
+        MissingDependencyError: A graph is wanted, and faiss is not installed.
+    """
+
+    def __init__(self, vectors: Floats, keys: Integers | None = None, spec: ItemIndexSpec | None = None) -> None:
+        self._graph: _Graph | None = None
+        self._set(vectors, keys, spec or ItemIndexSpec())
+        if self.method == "graph":
+            self._graph = _Graph.build(self.vectors, self.spec)
+
+    @classmethod
+    def of_table(
+        cls, run: Path | str, table: str, spec: ItemIndexSpec | None = None, *, checkpoint: int | str | None = None
+    ) -> ItemIndex:
+        """Return an index of the rows of a run's table, under their keys.
+
+        Args:
+            run: Directory of the run.
+            table: Name of the table.
+            spec: How to search.
+            checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
+
+        Raises:
+            ConfigError: No such table or checkpoint, or no rows.
+            DataNotFoundError: `run` is no run, or holds no complete checkpoint.
+            FormatError: A damaged file.
+        """
+        pieces = list(table_vectors(run, table, checkpoint))
+        if not pieces:
+            raise ConfigError("table", f"{table!r} has no rows, expected at least one")
+        keys, vectors = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return cls(vectors, keys, spec)
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.keys)
+
+    def search(
+        self,
+        queries: Floats,
+        k: int,
+        *,
+        exclude: KeyLists | None = None,
+        allow: KeyLists | Integers | None = None,
+    ) -> FoundItems:
+        """Find the k items with the largest dot products for each query.
+
+        Allowed items are searched exactly, whatever the method. Keys that the index does not have are ignored.
+
+        Args:
+            queries: float32[Q, D].
+            k: Number of items.
+            exclude: Keys that are not to be found, for each query.
+            allow: The only keys that may be found: int64[n] for all queries, or a list for each.
+
+        Raises:
+            ConfigError: Queries of another width or that are not finite, k < 1, or lists for another number of queries.
+        """
+        queries = _checked(queries, "queries", self.vectors.shape[1])
+        if not isinstance(k, int) or k < 1:
+            raise ConfigError("k", f"got {k!r}, expected at least 1")
+        excluded = self._places("exclude", exclude, len(queries))
+        if isinstance(allow, np.ndarray) and allow.ndim == 1:
+            places = np.unique(self._places("allow", [allow], 1).values)
+            found = _best_exact(queries, self.vectors[places], k, _within(excluded, places))
+            return self._found(queries, np.where(found < 0, -1, _take(places, found)), k)
+        if allow is not None:
+            return self._search_lists(queries, k, excluded, self._places("allow", list(allow), len(queries)))
+        if self.method == "exact":
+            return self._found(queries, _best_exact(queries, self.vectors, k, excluded), k)
+        return self._found(queries, self._by_graph(queries, k, excluded), k)
+
+    def save(self, directory: Path, *, source: Mapping[str, str] | None = None) -> None:
+        """Write the index into a new directory, atomically.
+
+        Args:
+            directory: The directory; an index there is replaced.
+            source: What the vectors are made of, for `load` to compare.
+
+        Raises:
+            ConfigError: The directory holds something else.
+            StorageError: The disk is full; nothing is left behind.
+        """
+        with atomic_dir(directory, replaceable=_FILES) as partial:
+            checksums = {_VECTORS: write_tensors(partial / _VECTORS, {"keys": self.keys, "vectors": self.vectors}, {})}
+            if self._graph is not None:
+                self._graph.write(partial / _GRAPH)
+                checksums[_GRAPH] = _sha256(partial / _GRAPH)
+            content = {"spec": asdict(self.spec), "sha256": checksums, "source": dict(source or {})}
+            write_versioned_json(partial / INDEX_FILE, _NAME, _VERSION, content)
+
+    @classmethod
+    def load(cls, directory: Path, *, source: Mapping[str, str] | None = None) -> ItemIndex | None:
+        """Read an index; return None if it is made of another `source`.
+
+        Raises:
+            DataNotFoundError: There is none.
+            FormatError: A damaged file.
+        """
+        path = directory / INDEX_FILE
+        content = read_versioned_json(path, _NAME, _VERSION)
+        if source is not None and content.get("source") != dict(source):
+            return None
+        checksums = content.get("sha256")
+        if not isinstance(checksums, dict) or _VECTORS not in checksums:
+            raise FormatError(path, "$.sha256", f"got {checksums!r}, expected a checksum of each file")
+        try:
+            spec = from_data(ItemIndexSpec, content.get("spec"), f"{path}: $.spec")
+        except ConfigError as error:
+            raise FormatError(error.where, error.problem) from None
+        arrays, _ = read_tensors(directory / _VECTORS, sha256=str(checksums[_VECTORS]))
+        index = object.__new__(cls)
+        index._graph = None
+        index._set(arrays["vectors"], arrays["keys"], spec)
+        if index.method == "graph":
+            index._graph = _Graph.read(directory / _GRAPH, len(index), checksums.get(_GRAPH))
+        return index
+
+    def _set(self, vectors: Floats, keys: Integers | None, spec: ItemIndexSpec) -> None:
+        if not len(vectors):
+            raise ConfigError("vectors", "got no items, expected at least one")
+        self.vectors = _checked(vectors, "vectors", None)
+        self.keys = np.arange(len(vectors)) if keys is None else np.asarray(keys, dtype=np.int64)
+        self._order = self.keys.argsort(kind="stable")
+        self._sorted = self.keys[self._order]
+        if self.keys.shape != (len(vectors),) or self._sorted[0] < 0 or (np.diff(self._sorted) == 0).any():
+            raise ConfigError("keys", f"got {self.keys.shape[0]} keys, expected {len(vectors)} distinct ones >= 0")
+        self.spec = spec
+        is_exact = spec.method == "exact" or (spec.method == "auto" and len(vectors) <= spec.exact_items)
+        self.method = "exact" if is_exact else "graph"
+
+    def _places(self, name: str, lists: KeyLists | None, num_queries: int) -> Ragged[Integers, Integers]:
+        """Return the places of the known keys of each list, none twice."""
+        given = [np.empty(0, np.int64)] * num_queries if lists is None else [np.asarray(keys) for keys in lists]
+        if len(given) != num_queries:
+            raise ConfigError(name, f"got {len(given)} lists, expected {num_queries}, one for each query")
+        lengths = [len(keys) for keys in given]
+        flat = np.concatenate([np.empty(0, np.int64), *(keys for keys in given if len(keys))])
+        if len(flat) and flat.dtype.kind not in "iu":
+            raise ConfigError(name, f"got values of type {flat.dtype}, expected integers: keys of items")
+        query = np.repeat(np.arange(num_queries), lengths)
+        at = np.searchsorted(self._sorted, flat).clip(max=len(self) - 1)
+        is_known = self._sorted[at] == flat
+        pairs = np.unique(query[is_known] * len(self) + self._order[at[is_known]])
+        return Ragged(pairs % len(self), offsets_of(np.bincount(pairs // len(self), minlength=num_queries)))
+
+    def _search_lists(
+        self, queries: Floats, k: int, excluded: Ragged[Integers, Integers], allowed: Ragged[Integers, Integers]
+    ) -> FoundItems:
+        places = np.full((len(queries), k), -1, dtype=np.int64)
+        for number, query in enumerate(queries):
+            mine = np.setdiff1d(_list(allowed, number), _list(excluded, number), assume_unique=True)
+            scores = self.vectors[mine] @ query
+            best = np.argsort(-scores, kind="stable")[:k]
+            places[number, : len(best)] = mine[best]
+        return self._found(queries, places, k)
+
+    def _by_graph(self, queries: Floats, k: int, excluded: Ragged[Integers, Integers]) -> Integers:
+        """Search for as many items more as the longest list excludes, and leave those out."""
+        assert self._graph is not None
+        most = int(np.diff(excluded.offsets).max(initial=0))
+        found = self._graph.search(queries, min(len(self), k + most), self.spec.search_effort)
+        if most:
+            query = np.repeat(np.arange(len(queries)), np.diff(excluded.offsets))
+            codes = query * len(self) + excluded.values
+            found[np.isin(np.arange(len(queries))[:, None] * len(self) + found, codes)] = -1
+        return found
+
+    def _found(self, queries: Floats, places: Integers, k: int) -> FoundItems:
+        """Return places int64[Q, n], -1 being none, as k keys in the order of their exact scores."""
+        places = np.pad(places, ((0, 0), (0, max(0, k - places.shape[1]))), constant_values=-1)
+        scores = np.einsum("qnd,qd->qn", self.vectors[places], queries, dtype=np.float32)
+        scores[places < 0] = -np.inf
+        order = np.lexsort((places, -scores), axis=1)
+        places, scores = (np.take_along_axis(held, order[:, :k], 1) for held in (places, scores))
+        return FoundItems(np.where(places < 0, -1, self.keys[places]), scores)
+
+
+class _Graph:
+    """An HNSW graph of faiss.
+
+    A graph of dot products leads all searches to the longest vectors, and its recall ends at about 0.91 (20,000 items
+    whose lengths have a log-normal spread of 0.2). With one number more all items have the same length; the order of
+    the Euclidean distances to a query, whose further number is 0, is then that of the dot products (Bachrach et al.
+    2014), and more effort always finds more.
+    """
+
+    def __init__(self, library: Any, index: Any) -> None:
+        self._library, self._index = library, index
+
+    @classmethod
+    def build(cls, vectors: Floats, spec: ItemIndexSpec) -> _Graph:
+        library = _faiss()
+        index = library.IndexHNSWFlat(vectors.shape[1] + 1, spec.neighbors, library.METRIC_L2)
+        index.hnsw.efConstruction = spec.build_effort
+        squares = np.square(vectors).sum(1, keepdims=True)
+        index.add(np.concatenate([vectors, np.sqrt(squares.max() - squares)], axis=1))
+        return cls(library, index)
+
+    @classmethod
+    def read(cls, path: Path, num_items: int, sha256: object) -> _Graph:
+        library = _faiss()
+        if not path.is_file():
+            raise FormatError(path, "missing, expected the graph of an index")
+        if _sha256(path) != sha256:
+            raise FormatError(path, f"damaged: its SHA-256 is not the one in {INDEX_FILE}")
+        index = library.read_index(str(path))
+        if index.ntotal != num_items:
+            raise FormatError(path, f"holds {index.ntotal} items, expected {num_items}")
+        return cls(library, index)
+
+    def write(self, path: Path) -> None:
+        self._library.write_index(self._index, str(path))
+
+    def search(self, queries: Floats, k: int, effort: int) -> Integers:
+        asked = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
+        parameters = self._library.SearchParametersHNSW(efSearch=max(effort, k))
+        found: Integers = self._index.search(asked, k, params=parameters)[1]
+        return found
+
+
+def _best_exact(queries: Floats, vectors: Floats, k: int, excluded: Ragged[Integers, Integers]) -> Integers:
+    """Return the places int64[Q, k] of the largest products; -1 where there are fewer items."""
+    found = np.full((len(queries), k), -1, dtype=np.int64)
+    most = min(k, len(vectors))
+    if not most:
+        return found
+    items, asked = torch.from_numpy(vectors).T, torch.from_numpy(queries)
+    block = max(1, _BLOCK_BYTES // (4 * len(vectors)))
+    for begin in range(0, len(queries), block):
+        scores = asked[begin : begin + block] @ items
+        bounds = excluded.offsets[begin : begin + len(scores) + 1]
+        lengths = np.diff(bounds)
+        row = torch.from_numpy(np.repeat(np.arange(len(scores)), lengths))
+        scores[row, torch.from_numpy(excluded.values[bounds[0] : bounds[-1]])] = -torch.inf
+        best = scores.topk(most)
+        found[begin : begin + block, :most] = torch.where(best.values > -torch.inf, best.indices, -1).numpy()
+    return found
+
+
+def _within(lists: Ragged[Integers, Integers], places: Integers) -> Ragged[Integers, Integers]:
+    """Return lists of places as positions in the rising `places`, without those that are not there."""
+    query = np.repeat(np.arange(len(lists.offsets) - 1), np.diff(lists.offsets))
+    at = np.searchsorted(places, lists.values)
+    is_in = np.isin(lists.values, places)
+    return Ragged(at[is_in], offsets_of(np.bincount(query[is_in], minlength=len(lists.offsets) - 1)))
+
+
+def _take(places: Integers, found: Integers) -> Integers:
+    return places[found] if len(places) else found
+
+
+def _list(lists: Ragged[Integers, Integers], number: int) -> Integers:
+    return lists.values[lists.offsets[number] : lists.offsets[number + 1]]
+
+
+def _checked(vectors: Floats, name: str, width: int | None) -> Floats:
+    made = np.ascontiguousarray(vectors, dtype=np.float32)
+    if made.ndim != 2 or made.shape[1] != (width or made.shape[-1]):
+        expected = f"float32[n, {'D' if width is None else width}]"
+        raise ConfigError(name, f"got {list(made.shape)}, expected {expected}")
+    if not np.isfinite(made).all():
+        row = int(np.argmin(np.isfinite(made).all(1)))
+        raise ConfigError(f"{name}[{row}]", "not finite, expected finite numbers")
+    return made
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _faiss() -> Any:
+    try:
+        return importlib.import_module("faiss")
+    except ImportError:
+        raise MissingDependencyError("faiss", "not installed, expected pip install 'terarec[ann]'") from None
