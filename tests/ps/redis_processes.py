@@ -13,7 +13,8 @@ import pytest
 
 from terarec.spec import RedisSpec
 
-PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
+PROGRAMS = ("redis-server", "valkey-server")
+PROGRAM = next((program for program in PROGRAMS[::-1] if shutil.which(program)), None)
 needs_redis = pytest.mark.skipif(PROGRAM is None, reason="neither valkey-server nor redis-server is installed")
 
 
@@ -30,8 +31,12 @@ def free_port() -> int:
 class RedisProcess:
     """A server that can be killed, paused and started again with what it held."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(
+        self, directory: Path, *options: str, program: str | None = PROGRAM, is_encrypted: bool = False
+    ) -> None:
         self.port = free_port()
+        self._program = program
+        self._is_encrypted = is_encrypted
         self._directory = directory
         self._options = options
         directory.mkdir(parents=True, exist_ok=True)
@@ -45,10 +50,11 @@ class RedisProcess:
         return RedisSpec(address=self.address, **options)  # type: ignore[arg-type]
 
     def start(self) -> None:
-        assert PROGRAM is not None
+        assert self._program is not None
+        ports = ("--port", "0", "--tls-port") if self._is_encrypted else ("--port",)
         options = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--dir", str(self._directory))
         self._process = subprocess.Popen(
-            [PROGRAM, "--bind", "127.0.0.1", "--port", str(self.port), *options, *self._options],
+            [self._program, "--bind", "127.0.0.1", *ports, str(self.port), *options, *self._options],
             stdout=subprocess.DEVNULL,
         )
         self._wait()
@@ -73,6 +79,8 @@ class RedisProcess:
     def _wait(self) -> None:
         for _ in range(400):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.2) as held:
+                if self._is_encrypted:
+                    return
                 held.sendall(b"PING\r\n")
                 if held.recv(64).startswith(b"+PONG"):
                     return
@@ -81,9 +89,11 @@ class RedisProcess:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *options: str) -> Iterator[RedisProcess]:
+def running(
+    directory: Path, *options: str, program: str | None = PROGRAM, is_encrypted: bool = False
+) -> Iterator[RedisProcess]:
     """Run a server."""
-    server = RedisProcess(directory, *options)
+    server = RedisProcess(directory, *options, program=program, is_encrypted=is_encrypted)
     try:
         yield server
     finally:

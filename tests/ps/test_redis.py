@@ -1,9 +1,11 @@
 """Rows in a real Redis or Valkey: their layout, eviction, faults, a cluster."""
 
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ import torch
 from terarec.errors import StorageError
 from terarec.ps import HostMemoryTier, RedisServer, RedisTier, TableTiers
 from terarec.ps.tier import mixed
-from terarec.spec import OverflowSpec
-from tests.ps.redis_processes import RedisProcess, needs_redis, running
+from terarec.spec import OverflowSpec, TLSSpec
+from tests.ps.redis_processes import PROGRAMS, RedisProcess, needs_redis, running
 
 pytestmark = needs_redis
 redis = pytest.importorskip("redis")
@@ -38,10 +40,10 @@ def partition_by_formula(key: int, num_partitions: int) -> int:
     return (value ^ value >> 28) % num_partitions
 
 
-def test_the_layout_is_that_of_hugectr(redis_server: RedisProcess) -> None:
-    tier = RedisTier(RedisServer(redis_server.spec(num_partitions=3)), "hps_et.dcn.user", 4)
+def test_the_layout_is_that_of_hugectr(each_server: RedisProcess) -> None:
+    tier = RedisTier(RedisServer(each_server.spec(num_partitions=3)), "hps_et.dcn.user", 4)
     tier.insert(KEYS, ROWS)
-    client = redis.Redis(port=redis_server.port)
+    client = redis.Redis(port=each_server.port)
     for key, row in zip(KEYS.tolist(), ROWS, strict=True):
         name = f"hps_et{{hps_et.dcn.user/p{partition_by_formula(key, 3)}}}v"
         assert client.hget(name, key.to_bytes(8, "little", signed=True)) == row.numpy().tobytes()
@@ -53,9 +55,9 @@ def test_partitions_by_the_formula() -> None:
 
 
 @pytest.mark.parametrize("evict", ["random", "lru"])
-def test_a_full_partition_evicts(redis_server: RedisProcess, evict: str) -> None:
+def test_a_full_partition_evicts(each_server: RedisProcess, evict: str) -> None:
     overflow = OverflowSpec(max_rows=60, evict=evict, keep=0.5)  # type: ignore[arg-type]
-    server = RedisServer(redis_server.spec(num_partitions=1, overflow=overflow))
+    server = RedisServer(each_server.spec(num_partitions=1, overflow=overflow))
     tier = RedisTier(server, f"hps_et.full.{evict}", 4)
     tier.insert(KEYS[:60], ROWS[:60])
     assert tier.count() == 60
@@ -64,10 +66,10 @@ def test_a_full_partition_evicts(redis_server: RedisProcess, evict: str) -> None
     assert tier.statistics().evicted == 70
 
 
-def test_rows_of_another_size_are_missing_and_counted(redis_server: RedisProcess) -> None:
-    tier = RedisTier(RedisServer(redis_server.spec(num_partitions=1)), "hps_et.m.sizes", 4)
+def test_rows_of_another_size_are_missing_and_counted(each_server: RedisProcess) -> None:
+    tier = RedisTier(RedisServer(each_server.spec(num_partitions=1)), "hps_et.m.sizes", 4)
     tier.insert(KEYS, ROWS)
-    client = redis.Redis(port=redis_server.port)
+    client = redis.Redis(port=each_server.port)
     for key, value in ((3, b""), (4, b"12345"), (5, bytes(4 * 5))):
         client.hset("hps_et{hps_et.m.sizes/p0}v", key.to_bytes(8, "little"), value)
     found = tier.lookup(KEYS)
@@ -142,30 +144,113 @@ def test_a_user_with_a_password(tmp_path: Path) -> None:
             RedisTier(RedisServer(server.spec(user="reader", password="wrong")), "hps_et.m.t", 4).lookup(KEYS)
 
 
+class Certificates:
+    """An authority, and a certificate of it for the server's names and for a client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority, self._folder = folder / "ca.crt", folder
+        self._run("req", "-x509", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority", *_KEY)
+        for name in ("server", "client"):
+            self._run("req", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", *_KEY)
+            (folder / "names").write_text("subjectAltName=DNS:redis.localhost,DNS:localhost")
+            signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names")
+            self._run("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed)
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self._folder, check=True, capture_output=True, timeout=60)
+
+    def server_options(self) -> list[str]:
+        files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
+        return [word for name, file in files.items() for word in (f"--tls-{name}-file", str(self._folder / file))]
+
+    def spec(self, **changes: str | None) -> TLSSpec:
+        given = {"certificate": str(self._folder / "client.crt"), "key": str(self._folder / "client.key")}
+        return TLSSpec(**{"ca_certificates": str(self.authority), **given, **changes})  # type: ignore[arg-type]
+
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+
+
+def skip_without(program: str, folder: Path, *, is_encrypted: bool) -> None:
+    """Skip a test whose server is not installed, or was built without encryption."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    if is_encrypted:
+        words = [program, "--port", "0", "--tls-port", "1", "--dir", str(folder)]
+        told = subprocess.run(words, capture_output=True, timeout=60).stdout
+        if b"No tls-cert-file configured" not in told:
+            pytest.skip(f"{program} was built without TLS")
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+
+
+@needs_openssl
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_encrypted_connections_check_the_server_and_the_client(tmp_path: Path, program: str) -> None:
+    skip_without(program, tmp_path, is_encrypted=True)
+    certificates = Certificates(tmp_path)
+    with running(tmp_path / "redis", *certificates.server_options(), program=program, is_encrypted=True) as server:
+        named = certificates.spec(server_name="redis.localhost")
+        held = RedisTier(RedisServer(server.spec(tls=named)), "hps_et.m.t", 4)
+        held.insert(KEYS, ROWS)
+        assert torch.equal(held.lookup(KEYS).rows, ROWS)
+        other = tmp_path / "other"
+        other.mkdir()
+        for wrong in (
+            None,  # not encrypted
+            certificates.spec(server_name="redis.example"),  # a name that the certificate does not have
+            certificates.spec(),  # nor has it the address 127.0.0.1
+            certificates.spec(server_name="redis.localhost", certificate=None, key=None),  # the client is unknown
+            certificates.spec(
+                server_name="redis.localhost", ca_certificates=str(Certificates(other).authority)
+            ),  # another authority
+        ):
+            with pytest.raises(StorageError):
+                RedisTier(RedisServer(server.spec(tls=wrong)), "hps_et.m.t", 4).lookup(KEYS)
+
+
 @pytest.mark.slow
-def test_a_cluster_of_three(tmp_path: Path) -> None:
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("is_encrypted", [False, pytest.param(True, marks=needs_openssl)])
+def test_a_cluster_of_three(tmp_path: Path, program: str, is_encrypted: bool) -> None:
+    skip_without(program, tmp_path, is_encrypted=is_encrypted)
+    options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+    tls, client_options, words = None, dict[str, Any](), list[str]()
+    if is_encrypted:
+        certificates = Certificates(tmp_path)
+        tls = certificates.spec(server_name="redis.localhost")
+        options += [*certificates.server_options(), "--tls-cluster", "yes", "--tls-replication", "yes"]
+        files = {"cert": tls.certificate, "key": tls.key, "cacert": tls.ca_certificates}
+        words = ["--tls", *(word for name, file in files.items() for word in (f"--{name}", str(file)))]
+        client_options = {"ssl": True, "ssl_ca_certs": tls.ca_certificates, "ssl_check_hostname": False}
+        client_options |= {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
+
+    def client(node: RedisProcess) -> Any:
+        return redis.Redis(port=node.port, **client_options)
+
     with (
-        running(tmp_path / "0", *options) as first,
-        running(tmp_path / "1", *options) as second,
-        running(tmp_path / "2", *options) as third,
+        running(tmp_path / "0", *options, program=program, is_encrypted=is_encrypted) as first,
+        running(tmp_path / "1", *options, program=program, is_encrypted=is_encrypted) as second,
+        running(tmp_path / "2", *options, program=program, is_encrypted=is_encrypted) as third,
     ):
         nodes = [first, second, third]
-        create = ["redis-cli", "--cluster", "create", *(node.address for node in nodes), "--cluster-yes"]
+        command = program.replace("-server", "-cli")
+        create = [command, *words, "--cluster", "create", *(node.address for node in nodes), "--cluster-yes"]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL, timeout=60)
-        tier = RedisTier(RedisServer(second.spec(num_partitions=16, timeout_seconds=2.0)), "hps_et.m.t", 4)
+        tier = RedisTier(RedisServer(second.spec(num_partitions=16, timeout_seconds=2.0, tls=tls)), "hps_et.m.t", 4)
         for node in nodes:  # each learns of the others by itself
-            _until(lambda node=node: redis.Redis(port=node.port).cluster("info")["cluster_state"] == "ok")
+            _until(lambda node=node: client(node).cluster("info")["cluster_state"] == "ok")
         tier.insert(KEYS, ROWS)
         assert torch.equal(tier.lookup(KEYS).rows, ROWS)
         assert tier.count() == 100
-        assert all(redis.Redis(port=node.port).dbsize() > 0 for node in nodes)
+        assert all(client(node).dbsize() > 0 for node in nodes)
         table = TableTiers([tier])
         third.kill()
         lost = (table.lookup(KEYS) == 0).all(1)
         assert bool(lost.any())
         third.start()
-        _until(lambda: redis.Redis(port=first.port).cluster("info")["cluster_state"] == "ok")
+        _until(lambda: client(first).cluster("info")["cluster_state"] == "ok")
         _until(lambda: torch.equal(table.lookup(KEYS), ROWS))
 
 

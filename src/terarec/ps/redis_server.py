@@ -113,14 +113,11 @@ class RedisServer:
             "socket_connect_timeout": spec.timeout_seconds,
             "retry": library.retry.Retry(library.backoff.NoBackoff(), 0),
             "decode_responses": False,
-            **_tls_options(spec),
+            **_tls_options(spec, library),
         }
         last: Exception | None = None
         for host, port in spec.nodes:
             pool_options = {**options, "max_connections": spec.num_connections, "timeout": spec.timeout_seconds}
-            if options.get("ssl"):
-                pool_options |= {"connection_class": library.connection.SSLConnection}
-                pool_options.pop("ssl")
             pool = library.connection.BlockingConnectionPool(host=host, port=port, **pool_options)
             client = library.Redis(connection_pool=pool)
             try:
@@ -130,7 +127,11 @@ class RedisServer:
                 client.close()
                 nodes = [library.cluster.ClusterNode(*node) for node in spec.nodes]
                 return library.cluster.RedisCluster(
-                    startup_nodes=nodes, max_connections=spec.num_connections, **options
+                    # With a URL the class of connections is an option; the nodes are the others, too.
+                    url=f"redis://{host}:{port}",
+                    startup_nodes=nodes,
+                    max_connections=spec.num_connections,
+                    **options,
                 )
             except (library.exceptions.RedisError, OSError) as error:
                 client.close()
@@ -154,19 +155,37 @@ def _reply(connection: Any, library: Any) -> Any:
         return error
 
 
-def _tls_options(spec: RedisSpec) -> Mapping[str, Any]:
+def _tls_options(spec: RedisSpec, library: Any) -> Mapping[str, Any]:
     tls = spec.tls
     if tls is None:
         return {}
     is_directory = Path(tls.ca_certificates).is_dir()
     options: dict[str, Any] = {
-        "ssl": True,
+        "connection_class": _named(library, tls.server_name),
         "ssl_ca_path" if is_directory else "ssl_ca_certs": tls.ca_certificates,
         "ssl_certfile": tls.certificate,
         "ssl_keyfile": tls.key,
-        "ssl_check_hostname": tls.server_name is None,
+        "ssl_check_hostname": True,
     }
     return options
+
+
+def _named(library: Any, server_name: str | None) -> Any:
+    """Return a class of encrypted connections that compares certificates with a name, None for that of the host."""
+    if server_name is None:
+        return library.connection.SSLConnection
+
+    class NamedConnection(library.connection.SSLConnection):  # type: ignore[misc]  # the client has no types
+        host: Any
+
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            host, self.host = self.host, server_name  # the client has no other place for the name
+            try:
+                return super()._wrap_socket_with_ssl(sock)
+            finally:
+                self.host = host
+
+    return NamedConnection
 
 
 def _library() -> Any:
