@@ -62,7 +62,7 @@ class KeysetError(FormatError):
 
 
 class StorageError(TerarecError, RuntimeError):
-    """A table or a disk cannot hold what it was asked to hold."""
+    """A table, memory or disk is full, or a store cannot be read or written."""
 
 
 class DamagedFileError(StorageError):
@@ -86,11 +86,11 @@ class KeyOutOfRangeError(StorageError, IndexError):
 
 
 class KernelError(TerarecError, RuntimeError):
-    """A kernel that was asked for by name cannot run."""
+    """A kernel that was requested by name cannot run."""
 
 
 class ClusterError(TerarecError, RuntimeError):
-    """A cluster that was asked to work cannot be reached, or has given up.
+    """A cluster cannot be reached, or failed.
 
     Attributes:
         phases: Phases of a preparation that are complete and kept.
@@ -102,13 +102,13 @@ class ClusterError(TerarecError, RuntimeError):
 
 
 class CollectiveError(TerarecError, RuntimeError):
-    """Ranks cannot talk to each other, differ in what has to be equal, or a collective of theirs failed.
+    """Ranks cannot connect, differ in data that must be equal, or a collective failed.
 
     Attributes:
         collective: Name of the collective, such as "exchange of keys"; `where` has it with the step.
         step: Number of the training step in which it failed; 0 before the first.
-        rank: The rank that failed or did not come, where one alone is known.
-        pairs: Pairs of ranks that cannot talk, where they are known.
+        rank: The rank that failed or did not take part; None if it is not known.
+        pairs: Pairs of ranks that cannot connect, where they are known.
         differences: Ranks, and paths in their JSON data, that differ from rank 0.
     """
 
@@ -139,7 +139,7 @@ class TrainingError(TerarecError, ArithmeticError):
 
 
 class RunInterruptedError(TerarecError):
-    """A signal (Ctrl-C, SIGTERM) stopped the work in an orderly way.
+    """A signal (Ctrl-C, SIGTERM) stopped the work; what is complete is kept.
 
     Attributes:
         signal: Name of the signal in a training, such as "SIGINT".

@@ -1,4 +1,4 @@
-"""Threads that work ahead on a stream: results in its order, bounded memory, errors in their turn, no thread left."""
+"""Threads that process a stream ahead of its consumer: results and errors in order, bounded memory, no thread left."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WORKFLOW, NAME = "WORKFLOW", "NAME"
 
 
 class WorkflowOrCommand(Group):
-    """Takes what is no command of its own as the first argument of the command `WORKFLOW`."""
+    """Passes an unknown command on as the first argument of the command `WORKFLOW`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """As Click's, for ``prepare avazu day.csv``: ``prepare WORKFLOW avazu day.csv``."""
@@ -33,7 +33,7 @@ class WorkflowOrCommand(Group):
 
 
 class NameOrCommand(Group):
-    """Takes what is no command of its own as arguments of the command `NAME`, options in front included."""
+    """Passes an unknown command, and options before it, on as arguments of the command `NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Click's, for ``workflow --out avazu.json avazu``: ``workflow NAME --out avazu.json avazu``."""

@@ -122,7 +122,7 @@ def _export(options: InspectOptions, table: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """``terarec doctor`` takes nothing but what every command takes."""
+    """Options of ``terarec doctor``: those of every command."""
 
 
 def doctor(options: DoctorOptions, show: Show) -> None:

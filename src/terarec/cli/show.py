@@ -25,7 +25,7 @@ _WIDEST = 1_000_000
 
 
 class Advance(Protocol):
-    """Tells a progress bar where the work is."""
+    """Moves a progress bar."""
 
     def __call__(self, position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
         """Work done and work in all, in the bar's unit; what is being done, and how fast, where the bar cannot know."""

@@ -173,7 +173,7 @@ class EmbeddingCollection(nn.Module):
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
     def find(self, jagged: Jagged, *, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[FoundRows]:
-        """Find the rows of keys that somebody else looks up, such as another rank.
+        """Find the rows of keys that the caller looks up, such as for another rank.
 
         Args:
             jagged: Keys of this collection's features, of which each table has one, without pooling; one bag each.
@@ -254,7 +254,7 @@ class EmbeddingCollection(nn.Module):
         return with_gradient(self.rows, lambda: alias, self._gradients.of_table(table))
 
     def tier_use(self) -> TierUse | None:
-        """Return what the tiers of the tables did so far; None without any."""
+        """Return the counters of the tables' tiers; None without tiers."""
         uses = [tiers.use for tiers in map(tiers_of, self.arenas) if tiers is not None]
         return reduce(TierUse.plus, uses) if uses else None
 

@@ -1,4 +1,4 @@
-"""`FoundRows`: the rows of keys that a collection found for somebody else, who looks them up and returns gradients."""
+"""`FoundRows`: the rows of keys that a collection found, for a caller that looks them up and returns gradients."""
 
 from __future__ import annotations
 

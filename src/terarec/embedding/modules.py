@@ -174,7 +174,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
 
 
 class Embedding(DropIn, nn.Embedding):
-    """Takes the place of `torch.nn.Embedding`: the same arguments, results, gradients and ``state_dict``.
+    """Replaces `torch.nn.Embedding`: the same arguments, results, gradients and ``state_dict``.
 
     It is trained in the three ways of `EmbeddingBag`, and differs from torch's module as that one does.
 

@@ -369,7 +369,7 @@ class Rows:
         columns: Name -> array of n values.
         ids: int64[n], row ids, rising; described in docs/workflows.md.
         split: uint8[n], `TRAIN`, `VALID` or `TEST`; None before rows are split, and for records that are served.
-        zero_nulls: Some columns of integers that are known to have 0 under their nulls, so that nobody has to look.
+        zero_nulls: Some columns of integers that are known to have 0 under their nulls, which saves a check.
     """
 
     columns: Mapping[str, pa.Array]

@@ -1,4 +1,4 @@
-"""Rows scattered to files on the disk, for work on more rows than fit in memory."""
+"""Rows partitioned into files on the disk, to process more rows than fit in memory."""
 
 from __future__ import annotations
 

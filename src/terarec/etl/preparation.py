@@ -1,4 +1,4 @@
-"""Fit a workflow, write or preview data sets with it, by the engine that the options name. See docs/preparing.md."""
+"""Fit a workflow, write or preview data sets with it, by the engine of the options. See docs/preparing.md."""
 
 from __future__ import annotations
 

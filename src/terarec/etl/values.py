@@ -1,4 +1,4 @@
-"""Distinct values and their ids: the dictionary behind all steps that look values up."""
+"""Distinct values and their ids, for all steps that look values up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DensePart`: the layers of a model as a function of tensors, for a runtime that computes them beside its lookups."""
+"""`DensePart`: the layers of a model as a function of tensors, for a runtime that does the lookups itself."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Names(Enum, metaclass=_NamesType):
 
 
 class Error_t(Names):  # noqa: N801
-    """What went wrong; `terarec.hugectr.errors` has an exception for each member that can occur here."""
+    """Kinds of errors; `terarec.hugectr.errors` has an exception for each member that can occur here."""
 
     Success = 0
     FileCannotOpen = 1
@@ -113,7 +113,7 @@ class Embedding_t(Names):  # noqa: N801
 
 
 class Initializer_t(Names):  # noqa: N801
-    """How weights start."""
+    """Initializers of weights."""
 
     Default = 0
     Uniform = 1
@@ -184,7 +184,7 @@ class Alignment_t(Names):  # noqa: N801
 
 
 class LrPolicy_t(Names):  # noqa: N801
-    """How the learning rate moves: by warm-up and decay alone."""
+    """Learning-rate policies: only warm-up and decay."""
 
     fixed = 0
 
@@ -202,7 +202,7 @@ class Optimizer_t(Names):  # noqa: N801
 
 
 class Update_t(Names):  # noqa: N801
-    """Which rows of a table a step moves."""
+    """Which rows of a table a step updates."""
 
     Local = 0
     Global = 1
@@ -316,7 +316,7 @@ class HybridEmbeddingType(Names):
 
 
 class CommunicationType(Names):
-    """Wires between the GPUs of a hybrid embedding."""
+    """Network between the GPUs of a hybrid embedding."""
 
     IB_NVLink_Hier = 0
     IB_NVLink = 1
@@ -343,7 +343,7 @@ class DatabaseOverflowPolicy_t(Names):  # noqa: N801
 
 
 class UpdateSourceType_t(Names):  # noqa: N801
-    """Where a parameter server hears of new rows."""
+    """Source of a parameter server's updates."""
 
     null = 0
     kafka_message_queue = 1

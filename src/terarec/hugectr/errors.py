@@ -66,7 +66,7 @@ class MissingKeyError(WrongInputError):
 
 
 class IllegalCallError(HugeCTRError):
-    """A call at a time, or on an object, that does not allow it."""
+    """A call that is not allowed in the present state."""
 
     error = Error_t.IllegalCall
 
@@ -78,7 +78,7 @@ class OutOfBoundError(HugeCTRError, StorageError):
 
 
 class OutOfMemoryError(HugeCTRError, StorageError):
-    """Memory, or a disk, cannot hold what it was asked to hold."""
+    """Memory or a disk is full."""
 
     error = Error_t.OutOfMemory
 

@@ -1,4 +1,4 @@
-"""Runs a script for HugeCTR with not a line of it changed: the modules that it imports, or stand-ins for them."""
+"""Runs an unchanged script for HugeCTR: provides the modules that it imports."""
 
 from __future__ import annotations
 

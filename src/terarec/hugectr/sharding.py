@@ -1,4 +1,4 @@
-"""Where scripts put tables, as a plan of `terarec.dist`: vvgpu, sorts of embeddings, ``shard``, plan files."""
+"""Placements of a script's tables as a plan of `terarec.dist`: vvgpu, kinds of embeddings, ``shard``, plan files."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class DelimitedLayout:
 
 @dataclass(frozen=True, slots=True)
 class FieldFault:
-    """One thing that is wrong in a text.
+    """A fault in a text.
 
     Attributes:
         line: Position of the line in which the record begins, from 0, empty lines included.

@@ -9,7 +9,7 @@ HASH_SEED = 42
 
 
 class InvalidValueError(FormatError):
-    """A value of a column that cannot be read as what it should be.
+    """A value of a column that does not have the column's type.
 
     Attributes:
         row: Position of the value in the column, from 0.

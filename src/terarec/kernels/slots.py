@@ -41,7 +41,7 @@ class RowBatch(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """Rows that were looked for.
+    """The result of looking rows up.
 
     Attributes:
         slots: int64[n], the slot of each row, -1 where it has none.
@@ -55,7 +55,7 @@ class Touched(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Rows that were let in.
+    """The result of admitting rows.
 
     Attributes:
         slots: int64[n], the slot of each row, -1 for those that found all slots pinned.
@@ -81,7 +81,7 @@ class RowPart(NamedTuple):
 
 
 class SlotMap(Protocol):
-    """The slots of rows; `terarec.kernels.ref.slots.SlotMap` says it in full. One thread at a time calls it."""
+    """The slots of rows; documented by `terarec.kernels.ref.slots.SlotMap`. One thread at a time calls it."""
 
     capacity: int
     device: torch.device
@@ -139,7 +139,7 @@ class SlotMap(Protocol):
 
 
 class RowSet(Protocol):
-    """The distinct rows of a list; `terarec.kernels.ref.slots.RowSet` says it in full."""
+    """The distinct rows of a list; documented by `terarec.kernels.ref.slots.RowSet`."""
 
     firsts: Tensor
     places: Tensor

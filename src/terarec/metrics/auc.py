@@ -20,7 +20,7 @@ from terarec.metrics.columns import (
 
 
 class AUC:
-    """Exact streaming AUC: the share of (positive, negative) pairs that the scores order rightly, a tie counting 1/2.
+    """Exact streaming AUC: the share of (positive, negative) pairs that the scores order correctly, a tie counting 1/2.
 
     A pair counts by the product of the weights of its samples. A label y strictly between 0 and 1 counts as y of a
     positive and 1 - y of a negative sample, as in HugeCTR's AUC. A sample whose label is unknown (NaN) does not count.

@@ -1,4 +1,4 @@
-"""How good the rankings of many groups are: the ranks of relevant entries, and the metrics that follow from them."""
+"""Ranking metrics over many groups: the ranks of relevant entries, and the metrics computed from them."""
 
 from __future__ import annotations
 

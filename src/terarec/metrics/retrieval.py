@@ -1,4 +1,4 @@
-"""Evaluation of retrieval: the best items of all for each user, exactly, and how many relevant ones are among them."""
+"""Evaluation of retrieval: the top items for each user by exact search, and how many of them are relevant."""
 
 from __future__ import annotations
 

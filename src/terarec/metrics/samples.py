@@ -205,7 +205,7 @@ class Samples:
 
 
 class PartedSamples:
-    """Samples with the part that each belongs to.
+    """Samples, each with its part.
 
     Args:
         samples: Samples of one label.

@@ -30,7 +30,7 @@ CHECKPOINT_DIRECTORY = "checkpoints"
 
 
 class LoadedModel(NamedTuple):
-    """A trained model and what describes it.
+    """A trained model and its description.
 
     Attributes:
         model: In evaluation mode; no optimizer and no optimizer state comes with it.

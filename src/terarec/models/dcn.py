@@ -15,7 +15,7 @@ from terarec.spec import DatasetSpec, DCNSpec, DCNV2Spec
 
 
 class DCN(nn.Module):
-    """Cross layers and an MLP over the dense columns and all embeddings, and a linear layer over what both give.
+    """Cross layers and an MLP over the dense columns and all embeddings, and a linear layer over the outputs of both.
 
     Args:
         spec: Widths and layers.

@@ -237,7 +237,7 @@ class MLPLayer(WeightedLayer):
                 self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
 
     def file_tensors(self) -> list[FileTensor]:
-        """W and b of each layer; where a layer has no bias the file holds one all the same, which is kept."""
+        """W and b of each layer; files hold a bias for layers without one, too, and it is kept."""
         entries = []
         for index, layer in enumerate(self.mlp.layers):
             unused = self.get_buffer(f"unused_bias_{index}") if layer.bias is None else None

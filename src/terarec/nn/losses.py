@@ -57,7 +57,7 @@ def logistic_loss(logits: Tensor, labels: Tensor, weight: Tensor | None = None) 
     Args:
         logits: [B, L], of any float type; the loss is computed in float32.
         labels: float32[B, L] in [0, 1].
-        weight: float32[B], factors of the samples' losses; the mean is over samples all the same.
+        weight: float32[B], factors of the samples' losses; the mean is still over the number of samples.
     """
     return binary_cross_entropy_with_logits(logits.float(), labels, weight=_of_rows(weight))
 

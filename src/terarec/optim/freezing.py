@@ -1,4 +1,4 @@
-"""Freezing parts of a model by name, and letting them learn again."""
+"""Freezing and unfreezing parts of a model by name."""
 
 from __future__ import annotations
 

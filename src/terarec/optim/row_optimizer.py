@@ -168,7 +168,7 @@ class RowOptimizer(optim.Optimizer):
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The tables whose rows and state stay as they are, beside those that the rules' options freeze.
+        """The tables that are not updated, besides those that the rules' options freeze.
 
         It may be set before any step. A rule whose tables are all frozen does not count the step. ``state_dict()`` does
         not hold it.
@@ -191,7 +191,7 @@ class RowOptimizer(optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update the rows by the gradients that came, and forget these; without any, nothing happens.
+        """Update the rows by the gradients since the last step, and drop these; do nothing without gradients.
 
         Args:
             closure: Function that computes the loss and its gradients anew.
@@ -243,7 +243,7 @@ class RowOptimizer(optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients since the last step."""
+        """Drop the gradients since the last step."""
         for owner in self._owners:
             owner.pending.parameter.grad = None  # of another use of a weight, too
             if owner.arenas and all(arena.attached is not None for arena in owner.arenas):

@@ -1,4 +1,4 @@
-"""`EmbeddingCache`: rows of a table on the device that computes, in front of its tiers."""
+"""`EmbeddingCache`: rows of a table in the memory of the compute device, in front of its tiers."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Bar:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether somebody sees the bar."""
+        """Whether the bar is shown."""
         return not self._progress.disable
 
     @property

@@ -30,7 +30,7 @@ class InferenceError(TerarecError, RuntimeError):
 
 
 class InferenceClient:
-    """Asks one model of one server.
+    """Client of one model of a server.
 
     Example:
         >>> client = InferenceClient("http://127.0.0.1:8000", model="dlrm")

@@ -1,4 +1,4 @@
-"""`Programs`: the dense part of a model in the executors that are the fastest for each size of batches."""
+"""`Programs`: the dense part of a model in the fastest executor for each size of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can compute the dense part of a model on a CPU: torch, its compilers, ONNX Runtime and OpenVINO."""
+"""Executors of the dense part of a model on a CPU: torch, its compilers, ONNX Runtime and OpenVINO."""
 
 from __future__ import annotations
 

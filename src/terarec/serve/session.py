@@ -177,7 +177,7 @@ class InferenceSession:
 
     @property
     def executors(self) -> Mapping[int, str]:
-        """Largest batch -> what computes its dense part; the last one is that of larger batches, too.
+        """Largest batch -> executor of its dense part; the last one runs larger batches, too.
 
         Empty where the model runs in eager torch alone.
         """

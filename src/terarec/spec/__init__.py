@@ -1,4 +1,4 @@
-"""Frozen descriptions of what a user asks for: tables, data sets, workflows, models, optimizers, runs, servers.
+"""Frozen descriptions of tables, data sets, workflows, models, optimizers, runs, servers.
 
 Standard library only. A spec validates itself when it is made and raises `terarec.errors.ConfigError`.
 """

@@ -1,6 +1,6 @@
 """Code that a description names as ``"package.module:name"``, and whether it may be imported.
 
-A run or a workflow from somebody else would run code of their choice, so it is imported only where the caller allows
+A run or a workflow from another party could run any code, so it is imported only where the caller allows
 its package.
 """
 

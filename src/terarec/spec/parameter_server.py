@@ -94,7 +94,7 @@ class RedisSpec:
         timeout_seconds: Most seconds to wait for a server; the lookup then goes on with the next tier.
         tls: Encryption; None for none.
         overflow: Bound of a partition.
-        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve the rows that the tier has.
         keeps_found: Whether rows that a slower tier had are inserted.
     """
 
@@ -144,7 +144,7 @@ class RowFileSpec:
     Attributes:
         path: Directory of the files.
         read_only: Whether to open files that another process writes; no rows are loaded then.
-        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve the rows that the tier has.
         cache_bytes: Most host memory of a table for rows that were read or written; 0 for none.
     """
 
@@ -166,7 +166,7 @@ class RocksDBSpec:
     Attributes:
         path: Directory of the databases.
         read_only: Whether no rows are written.
-        load_share: Share of a table's rows to load, from the first on; 0 to serve what is there.
+        load_share: Share of a table's rows to load, from the first on; 0 to serve the rows that the tier has.
     """
 
     kind: ClassVar[str] = "rocksdb"
@@ -213,7 +213,7 @@ class ServedTableSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSpec:
-    """A cache of rows on the device that computes, in front of the tiers of a table.
+    """A cache of rows on the compute device, in front of the tiers of a table.
 
     Attributes:
         form: "dynamic" replaces rows that were not used for long; "static" loads the first rows and keeps them;

@@ -1,4 +1,4 @@
-"""Input as errors quote it: bounded, on one line, without control characters, with the known name it resembles."""
+"""Quotes of input in errors: bounded, on one line, without control characters, with the nearest known name."""
 
 from __future__ import annotations
 

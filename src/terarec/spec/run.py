@@ -277,7 +277,7 @@ RECIPE_SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedResult:
-    """Metrics that a recipe is to reach.
+    """Metrics that a recipe has to reach.
 
     Attributes:
         auc: Area under the ROC curve on the test split, from 0 to 1.

@@ -234,7 +234,7 @@ class TableSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicTableSpec:
-    """Table of any int64 keys: a key gets its row at first sight in training, never in evaluation.
+    """Table of any int64 keys: a key gets its row when it first occurs in training, never in evaluation.
 
     Attributes:
         name: Name, unique among the tables of a model.

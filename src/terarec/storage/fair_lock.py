@@ -1,4 +1,4 @@
-"""`FairLock`: a lock that a thread which releases it and wants it again does not take from one that waits."""
+"""`FairLock`: a lock that a thread cannot release and acquire again before threads that wait for it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STAGED_BYTES = 64 << 20
 
 
 class TakenRows(NamedTuple):
-    """Rows of one coming batch that somebody needs now.
+    """Staged rows of a coming batch that are needed now.
 
     Attributes:
         values: uint8[m, row_bytes].
@@ -93,7 +93,7 @@ class StagedRows:
 
 
 class Lookahead:
-    """The staged rows of all coming batches, and of the next part. A row is staged for the first that wants it alone.
+    """The staged rows of all coming batches, and of the next part, each row once, for the first batch that needs it.
 
     The caller holds a lock; only `StagedRows.fill` runs without.
     """

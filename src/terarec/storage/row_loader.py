@@ -1,4 +1,4 @@
-"""`RowLoader`: rows that have no slot in the fast tier, from where they are."""
+"""`RowLoader`: loads rows that have no slot in the fast tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = torch.device("cpu")
 
 
 class RowLoader:
-    """Gives rows that are not in the fast tier: staged ones, those of the tier below, or first values.
+    """Loads rows that are not in the fast tier: staged ones, those of the tier below, or first values.
 
     Args:
         first: First values of rows that are in no tier.

@@ -31,7 +31,7 @@ class PlacedRows(NamedTuple):
 
 
 class RowPlacement:
-    """Brings rows into the fast tier, evicts others for them, and keeps those there that gradients wait for.
+    """Brings rows into the fast tier, evicts others for them, and pins those whose gradients are not applied yet.
 
     Methods may be called by several threads.
 

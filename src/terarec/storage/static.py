@@ -17,7 +17,7 @@ from terarec.storage.store import Rows, check_import
 
 
 class StaticKeys(ABC):
-    """What tables have in common whose keys are always ``0 <= key < spec.rows``, wherever their rows lie.
+    """Base of tables whose keys are always ``0 <= key < spec.rows``, wherever their rows are stored.
 
     Attributes:
         spec: Name, rows, width and first weights.

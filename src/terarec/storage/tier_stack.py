@@ -1,4 +1,4 @@
-"""`TierStack`: the fast tier of an arena and the tiers below it, from their making to their end."""
+"""`TierStack`: the fast tier of an arena and the tiers below it, created, replaced and closed together."""
 
 from __future__ import annotations
 

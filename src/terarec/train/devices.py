@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class ReadBatch(NamedTuple):
-    """What a reader says after a batch.
+    """State of a reader after a batch.
 
     Attributes:
         state: Its state; None for its present one.

@@ -1,4 +1,4 @@
-"""Scores of a model for a stream of batches, and how good they are."""
+"""Evaluation of a model on a stream of batches: scores and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terarec.train.devices import copied_ahead
 
 
 class Scored(NamedTuple):
-    """A batch and what a model gives for it.
+    """A batch and the model's outputs for it.
 
     Attributes:
         batch: The batch, on the CPU.

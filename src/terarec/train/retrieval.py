@@ -1,4 +1,4 @@
-"""How good a two-tower model is at finding items among all items of a data set."""
+"""Evaluation of retrieval by a two-tower model, among all items of a data set."""
 
 from __future__ import annotations
 

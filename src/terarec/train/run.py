@@ -58,7 +58,7 @@ _SAME = {"kind", "tables.kind", "tables.dtype"}
 
 
 class Run:
-    """A training run that has a place on the disk. The model takes its memory when it is first used.
+    """A training run in a directory. The model is allocated when it is first used.
 
     Attributes:
         spec: What to train, on what, how.

@@ -1,4 +1,4 @@
-"""When training stops early: for want of a better evaluation, or by a signal."""
+"""Early stopping: after evaluations without improvement, or by a signal."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ class Callback:
     """
 
     def on_start(self, trainer: Trainer) -> None:
-        """`fit` begins, perhaps continuing a restored run."""
+        """`fit` begins, from the first step or from a restored state."""
 
     def on_step_start(self, trainer: Trainer) -> None:
-        """A batch is there and its step follows; learning rates may still be set for it."""
+        """A batch was read and its step follows; learning rates may still be set for it."""
 
     def on_step(self, trainer: Trainer) -> None:
-        """A step is done, its weights are updated; if an evaluation was due, that is done too."""
+        """A step is complete, and the evaluation after it if one was due."""
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
         """The validation split was scored after ``trainer.step`` steps; `on_step` of that step follows."""
@@ -70,7 +70,7 @@ class Callback:
         """A hook, the reader or an evaluation raised an exception between two steps. `on_end` follows."""
 
     def on_end(self, trainer: Trainer) -> None:
-        """`fit` ends for whatever reason, an error included: release what was taken."""
+        """`fit` ends, with or without an error: release resources."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,7 @@ class Trainer:
         output: What the model returned for the last step's last batch.
         evaluation: The last one of this object, or None.
         highest_auc: Highest AUC so far, or None.
-        early_stopping: The best evaluation so far, and whether training stops for want of a better one.
+        early_stopping: The best evaluation so far, and whether training stops since none improved on it.
         evaluator: Computes the metrics of a split.
         reader: The train reader while `fit` runs.
         ranks: The processes that train together.
@@ -314,7 +314,7 @@ class Trainer:
     def train_step(
         self, *batches: Batch, following: Batch | None = None, totals: Sequence[int] | None = None
     ) -> Tensor:
-        """Do one step: forward, backward, and the update of the layers and of the touched rows.
+        """Run one step: forward, backward, and the update of the layers and of the touched rows.
 
         Args:
             batches: One batch, or several whose gradients are added up as if they were one.
@@ -449,7 +449,7 @@ class Trainer:
             )
 
     def seed_rank(self) -> None:
-        """Let each rank but the first draw random numbers of its own, such as for dropout."""
+        """Seed the random numbers of each rank but the first differently, such as for dropout."""
         if not self.ranks.is_first:
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.ranks.rank + self.step) % 2**63)
 
@@ -466,7 +466,7 @@ class Trainer:
         return self.evaluator.evaluate(self._module, reader)
 
     def tier_use(self) -> TierUse | None:
-        """Return what the tiers of tables did since the last `fit` began; None without any."""
+        """Return the counters of the tables' tiers since the last `fit` began; None without tiers."""
         now, before = use_of(self.model), self._tiers_before
         return now if now is None or before is None else now.minus(before)
 
@@ -476,7 +476,7 @@ class Trainer:
         return self.reader.state_dict() if self._reader_state is None else self._reader_state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the training is, as JSON data."""
+        """Return the progress of the training as JSON data."""
         return {
             "step": self.step,
             "epoch": self.epoch,

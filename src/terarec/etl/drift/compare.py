@@ -52,7 +52,7 @@ NAMED_VALUES = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bins:
-    """Counts of both sides, int64[k], in k named bins."""
+    """Counts of the reference and of current data, int64[k] each, in k named bins."""
 
     names: tuple[str, ...]
     reference: NDArray[np.int64]
@@ -61,7 +61,7 @@ class Bins:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnDrift:
-    """A column of both data.
+    """Drift of one column.
 
     Attributes:
         name: Name of the column.
@@ -94,7 +94,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftReport:
-    """Two data and their columns, in the order of the reference.
+    """Drift of current data from a reference: columns in the order of the reference.
 
     Attributes:
         reference: Data before.

@@ -1,4 +1,4 @@
-"""Grouped steps on more rows than fit in memory: rows go to files by the hash of their group; one is done at a time."""
+"""Grouped steps on more rows than fit in memory: files by the hash of the group, one run at a time."""
 
 from __future__ import annotations
 

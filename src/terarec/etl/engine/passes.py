@@ -34,7 +34,7 @@ class JoinedRows(Protocol):
 
 
 class InvalidRowHandler:
-    """Leaves invalid rows of one block out, or raises, as the source's policy for bad input says.
+    """Leaves invalid rows of one block out, or raises, by the source's policy for bad input.
 
     Args:
         source: Source of the block.
@@ -94,7 +94,7 @@ class ReadRows:
 
 
 class Passes:
-    """Reads the sources, as often as needed.
+    """Reads the sources once for each pass.
 
     Args:
         source: Files.

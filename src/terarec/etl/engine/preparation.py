@@ -46,7 +46,7 @@ Result: TypeAlias = dict[str, Any]
 
 
 class EngineRun(Protocol):
-    """The phases of one preparation, each of which runs unless it is done already.
+    """The phases of one preparation; complete ones are not run again.
 
     It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW` of its directory.
 
@@ -75,7 +75,7 @@ class EngineRun(Protocol):
 
 
 class Phases:
-    """Runs phases and commits them, so that each is done once, by this run or by an interrupted one before it.
+    """Runs phases and commits them, so that each is run once, by this run or by an interrupted one before it.
 
     Args:
         journal: Record of the phases that are done.

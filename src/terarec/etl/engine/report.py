@@ -61,7 +61,7 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 
 
 class ProgressMeter:
-    """Adds blocks up, phase after phase.
+    """Counts blocks, phase by phase.
 
     Args:
         tell: Called after every block.
@@ -176,7 +176,7 @@ class TableSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadInput:
-    """Input that could not be read, and what was done with it.
+    """Input that could not be read, and how it was handled.
 
     Attributes:
         policy: "raise", "skip" or "missing".

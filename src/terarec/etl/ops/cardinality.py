@@ -1,4 +1,4 @@
-"""The operator that drops columns of few values."""
+"""The operator that drops columns with few distinct values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DistinctCounts:
 @register("drop_low_cardinality")
 @dataclass(frozen=True, kw_only=True)
 class DropLowCardinality(ColumnsOperator):
-    """Drops those of `columns` that have fewer than `min_distinct` values in the training part; missing is none."""
+    """Drops those of `columns` that have fewer than `min_distinct` values in the training part, missing ones apart."""
 
     stage: ClassVar[Stage] = "fitted"
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32", "id")

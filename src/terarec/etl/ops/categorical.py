@@ -1,4 +1,4 @@
-"""The operator that makes ids, and its vocabularies. See docs/workflows.md."""
+"""The operator that encodes values as ids, and its vocabularies. See docs/workflows.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that name and compute columns, or choose rows. See docs/workflows.md."""
+"""Operators that rename or compute columns, or filter rows. See docs/workflows.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator that gives missing values a value."""
+"""The operator that fills missing values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # they load torch
 @register("fill_missing")
 @dataclass(frozen=True, kw_only=True)
 class FillMissing(NumberOperator):
-    """Gives missing values a value.
+    """Fills missing values.
 
     Attributes:
         value: Replacement of missing values: a number for numbers and integers, a text for text columns.

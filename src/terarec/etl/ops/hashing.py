@@ -1,4 +1,4 @@
-"""Operators that make ids without a vocabulary, and texts of several columns that become one id."""
+"""Operators that make ids without a vocabulary, and crosses of columns."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class HashBucket(MappedColumns):
 @register("given_ids")
 @dataclass(frozen=True, kw_only=True)
 class GivenIds(MappedColumns):
-    """Integer -> the same number as an id or a key, for data whose ids are made already.
+    """Integer -> the same number as an id or a key, for data that already has ids.
 
     Attributes:
         rows: Number of ids of each of `columns`, 0 <= id < rows, none missing; None: its integers are keys.

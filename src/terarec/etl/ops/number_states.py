@@ -197,7 +197,7 @@ class NumberSample:
 
 
 class GrowingSample:
-    """A `NumberSample` of a column whose parts come in turn."""
+    """A `NumberSample` to which parts of a column are added."""
 
     def __init__(self) -> None:
         self._parts: list[NumberSample] = []

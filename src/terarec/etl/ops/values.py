@@ -1,4 +1,4 @@
-"""Functions of operators on the values of a column: reject one, read one that a field spells, hash them."""
+"""Functions of operators on the values of a column: errors of invalid values, values of fields, hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes that others have published for Criteo's categories, and how far a data set is from them."""
+"""Published sizes of Criteo's categories, and the differences of a data set from them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ PUBLISHED_SIZES = Registry("published sizes", _SIZES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeDifference:
-    """A column that is further from the published size than the slack.
+    """A column whose size differs from the published one by more than the tolerance.
 
     Attributes:
         column: Name.

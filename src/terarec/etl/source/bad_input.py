@@ -24,7 +24,7 @@ _SHOWN_CHARACTERS = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFault:
-    """One thing that is wrong in a file.
+    """A fault in a file.
 
     Attributes:
         path: File.
@@ -55,7 +55,7 @@ class InputFault:
 
 @dataclass(frozen=True, slots=True)
 class BadInputReport:
-    """The bad input of all that was read.
+    """Bad input in all rows that were read.
 
     Attributes:
         counts: Faults of each kind that occurred.

@@ -161,7 +161,7 @@ def _finite(value: int | float) -> float:
 
 
 class JsonLinesReader:
-    """Reads lines of JSON objects. Fields of other names are passed over; an absent one is missing.
+    """Reads lines of JSON objects. Fields of other names are ignored; an absent one is missing.
 
     Args:
         spec: Spec of the files.

@@ -20,7 +20,7 @@ from terarec.spec import BadInputPolicy, SourceColumn
 
 @dataclass(frozen=True, slots=True)
 class RawPart:
-    """Some rows of a file, as they are stored or little more.
+    """Some rows of a file, not parsed or hardly.
 
     Attributes:
         path: File.
@@ -70,7 +70,7 @@ class RawBlock:
 
 @dataclass(frozen=True, slots=True)
 class FieldFaults:
-    """Fields of one column that are no value of its type; they are missing in the column.
+    """Fields of one column that do not have its type; they are missing in the column.
 
     Attributes:
         column: Name; None for faults of whole rows.

@@ -31,7 +31,7 @@ _READERS = {
 
 
 class Source:
-    """The rows of files, which may be read as often as wanted.
+    """The rows of files, which may be read several times.
 
     Args:
         files: Files in the order of their rows.

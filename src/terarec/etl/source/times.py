@@ -1,4 +1,4 @@
-"""Written times -> seconds since 1970 in UTC, as `datetime.strptime` reads them."""
+"""Times as text -> seconds since 1970 in UTC, by the formats of `datetime.strptime`."""
 
 from __future__ import annotations
 

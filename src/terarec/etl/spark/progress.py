@@ -18,7 +18,7 @@ _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interrup
 
 
 class JobWatch:
-    """Reports to a meter how far the jobs of a phase are, by the tasks that Spark's status tracker knows as done.
+    """Reports the progress of a phase's jobs to a meter, by the completed tasks in Spark's status tracker.
 
     Args:
         context: The application.

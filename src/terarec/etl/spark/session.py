@@ -1,4 +1,4 @@
-"""A Spark session, or one line that says what is missing for it."""
+"""A Spark session, or an error that names what is missing for it."""
 
 from __future__ import annotations
 

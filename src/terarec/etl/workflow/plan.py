@@ -15,7 +15,7 @@ from terarec.spec import LabelSpec, SourceSpec, SplitByTime, SplitByUser, Workfl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """One reading of the rows.
+    """One pass over the rows.
 
     Attributes:
         reads: Columns of the source that the pass needs.

@@ -1,4 +1,4 @@
-"""Raw values of records, as callers hold them -> columns; errors name the column, the record and what is accepted."""
+"""Raw values of records, as callers pass them -> columns; errors name the column, the record and what is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that encodes a few records: the functions of a workflow's steps on Python values, ordered once.
+"""A program that encodes a few records: the functions of a workflow's steps on Python values, in a fixed order.
 
 All that the steps read and write has its place in one list of slots. The raw columns come first, as callers hold them
 in lists; then each operation takes some slots and adds its outputs. Numbers, and integers of which only the

@@ -1,6 +1,6 @@
 """Workflows on the disk (``workflow.json`` and ``states/``, see docs/workflows.md), and the code that they may name.
 
-A step may name a function, which gets rows: a workflow from somebody else would run code of their choice. So only the
+A step may name a function, which gets rows: a workflow from another party could run any code. So only the
 functions of the ready workflows are accepted as they are, and others where the caller allows their package. A workflow
 that is made in Python names what its author could call anyway, and is not checked.
 """

@@ -1,4 +1,4 @@
-"""Raw records -> model inputs, as preparation made them of rows."""
+"""Raw records -> model inputs, encoded as preparation encodes rows."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ class Workflow:
 
         Args:
             path: The file.
-            allow_import: Packages whose functions the steps may name, such as ``("shop",)``: a workflow from somebody
-                else would run what it names. Those of the ready workflows need none.
+            allow_import: Packages whose functions the steps may name, such as ``("shop",)``: a workflow from
+                another party could run any code. Those of the ready workflows need none.
 
         Raises:
             DataNotFoundError: No such file.
@@ -157,7 +157,7 @@ class Workflow:
         return all(not operator.is_fitted or step in self.states for step, operator in enumerate(self.plan.operators))
 
     def apply(self, rows: Rows, upto: int | None = None) -> Rows:
-        """Do all steps, or those before step `upto`, to some rows.
+        """Apply all steps, or those before step `upto`, to rows.
 
         Grouped steps find the earlier rows of a group among these alone: they must be all rows of their groups.
 
@@ -180,7 +180,7 @@ class Workflow:
         return data_set(self.plan, self.states, storage)
 
     def encode_rows(self, rows: Rows) -> ColumnBlock:
-        """Return the columns of a data set, made of rows after the last step.
+        """Return the columns of the data set for rows after the last step.
 
         Raises:
             FormatError: A missing label, number or weight, a number that float32 does not hold, or a negative weight,

@@ -16,7 +16,7 @@ from terarec.io import atomic_file
 
 @dataclass(frozen=True, slots=True)
 class PlainFile:
-    """File of `count` records of `dtype` that start at byte `header_bytes`; nothing of it is held in memory."""
+    """File of `count` records of `dtype` that start at byte `header_bytes`; it is not loaded into memory."""
 
     path: Path
     dtype: np.dtype[Any]

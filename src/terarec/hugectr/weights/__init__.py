@@ -1,4 +1,4 @@
-"""Between a model and HugeCTR's model files. docs/hugectr-formats.md describes the files."""
+"""Copies weights between a model and HugeCTR's model files. docs/hugectr-formats.md describes the files."""
 
 from terarec.hugectr.weights.collection import check_collection, dump_collection, dump_folder, load_collection
 from terarec.hugectr.weights.dense import (

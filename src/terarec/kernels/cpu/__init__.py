@@ -1,1 +1,1 @@
-"""Launchers of the compiled core: they check what raw pointers cannot tell, and convert its reports to errors."""
+"""Launchers of the compiled core: they check types and shapes, and convert its reports to errors."""

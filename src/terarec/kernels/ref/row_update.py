@@ -1,4 +1,4 @@
-"""The exact row update: duplicates are summed first, then each row that moves does so once.
+"""The exact row update: duplicates are summed first, then each touched row is updated once.
 
 Rows of bfloat16 and float16 are rounded stochastically, with bits that depend on counters alone: `mix` being
 SplitMix64's finalizer and STEP its increment, as in `terarec.kernels.ref.rows`, update number `step` has
