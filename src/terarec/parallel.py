@@ -110,7 +110,7 @@ class _Channel(Generic[Item]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hang up: what is queued is dropped."""
+        """Close the queue; queued items are dropped."""
         with self._changed:
             self._closed = True
             self._items.clear()

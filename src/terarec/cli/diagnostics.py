@@ -129,7 +129,7 @@ EXTRAS = {
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of terarec, Python, the system and the libraries that terarec stands on."""
+    """Versions of terarec, Python, the system and the libraries that terarec depends on."""
     return {
         "terarec": terarec.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",

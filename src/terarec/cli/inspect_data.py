@@ -73,7 +73,7 @@ def blocks(path: Path, spec: DatasetSpec, split: str) -> Iterator[ColumnBlock]:
 
 
 def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_reserved: int) -> dict[str, float | None]:
-    """Shares of the ids that stand for no value of their own; None where there are none.
+    """Shares of the ids reserved for missing, rare and unseen values; None where there are none.
 
     Args:
         ids: int64[n], or any integers.

@@ -162,7 +162,7 @@ _PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 def describe_table(
     path: Path, table: str, top: int, *, which: str | None = None, allow_import: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Row norms of one table and its `top` largest rows, with the raw values that they stand for.
+    """Row norms of one table and its `top` largest rows, with the raw values of their keys.
 
     Args:
         path: A RUN, or a checkpoint in one.

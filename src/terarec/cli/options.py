@@ -146,7 +146,7 @@ class SpecFields:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """An option that sets a field: its dotted path, and what the spec does not say."""
+    """An option that sets a field: its dotted path, and help that the spec does not have."""
 
     path: str
     metavar: str | None = None

@@ -103,7 +103,7 @@ def prepare(
 
 
 def last_rows(fraction: float) -> Split | None:
-    """Return the split that ``--valid-fraction`` asks for.
+    """Return the split for ``--valid-fraction``.
 
     Raises:
         FieldError: No share from 0 to below 1.

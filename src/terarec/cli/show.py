@@ -53,7 +53,7 @@ class Show:
         self.console.print(printable(words), markup=False, soft_wrap=True)
 
     def result(self, title: str, figures: Mapping[str, Any]) -> None:
-        """End a command: its figures for people and, if asked for, as JSON."""
+        """End a command: its figures as text and, with ``--json``, as JSON."""
         self.figures(title, figures)
         self.json(figures)
 

@@ -26,7 +26,7 @@ class RowLookup(Protocol):
 
 
 class BagSource(Protocol):
-    """Looks up bags of features in rows that lie elsewhere."""
+    """Looks up bags of features in rows that are stored elsewhere."""
 
     def __call__(
         self, keys: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Tensor | None = None, /

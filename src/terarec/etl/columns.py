@@ -248,7 +248,7 @@ def list_lengths(array: pa.LargeListArray) -> NDArray[np.int64]:
 
 
 def numpy_values(array: pa.Array) -> NDArray[Any]:
-    """Return the numbers, integers or ids of an array without lists, as a view; anything may stand where one is null.
+    """Return the numbers, integers or ids of an array without lists, as a view; values under nulls are undefined.
 
     They are float64, int64, uint32 (hex32), or for ids int64 or int32.
     """

@@ -42,7 +42,7 @@ class Partitions:
 
     @classmethod
     def reopen(cls, directory: Path, sizes: Sequence[int], *, discarded: int) -> Self:
-        """Return the files of an interrupted run, without what was appended after `sizes` were taken.
+        """Return the files of an interrupted run, without rows that were appended after `sizes` were taken.
 
         Args:
             directory: Directory of the files.

@@ -353,7 +353,7 @@ class GroupSums:
         return pa.concat_tables(parts).sort_by([(key, "ascending") for key in self._keys]).combine_chunks()
 
     def sums(self) -> pa.Table:
-        """Return a row of sums for each key; the rows are gone afterwards."""
+        """Return a row of sums for each key, and free the rows."""
         return pa.concat_tables(self._parts())
 
     def _parts(self) -> Iterator[pa.Table]:

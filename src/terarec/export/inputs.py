@@ -97,7 +97,7 @@ def padded_keys(jagged: Jagged, source: KeyInput) -> NDArray[np.int64]:
 
 
 def given_vectors(path: str, collection: AnyCollection, output: EmbeddingOutput) -> list[tuple[str, Tensor]]:
-    """Return the values of `vector_inputs` by name for what the collection at `path` gives."""
+    """Return the values of `vector_inputs` by name for the output of the collection at `path`."""
     named = [(path, output.pooled)] if collection.output_width else []
     for feature in collection.features:
         if feature.pooling == "none":
@@ -198,7 +198,7 @@ def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
 def graph_inputs(
     model: GraphModel, sources: Sequence[KeyInput] | None, *, dense: Sequence[str] = ()
 ) -> list[ModelInput]:
-    """Return the inputs of an exported graph model: the dense tensor, then the keys or what the embeddings give.
+    """Return the inputs of an exported graph model: the dense tensor, then the keys or the outputs of the embeddings.
 
     Args:
         model: The model.

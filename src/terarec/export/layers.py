@@ -52,7 +52,7 @@ def linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False
 
 
 def identity(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
-    """Return what evaluation leaves as it is."""
+    """Return the input: the layer does nothing in evaluation."""
     return [x]
 
 

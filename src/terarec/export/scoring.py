@@ -120,7 +120,7 @@ def _first_keys(values: Tensor, count: int) -> Tensor:
 
 
 def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
-    """Return what a lookup gives, with padded sequences, which models that are exported have to take, too."""
+    """Return the output of a lookup, with padded sequences, which exported models have to accept, too."""
     return EmbeddingOutput(pooled, cast(Mapping[str, Ragged[Tensor, Tensor]], sequences))
 
 
@@ -193,7 +193,7 @@ class Scoring(nn.Module):
         return self.scores_of(Batch(dense=dense, label=label, sparse=sparse))
 
     def scores_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Scores float32[B, n] of each label by the model as it is."""
+        """Return the scores float32[B, n] of each label by the original model."""
         output = self.model(batch)
         output_logits = getattr(self.model, "output_logits", None)
         scores = self._scores(output if output_logits is None else output_logits(output)).float()

@@ -38,7 +38,7 @@ class StateId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaLink:
-    """The place of a delta in its chain: a base, then deltas each of which holds what changed since the state before.
+    """The place of a delta in its chain: a base, then deltas, each with the changes since the state before.
 
     Attributes:
         base: The state at the start of the chain, which is complete.

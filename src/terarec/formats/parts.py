@@ -64,7 +64,7 @@ class PartsSpec:
 def write_parts(
     spec: DatasetSpec, directory: Path, split: str, count: int, *, keysets: bool = True
 ) -> tuple[PartSpec, ...]:
-    """Divide a split into parts of about equally many samples and write what they are, and the keys of each.
+    """Divide a split into parts of about equally many samples and write their description, and the keys of each.
 
     Samples stay where they are: a part is a range of row groups.
 

@@ -75,7 +75,7 @@ class HashIndex(Protocol):
         """
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
-        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had."""
+        """Set the rows of ``keys int64[N]`` to ``rows int64[N]``, replacing former ones."""
 
     def count(self, keys: Tensor) -> Tensor:
         """Add 1 to a key's value per occurrence: int64[N], the value after each."""

@@ -12,14 +12,14 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def processor_name() -> str:
-    """Return the name of the processor as the system tells it; its architecture where it tells none."""
+    """Return the name of the processor from the system, or its architecture where the system has none."""
     found = _field("model name")
     return found or platform.processor() or platform.machine()
 
 
 @functools.cache
 def processor_generation() -> str:
-    """Return the name with family and model, which tell processors of one name apart, where the system tells them."""
+    """Return the name with family and model, which distinguish processors of one name, where the system has them."""
     family, model = _field("cpu family"), _field("model")
     return f"{processor_name()} (family {family} model {model})" if family and model else processor_name()
 

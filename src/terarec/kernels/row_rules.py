@@ -200,7 +200,7 @@ class MomentumRule(RowRule):
         return -1.0 if self.lr_in_momentum else self.lr
 
     def scales(self, step: int) -> tuple[float, float]:
-        """Return what a step multiplies its gradient by, and 1."""
+        """Return the factor of a step's gradient, and 1."""
         return (-self.lr, 1.0) if self.lr_in_momentum else (1.0, 1.0)
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
@@ -338,7 +338,7 @@ class AdamRule(RowRule):
     beta2: float = 0.0
 
     def scales(self, step: int) -> tuple[float, float]:
-        """Return what a step multiplies the first moment and the root of the second by."""
+        """Return a step's factors of the first moment and of the root of the second."""
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:

@@ -111,7 +111,7 @@ class SlotMap(Protocol):
         """Find ``rows int64[n]``, which may repeat; count a use of each slot and, with `pins`, pin it once."""
 
     def want(self, rows: Tensor, until: int) -> Tensor:
-        """Note that batches up to number `until` want rows; return the positions int64[a] of those without a slot."""
+        """Note that batches up to number `until` need rows; return the positions int64[a] of those without a slot."""
 
     def hold(self, slots: Tensor) -> None:
         """Pin ``slots int64[n]``, distinct, once more."""

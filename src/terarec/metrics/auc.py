@@ -65,7 +65,7 @@ class AUC:
         return self
 
     def merge(self, other: AUC) -> AUC:
-        """Take in everything that `other` has seen; `other` stays as it is."""
+        """Add the samples of `other`, which is not changed."""
         if other._labels:
             self._expect_labels(len(other._labels))
             for mine, theirs in zip(self._labels, other._labels, strict=True):

@@ -49,7 +49,7 @@ class NDCG:
         return self
 
     def merge(self, other: NDCG) -> NDCG:
-        """Take in everything that `other` has seen; `other` stays as it is."""
+        """Add the samples of `other`, which is not changed."""
         if other._batches:
             self._expect_labels(other._batches[0][0].shape[1])
             self._batches.extend(other._batches)
@@ -124,7 +124,7 @@ class HitRate:
         return self
 
     def merge(self, other: HitRate) -> HitRate:
-        """Take in everything that `other` has seen; `other` stays as it is."""
+        """Add the samples of `other`, which is not changed."""
         if other._counts is not None:
             self._add(other._counts)
         return self

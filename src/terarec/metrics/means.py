@@ -117,7 +117,7 @@ class LabelMeanMetric(ABC):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Take in everything that `other` has seen; `other` stays as it is."""
+        """Add the samples of `other`, which is not changed."""
         if other._totals is not None:
             self._add(other._totals, other._weights)
         return self
@@ -334,7 +334,7 @@ class AverageLoss:
         return self
 
     def merge(self, other: AverageLoss) -> AverageLoss:
-        """Take in everything that `other` has seen; `other` stays as it is."""
+        """Add the samples of `other`, which is not changed."""
         self._total += other._total
         self._batches += other._batches
         return self
@@ -356,7 +356,7 @@ class Throughput:
         self.reset()
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Reset the counts."""
         self.samples = 0
         self._start = self._clock()
 

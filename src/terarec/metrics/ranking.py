@@ -50,7 +50,7 @@ class RelevantRanks:
 
 
 def rank_in_group(group: Integers) -> Integers:
-    """Return the place, from 1, of each entry among the entries of its group; the entries of a group lie together."""
+    """Return the place, from 1, of each entry among the entries of its group; the entries of a group are contiguous."""
     is_start = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
     places = np.arange(len(group))
     starts = np.flatnonzero(is_start)

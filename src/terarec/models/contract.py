@@ -34,7 +34,7 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
 
 
 def logits_of(model: nn.Module, output: object) -> Tensor:
-    """Return the logits float[B, C] in what the ``forward`` of `model` returned.
+    """Return the logits float[B, C] in the output of ``forward`` of `model`.
 
     Raises:
         ConfigError: There are none.

@@ -16,7 +16,7 @@ from terarec.nn.normalization import BatchNorm1d
 
 
 class ReLUInPlace(nn.Module):
-    """The positive part, written over the input: for what a linear layer or a norm has just made."""
+    """The positive part, written over the input: for the output of a linear layer or a norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any float type and shape."""

@@ -28,7 +28,7 @@ class Distribution:
     scale: float
 
     def fill_(self, tensor: Tensor, generator: torch.Generator) -> None:
-        """Draw `tensor` anew."""
+        """Fill `tensor` with random numbers."""
         with torch.no_grad():
             if self.kind == "normal":
                 tensor.normal_(0.0, self.scale, generator=generator)

@@ -66,7 +66,7 @@ class Layer(nn.Module):
 
     @classmethod
     def reject(cls, shapes: Sequence[TensorShape], expected: str, **options: object) -> NoReturn:
-        """Raise ConfigError: these inputs (under these options) are not what the layer accepts."""
+        """Raise ConfigError: the layer does not accept these inputs (under these options)."""
         given = "".join(f", {name}={value!r}" for name, value in options.items())
         raise ConfigError(f"layer {cls.KIND}", f"inputs {', '.join(map(str, shapes))}{given}, expected {expected}")
 

@@ -48,7 +48,7 @@ class Objective(Protocol):
         """Return the mean loss of a batch, a scalar float32, for logits [B, C]."""
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return what a model answers for logits [B, C]: probabilities or values, float32[B, C]."""
+        """Return the scores for logits [B, C]: probabilities or values, float32[B, C]."""
 
 
 class BinaryObjective:
@@ -149,7 +149,7 @@ class RegressionObjective:
         return _weighted_mean(losses.mean(1), batch)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Return the outputs as they are."""
+        """Return the outputs unchanged."""
         return logits.float()
 
 

@@ -25,7 +25,7 @@ _UNITS: Mapping[Precision, set[str]] = {  # flags of x86 and of Arm
 
 
 def autocast(precision: Precision, device: torch.device = CPU) -> torch.autocast:
-    """The context of a forward pass on `device`: matrix products in `precision`, everything as it is for "fp32"."""
+    """The context of a forward pass on `device`: matrix products in `precision`, no change for "fp32"."""
     is_narrow = precision != "fp32"
     return torch.autocast(device.type, dtype=_TYPES[precision] if is_narrow else None, enabled=is_narrow)
 
@@ -48,7 +48,7 @@ def fast_precisions(device: torch.device) -> list[Precision]:
 
 
 def mixed_precision(device: torch.device, *, loss_scale: float = 1.0) -> Precision:
-    """Return the format of matrix products for those who ask for 16 bits.
+    """Return the format of matrix products when 16 bits are requested.
 
     On a GPU that is fp16 where the loss is scaled, which fp16's small range asks for and bf16's does not, or where the
     GPU has no bf16, and bf16 otherwise. On a processor it is bf16 where that is faster than fp32: logged, once, where

@@ -75,7 +75,7 @@ def bags_fit(
     key_weights: Tensor | None = None,
     grad: Tensor | None = None,
 ) -> None:
-    """Raise unless keys, offsets, weights of keys and gradient fit `layout` and lie beside `rows`.
+    """Raise unless keys, offsets, weights of keys and gradient fit `layout` and are on the device of `rows`.
 
     `keys` is int64[N], `offsets` int64[S * B + 1], `key_weights` float32[N] if the poolings take some, and `grad`
     float32 of the shape of the result.

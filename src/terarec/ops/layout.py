@@ -106,7 +106,7 @@ class BagLayout:
 
 
 def result_shape(keys: Tensor, offsets: Tensor, num_features: int, width: int, is_pooled: bool) -> tuple[int, int]:
-    """Return (B, S * D), the shape of what a lookup gives; (N, D) without pooling.
+    """Return (B, S * D), the shape of a lookup's output; (N, D) without pooling.
 
     Args:
         keys: int64[N].

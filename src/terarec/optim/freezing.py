@@ -14,7 +14,7 @@ from terarec.spec.quoting import did_you_mean
 
 
 def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | None = None) -> list[str]:
-    """Leave what `patterns` match as it is from now on: weights, and the state that optimizers keep for them.
+    """Freeze what `patterns` match: weights, and the state that optimizers keep for them.
 
     A pattern, such as "bottom.*" or "item*", matches names of parameters (``model.named_parameters()``) and of tables;
     a table also by its name in ``model.state_dict()``. Where all tables of a collection are frozen, no gradient of

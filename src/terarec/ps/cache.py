@@ -209,7 +209,7 @@ class EmbeddingCache:
         self._waiting.join()
 
     def statistics(self) -> CacheStatistics:
-        """Return what the cache did so far."""
+        """Return the counters of the cache."""
         with self._lock:
             return CacheStatistics(**{**self._count, "rows": len(self._slots)})
 

@@ -108,11 +108,11 @@ class RowStoreTier:
         level.commit({})
 
     def flush(self) -> None:
-        """Make what was inserted and erased durable."""
+        """Make inserted and erased rows durable."""
         self.commit(self.metadata)
 
     def commit(self, metadata: Mapping[str, str]) -> None:
-        """Make what was inserted and erased durable, with `metadata`."""
+        """Make inserted and erased rows durable, with `metadata`."""
         self._writable()[1].commit(metadata)
 
     def refresh(self) -> bool:
@@ -123,11 +123,11 @@ class RowStoreTier:
         return has_moved
 
     def statistics(self) -> TierStatistics:
-        """Return what the tier did so far."""
+        """Return the counters of the tier."""
         return self._counted
 
     def close(self) -> None:
-        """Close the store; what was not flushed is lost."""
+        """Close the store; changes that were not flushed are lost."""
         if self.store is not None:
             self.store.close()
 

@@ -92,7 +92,7 @@ class HostMemoryTier:
         return False
 
     def statistics(self) -> TierStatistics:
-        """Return what the tier did so far."""
+        """Return the counters of the tier."""
         parts = [partition.statistics() for partition in self._partitions]
         return TierStatistics(
             keys=sum(part.keys for part in parts),

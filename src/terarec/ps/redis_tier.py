@@ -121,7 +121,7 @@ class RedisTier:
         return False
 
     def statistics(self) -> TierStatistics:
-        """Return what the tier did so far."""
+        """Return the counters of the tier."""
         return self._counted
 
     def close(self) -> None:

@@ -346,7 +346,7 @@ class ParameterServer:
             cache.update(keys, rows)
 
     def flush(self, model: str, version: int | None = None) -> None:
-        """Make what was updated durable, where there is a disk.
+        """Make updated rows durable, where there is a disk.
 
         Raises:
             ConfigError: No such model or version.

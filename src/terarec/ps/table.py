@@ -136,7 +136,7 @@ class TableTiers:
                 guarded.tier.erase(keys)
 
     def flush(self) -> None:
-        """Make what was inserted and erased durable, where there is a disk.
+        """Make inserted and erased rows durable, where there is a disk.
 
         Raises:
             StorageError: A tier cannot be written.
@@ -146,7 +146,7 @@ class TableTiers:
                 guarded.tier.flush()
 
     def statistics(self) -> TableStatistics:
-        """Return what the table did so far."""
+        """Return the counters of the table."""
         with self._lock:
             keys, defaults = self._keys, self._defaults
         return TableStatistics(
@@ -192,13 +192,13 @@ class _Search:
         return level < len(self.table.tiers) and (level == 0 or bool(self._missing.numel()))
 
     def wanted(self, level: int) -> Tensor:
-        """Return the keys to ask a tier for; slow tiers are asked once for a key."""
+        """Return the keys to look up in a tier; in slow tiers a key is looked up once."""
         if level:
             self._wanted, self._places = torch.unique(self._keys[self._missing], return_inverse=True)
         return self._wanted
 
     def take(self, level: int, part: Found | None) -> None:
-        """Take over what a tier has; None for one that fails or rests."""
+        """Return the rows that a tier has; None for one that failed or is not retried yet."""
         if level == 0:
             count = self._keys.numel()
             self._found = part or Found(torch.empty(count, self.table.width), torch.zeros(count, dtype=torch.bool))
@@ -263,7 +263,7 @@ class _GuardedTier:
         self._errors = self._skipped = 0
 
     def lookup(self, keys: Tensor) -> Found | None:
-        """Return what the tier has; None if it fails or rests."""
+        """Return the rows that the tier has; None if it failed or is not retried yet."""
         if not self.may_try():
             return None
         try:

@@ -101,7 +101,7 @@ class Tier(Protocol):
         """
 
     def flush(self) -> None:
-        """Make what was inserted and erased durable, where there is a disk.
+        """Make inserted and erased rows durable, where there is a disk.
 
         Raises:
             StorageError: As `insert`.
@@ -115,7 +115,7 @@ class Tier(Protocol):
         """
 
     def statistics(self) -> TierStatistics:
-        """Return what the tier did so far."""
+        """Return the counters of the tier."""
 
     def close(self) -> None:
         """Release memory, files and connections. Closing twice is allowed."""

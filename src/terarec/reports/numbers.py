@@ -1,4 +1,4 @@
-"""Numbers as people read them; the end of a name says the unit: ``_bytes``, ``_seconds``, ``_per_second``."""
+"""Numbers as text for readers; the end of a name is the unit: ``_bytes``, ``_seconds``, ``_per_second``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def percent_text(share: float) -> str:
 
 
 def number_text(number: float) -> str:
-    """Return a number to four digits, without a power of ten where people read it at once."""
+    """Return a number to four digits, without an exponent for common sizes."""
     return f"{number:,.0f}" if 1e4 <= abs(number) < 1e10 else f"{number:.4g}"
 
 

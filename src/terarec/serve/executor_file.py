@@ -58,7 +58,7 @@ class ExecutorChoice:
 
 
 def this_machine() -> dict[str, object]:
-    """Return what a choice depends on, as in `ExecutorChoice`."""
+    """Return the properties of this machine on which a choice depends, as in `ExecutorChoice`."""
     return {"torch": torch.__version__, "processor": processor_generation(), "threads": torch.get_num_threads()}
 
 

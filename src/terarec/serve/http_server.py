@@ -142,7 +142,7 @@ _OTHER_FILES = 3 * _BACKLOG
 
 
 class HttpServer(uvicorn.Server):
-    """Tells when it is ready, and leaves signals to its caller: uvicorn would raise them anew after it has stopped.
+    """Reports when it is ready, and leaves signals to its caller: uvicorn would raise them again after it has stopped.
 
     Args:
         app: An ASGI application.
@@ -181,7 +181,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Finish what is in flight and return from `run`. Callable from any thread."""
+        """Finish requests in flight and return from `run`. Callable from any thread."""
         self.should_exit = True
 
 

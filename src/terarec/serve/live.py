@@ -100,7 +100,7 @@ class LiveUpdates:
             return moved
 
     def statistics(self) -> UpdateStatistics:
-        """Return what was done so far."""
+        """Return the counters of updates."""
         return UpdateStatistics(step=self._session.step, last_error=self._last_error, **self._count)
 
     def close(self) -> None:

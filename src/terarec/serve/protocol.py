@@ -136,7 +136,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedOutput:
-    """An output that a request wants."""
+    """A requested output."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)

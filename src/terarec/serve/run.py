@@ -34,7 +34,7 @@ class RunningServer:
         self._stop = stop
 
     def stop(self) -> None:
-        """Ask the server to finish what is in flight and to leave `serve`. Callable from any thread."""
+        """Let the server finish requests in flight and return from `serve`. Callable from any thread."""
         self._stop()
 
 

@@ -216,7 +216,7 @@ class _TritonModel:
         return answers
 
     def finalize(self) -> None:
-        """Release what the stage holds."""
+        """Release the resources of the stage."""
 
     def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
         raise NotImplementedError

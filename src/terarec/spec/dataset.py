@@ -148,7 +148,7 @@ class DatasetSpec:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Labels, dense and categorical columns: what a model reads or predicts, in the order of the files."""
+        """Labels, dense and categorical columns, which models read or predict, in the order of the files."""
         return (
             *(column.name for column in self.labels),
             *(column.name for column in self.dense),

@@ -229,7 +229,7 @@ class GrowingRows:
             self._state[name].tensor.index_copy_(0, rows, values.to(self.device))
 
     def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
-        """Do nothing: rows that no key has stay as they are."""
+        """Do nothing: rows without a key are not changed."""
 
     def reset_defaults(self, weights: Tensor) -> None:
         """Set the first rows to ``weights [T, D]`` and their state to its first values."""

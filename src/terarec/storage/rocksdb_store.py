@@ -209,7 +209,7 @@ class RocksDBStore:
             self._library.Checkpoint(self._database).create_checkpoint(str(partial))
 
     def close(self) -> None:
-        """Close the database; what was not committed is lost."""
+        """Close the database; changes that were not committed are lost."""
         with self._lock:
             self._pending = {}
             if not self._is_closed:

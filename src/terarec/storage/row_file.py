@@ -355,7 +355,7 @@ class RowFile:
             return self._native.refresh()
 
     def close(self) -> None:
-        """Close all files; what was not committed is lost."""
+        """Close all files; changes that were not committed are lost."""
         self._native.close()
         self._held.close()
 

@@ -73,7 +73,7 @@ class RowLevel(Protocol):
         """Return the number of rows of a table."""
 
     def commit(self, metadata: Mapping[str, str]) -> None:
-        """Make what was written durable, where there is a disk."""
+        """Make written rows durable, where there is a disk."""
 
     def snapshot(self, table: int, directory: Path) -> bool:
         """Write the rows of a table to a new directory as a row file; return whether they are on a disk.

@@ -102,7 +102,7 @@ class RowStore(Protocol):
         """
 
     def snapshot(self, directory: Path) -> None:
-        """Write what the last commit made durable to a new directory, which is complete or absent.
+        """Write the rows of the last commit to a new directory, which is complete or absent.
 
         Raises:
             ConfigError: The directory exists and is not empty.
@@ -110,7 +110,7 @@ class RowStore(Protocol):
         """
 
     def close(self) -> None:
-        """Release files and memory; what was not committed is lost. Closing twice is allowed."""
+        """Release files and memory; changes that were not committed are lost. Closing twice is allowed."""
 
 
 def check_row_bytes(row_bytes: int) -> int:
@@ -240,7 +240,7 @@ class MemoryRowStore:
                 self._rows.pop(key, None)
 
     def commit(self, metadata: Mapping[str, str] | None = None) -> int:
-        """Keep what is held for `snapshot`; see `RowStore.commit`."""
+        """Keep the present rows for `snapshot`; see `RowStore.commit`."""
         with self._lock:
             self._committed = dict(self._rows)
             self._metadata = dict(metadata or {})

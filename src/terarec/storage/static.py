@@ -214,11 +214,11 @@ class StaticTable(StaticKeys):
         self.arena.restart(self.arena.table_names.index(self.name), seed)
 
     def snapshot(self, directory: Path) -> bool:
-        """Return False: the rows lie in memory."""
+        """Return False: the rows are in memory."""
         return False
 
     def adopt(self, directory: Path) -> bool:
-        """Return False: the rows lie in memory."""
+        """Return False: the rows are in memory."""
         return False
 
     def _part(self, tensor: Tensor) -> Tensor:

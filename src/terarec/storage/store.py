@@ -16,7 +16,7 @@ from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Keys with their weights, optimizer state and uses: what a store exports and imports.
+    """Keys with their weights, optimizer state and uses, as stores export and import them.
 
     Attributes:
         keys: int64[n], distinct.

@@ -65,14 +65,14 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the name of `device` for people, such as "cuda:0 (NVIDIA H200)"."""
+    """Return a readable name of `device`, such as "cuda:0 (NVIDIA H200)"."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def batches_on(
     reader: BatchReader, device: torch.device, model: nn.Module | None = None, *, is_ahead: bool = False
 ) -> Iterator[tuple[Batch, ReadBatch]]:
-    """Yield the batches of `reader` on `device`, each with what the reader says after it.
+    """Yield the batches of `reader` on `device`, each with the state of the reader after it.
 
     On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
     `model` has tables in tiers, whose rows are read ahead, and if `is_ahead` says that the caller takes batches before

@@ -75,7 +75,7 @@ class PointLogger(Callback):
         self._evaluation_seconds += evaluation.seconds
 
     def on_end(self, trainer: Trainer) -> None:
-        """Log what is left."""
+        """Log the remaining points."""
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
@@ -123,7 +123,7 @@ class MetricsLog(PointLogger):
         self._file: IO[str] | None = None
 
     def on_start(self, trainer: Trainer) -> None:
-        """Open the file, without what a run that was killed had logged beyond its checkpoint."""
+        """Open the file, without lines that a killed run had logged after its checkpoint."""
         kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
         write_bytes(self.path, b"".join(kept))
         self._file = self.path.open("a", encoding="utf-8")
@@ -139,7 +139,7 @@ class MetricsLog(PointLogger):
         self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **found})
 
     def on_end(self, trainer: Trainer) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining points and close the file."""
         if self._file is not None:
             super().on_end(trainer)
             tiers = trainer.tier_use()
@@ -273,7 +273,7 @@ class TensorBoardLogger(PointLogger):
             self._writer.add_scalar(curve, value, trainer.step)
 
     def on_end(self, trainer: Trainer) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining points and close the file."""
         if self._writer is not None:
             super().on_end(trainer)
             self._writer.close()
@@ -354,7 +354,7 @@ class MLflowLogger(PointLogger):
         self._status = "KILLED"
 
     def on_end(self, trainer: Trainer) -> None:
-        """Send what is left and end MLflow's run."""
+        """Send the remaining points and end MLflow's run."""
         super().on_end(trainer)
         if self._client is not None:
             self._try(lambda: self._client.set_terminated(self._run, status=self._status))

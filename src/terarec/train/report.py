@@ -234,7 +234,7 @@ def _machine_rows() -> list[tuple[str, str]]:
 
 
 def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
-    """Draw loss, metrics and throughput over the samples seen; what was not logged is left out.
+    """Draw loss, metrics and throughput over the samples seen, as far as they were logged.
 
     Args:
         log: Log of the run.
@@ -288,7 +288,7 @@ def _loss(log: RunLog) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """Return what a metric is called for people."""
+    """Return the title of a metric."""
     return _TITLES.get(metric, metric)
 
 

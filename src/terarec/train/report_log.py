@@ -41,7 +41,7 @@ class RunLog:
 
     @property
     def training_seconds(self) -> float:
-        """Time spent in training; the logged clock starts anew at every resume."""
+        """Time spent in training; the logged clock restarts at every resume."""
         clocks: list[float] = [point["seconds"] for point in self.training]
         restarts = [a for a, b in itertools.pairwise(clocks) if b < a]
         return sum(restarts) + (clocks[-1] if clocks else 0.0)

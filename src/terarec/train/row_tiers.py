@@ -34,7 +34,7 @@ def collections_in_tiers(model: nn.Module) -> list[AnyCollection]:
 
 
 def use_of(model: nn.Module) -> TierUse | None:
-    """Return what the tiers of all tables of `model` did so far; None without any."""
+    """Return the counters of the tiers of all tables of `model`; None without tiers."""
     uses = [collection.tier_use() or TierUse() for collection in collections_in_tiers(model)]
     return reduce(TierUse.plus, uses) if uses else None
 

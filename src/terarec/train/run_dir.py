@@ -115,7 +115,7 @@ class RunDirectory:
         return bool(complete_checkpoints(self.checkpoints))
 
     def check(self, spec: RunSpec, dataset: DatasetSpec, *, resume: bool) -> None:
-        """Raise `ConfigError` if training `spec` here would spoil what is here.
+        """Raise `ConfigError` if training `spec` here would overwrite or mix with existing content.
 
         That is so if there are checkpoints and `resume` is false, if `spec` differs from the run to resume in anything
         but how long to go on, how often to save and score, and how many threads to use, or if `dataset`, that of

@@ -67,7 +67,7 @@ def plan_sharding(
 def table_loads(
     spec: RunSpec, world_size: int, *, rows: Mapping[str, int], allow_import: Sequence[str] = ()
 ) -> list[TableLoad]:
-    """Return what the tables of a run take, and what its first batches ask of them in shares of so many ranks."""
+    """Return the memory of the tables of a run, and the keys that each rank's share of its first batches looks up."""
     dataset = read_spec(spec.data)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
     with torch.random.fork_rng(devices=()), record_tables() as records:

@@ -462,7 +462,7 @@ class Trainer:
         self._steps_in_epoch = 0
 
     def evaluate(self, reader: BatchReader) -> Evaluation:
-        """Score all batches of `reader` with the model as it is."""
+        """Score all batches of `reader` with the present weights."""
         return self.evaluator.evaluate(self._module, reader)
 
     def tier_use(self) -> TierUse | None:

@@ -72,7 +72,7 @@ class MergeableStatistic(Statistic, Protocol):
     """A statistic with small states, which a cluster merges in a tree, in any order."""
 
     def partial(self) -> Any:
-        """Return what was merged so far as one partial state, for `merge` of another statistic."""
+        """Return the merged state so far as one partial state, for `merge` of another statistic."""
         ...
 
 
@@ -100,7 +100,7 @@ class KeyedStatistic(Statistic, Protocol):
         ...
 
     def reduced(self, name: str) -> pa.Table:
-        """Return the merged rows of table `name`, which hold all rows of their values; they are gone afterwards."""
+        """Return the merged rows of table `name`, which hold all rows of their values, and free them."""
         ...
 
 
@@ -165,7 +165,7 @@ class Operator(OperatorSpec):
 
     @property
     def renames(self) -> Mapping[str, str]:
-        """Old names -> new names of columns that stay as they are."""
+        """Old names -> new names of columns that are not changed."""
         return {}
 
     @property
@@ -366,7 +366,7 @@ MISSING, RARE = "(missing)", "(rare or unseen)"
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsOperator(Operator):
-    """An operator that reads `columns`, and writes them again unless a subclass says otherwise.
+    """An operator that reads `columns`, and writes them again unless a subclass overrides it.
 
     Attributes:
         columns: The inputs.

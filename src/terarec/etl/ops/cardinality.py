@@ -61,7 +61,7 @@ class DropLowCardinality(ColumnsOperator):
 
     @property
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: what is dropped is never made."""
+        """Columns that the step reads when a record is served: none that the step drops."""
         return ()
 
     @property

@@ -229,7 +229,7 @@ class VocabularyStatistic:
     in_order = False
 
     def split(self, partial: None) -> tuple[Mapping[str, pa.Table], None]:
-        """Return the counts so far, which are gone afterwards."""
+        """Return the counts so far, and free them."""
         return {name: self._counts.drain(name) for name in self._kinds}, None
 
     def merge_rest(self, rest: None) -> None:

@@ -67,7 +67,7 @@ class Rename(Operator):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Columns that the step reads while a data set is prepared; they are gone after it."""
+        """Columns that the step reads while a data set is prepared; it removes them."""
         return tuple(self.names)
 
     @property

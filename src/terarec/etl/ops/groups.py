@@ -89,7 +89,7 @@ class GroupedColumns(MappedColumns):
 
     @property
     def serving_reads(self) -> tuple[str, ...]:
-        """Columns that the step reads when a record is served: the record brings what the step would make."""
+        """Columns that the step reads when a record is served: none, since the record has the step's outputs."""
         return self.writes
 
     def _check_group(self, types: ColumnTypes) -> None:

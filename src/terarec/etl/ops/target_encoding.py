@@ -243,11 +243,11 @@ class TargetStatistic:
     in_order = True
 
     def split(self, partial: _Partial) -> _Partial:
-        """Return the rows by value, and what the target adds up to in each fold."""
+        """Return the rows by value, and the sums of the target in each fold."""
         return partial
 
     def merge_rest(self, rest: list[tuple[int, Fraction]]) -> None:
-        """Add what the target adds up to in each fold."""
+        """Add the sums of the target in each fold."""
         for fold, (count, total) in enumerate(rest):
             self._counts[fold] += count
             self._totals[fold] += total

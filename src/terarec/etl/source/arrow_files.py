@@ -34,7 +34,7 @@ _EXPECTED = {
 
 
 def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
-    """Check that an Arrow type holds what the spec says of a column.
+    """Check that an Arrow type fits the spec of a column.
 
     Raises:
         FormatError: Another type.
@@ -223,7 +223,7 @@ class _TypedReader:
         return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """Return the rows of the file that stand at some positions of a part."""
+        """Return the numbers in the file of rows at some positions of a part."""
         numbers: list[int] = (positions + part.before + 1).tolist()
         return numbers
 

@@ -45,7 +45,7 @@ class InputFault:
     expected: str
 
     def error(self) -> FormatError:
-        """Return the error that says what is wrong."""
+        """Return the fault as an error."""
         column = "" if self.column is None else f", column {self.column!r}"
         return FormatError(f"{self.path}: {self.place} {self.number}{column}", f"{self.got}, expected {self.expected}")
 
@@ -101,7 +101,7 @@ class BadInputLog:
                 del self._first[max(self._first)]
 
     def report(self, until_row: int | None = None) -> BadInputReport:
-        """Return all that was added, or what was found in the blocks before the one that begins with `until_row`."""
+        """Return all faults, or those in the blocks before the one that begins with `until_row`."""
         with self._lock:
             counts: Counter[str] = Counter()
             for (first_row, _), block_counts in self._counts.items():

@@ -39,7 +39,7 @@ from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
 
 def delimited_field(column: SourceColumn | None) -> DelimitedField:
-    """Return how the parser reads a column; None stands for a field that is none."""
+    """Return the parser's description of a column; None is a field that no column reads."""
     if column is None:
         return DelimitedField("skip")
     separator = (column.separator or "").encode()
@@ -146,7 +146,7 @@ class DelimitedReader:
         return apply_error_policy(read, found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """Return the lines of the file in which the rows at some positions of a part stand."""
+        """Return the line numbers in the file of rows at some positions of a part."""
         numbers: list[int] = (lines_of_rows(part.content[0], self._quoting)[positions] + part.before + 1).tolist()
         return numbers
 

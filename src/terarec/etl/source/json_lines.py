@@ -59,7 +59,7 @@ class _FaultError(Exception):
 
 
 def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFaults]]:
-    """Return the columns of `spec` in the lines of `text`, null for what is wrong, and that.
+    """Return the columns of `spec` in the lines of `text`, null for invalid values, and the faults.
 
     A list column comes as lists of texts.
     """
@@ -213,7 +213,7 @@ class JsonLinesReader:
         return apply_error_policy(ParsedPart(columns), found, policy, fault_of)
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """Return the lines of the file in which the rows at some positions of a part stand."""
+        """Return the line numbers in the file of rows at some positions of a part."""
         numbers: list[int] = (lines_of_rows(part.content)[positions] + part.before + 1).tolist()
         return numbers
 

@@ -139,7 +139,7 @@ class FormatReader(Protocol):
         ...
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
-        """Return the lines or rows of a file, from 1, in which the rows at some positions of a part stand."""
+        """Return the numbers in the file, from 1, of the lines or rows at some positions of a part."""
         ...
 
     def count_rows(self, file: SourceFile, threads: int) -> int:
@@ -189,7 +189,7 @@ def apply_error_policy(
 def without_bad(
     array: pa.Array, source: SourceColumn, bad: NDArray[np.bool_], kind: str, expected: str, values: pa.Array
 ) -> tuple[pa.Array, FieldFaults]:
-    """Return `array`, a list with a bad item being empty, and what is wrong.
+    """Return `array`, a list with a bad item being empty, and the faults.
 
     Args:
         array: Array whose bad values are missing.

@@ -182,7 +182,7 @@ class Source:
 
     @property
     def bad_input(self) -> BadInputReport:
-        """The bad input in what was read so far; what is read again counts once."""
+        """The bad input in the rows read so far; rows that are read again count once."""
         return self._log.report()
 
 

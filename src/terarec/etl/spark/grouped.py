@@ -67,7 +67,7 @@ class _Inputs:
         self._group = group
 
     def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
-        """Return what the step reads, and the hash of the group of each row."""
+        """Return the columns that the step reads, and the hash of the group of each row."""
         return Rows(rows.select(self._names).columns, rows.ids), hashes(rows.columns[self._group], _SEED)
 
 

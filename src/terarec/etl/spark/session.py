@@ -106,7 +106,7 @@ def _application(master: str | None, settings: Mapping[str, str]) -> SparkSessio
 
 
 def check_master(master: str) -> None:
-    """Raise unless a standalone master answers, which Spark itself would try for a minute and tell by a stack trace."""
+    """Raise unless a standalone master answers; Spark itself would retry for a minute and print a stack trace."""
     if not master.startswith(_STANDALONE):
         return
     refused = ""

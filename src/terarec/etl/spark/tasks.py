@@ -176,7 +176,7 @@ def _between(rows: Rows, first: int, end: int) -> Rows:
 
 
 def grouped_file(directory: Path, step: int, piece: Piece) -> Path:
-    """Return where the output of a grouped step for the rows of a piece lies."""
+    """Return the file of the output of a grouped step for the rows of a piece."""
     return directory / f"{step}-{piece.first_row}.arrow"
 
 

@@ -309,7 +309,7 @@ def store(
 
 
 def written_result(reports: Sequence[PieceReport], written: DatasetSpec) -> dict[str, Any]:
-    """Return what the write phase tells the journal."""
+    """Return the result of the write phase for the journal."""
     missing: dict[str, list[int]] = {}
     for report in reports:
         for name, (count, total) in report.missing.items():

@@ -243,7 +243,7 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
 
 
 def identity_workflow(dataset: DatasetSpec) -> Workflow:
-    """Return the workflow of a data set that none made: raw columns hold what its Parquet shards hold.
+    """Return a workflow for a data set that no workflow made: raw columns are those of its Parquet shards.
 
     Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
     """

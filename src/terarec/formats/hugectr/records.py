@@ -133,7 +133,7 @@ def has_offsets(kind: str) -> bool:
 
 
 def is_listed(kind: str) -> bool:
-    """Return whether samples lie in several files, which a list names, instead of one."""
+    """Return whether samples are in several files, which a list names, instead of one."""
     return kind in ("norm", "parquet")
 
 

@@ -59,7 +59,7 @@ _OFFSET = 1
 
 
 def error_of(report: Report, num_keys: Sequence[int], layouts: Sequence[Tensor]) -> BadKeyError | ConfigError:
-    """Return what a kernel reports, as an error.
+    """Return the report of a kernel as an error.
 
     Args:
         report: Report of the core, whose kind is not 0.

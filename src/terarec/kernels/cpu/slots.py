@@ -88,7 +88,7 @@ class SlotMap:
         return Touched(slots, used[:num_used].clone(), absent[:num_absent])
 
     def want(self, rows: Tensor, until: int) -> Tensor:
-        """Note that a coming batch wants rows; see `terarec.kernels.ref.slots.SlotMap.want`."""
+        """Note that a coming batch needs rows; see `terarec.kernels.ref.slots.SlotMap.want`."""
         rows = check_vector("rows", rows, self.device)
         absent = empty_integers(rows.numel())
         return absent[: self._core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]

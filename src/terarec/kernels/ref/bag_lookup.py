@@ -45,7 +45,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
 
 
 def dequantize_rows(packed: Tensor) -> Tensor:
-    """Return the values float32[n, D] that the ``packed uint8[n, D + 8]`` rows stand for."""
+    """Return the values float32[n, D] of ``packed uint8[n, D + 8]`` rows."""
     codes = packed[:, :-ROW_TAIL_BYTES].float()
     tails = packed[:, -ROW_TAIL_BYTES:].clone(memory_format=torch.contiguous_format)  # aligned as float32 has to be
     scale, offset = tails.view(torch.float32).unbind(dim=1)
@@ -259,7 +259,7 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | 
 
 
 def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Tensor | None) -> Tensor:
-    """Return what the sum of each bag is multiplied by, float32[S * B].
+    """Return the factor of the sum of each bag, float32[S * B].
 
     Mean and sqrtn divide by n and sqrt(n), or with key weights w by sum(w) and sqrt(sum(w^2)), as TensorFlow's
     embedding_lookup_sparse does; where that is zero, the bag gives zeros.
@@ -291,7 +291,7 @@ def lookup_fits(
     grad: Tensor | None,
     extents: Extents,
 ) -> bool:
-    """Return whether all tensors lie in host memory and have the types and shapes that a lookup and its layout take.
+    """Return whether all tensors are in host memory and have the types and shapes that a lookup and its layout take.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D], if it fits; all arguments may be any tensors.

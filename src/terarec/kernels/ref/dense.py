@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of what a positive part was taken of, and the sums of its columns.
+    """Return the gradient of the input of a ReLU, and the sums of its columns.
 
     Args:
         grad: T[B, n], the gradient of `part`.

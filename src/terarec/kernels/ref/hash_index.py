@@ -79,7 +79,7 @@ class HashIndex:
         return self._tensor([self._rows[key] for key in asked]), self._tensor(new_keys)
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
-        """Give ``keys int64[N]`` the ``rows int64[N]``, whatever they had; of a repeated key the last counts.
+        """Set the rows of ``keys int64[N]`` to ``rows int64[N]``, in place of former ones; of a repeated key the last.
 
         Raises:
             ConfigError: A row outside 0 <= row < 2^36.

@@ -90,7 +90,7 @@ class SlotMap:
         return Touched(slots, used, (slots < 0).nonzero()[:, 0])
 
     def want(self, rows: Tensor, until: int) -> Tensor:
-        """Note that a coming batch wants rows.
+        """Note that a coming batch needs rows.
 
         Args:
             rows: int64[n], which may repeat.
