@@ -128,7 +128,7 @@ def test_what_makes_no_sense_is_rejected(shop: Path) -> None:
     refused("evaluate", shop / "towers", "--data", shop / "data", "--k", "x", where="--k", problem="got 'x'")
     refused(*options, "--metrics", "aucc", where="metric", problem="did you mean 'auc'?")
     refused(*options, "--slices", "counry", where="column 'counry'", problem="did you mean 'country'?")
-    refused(*options, "--device", "cuda:99", where="device", problem="got 'cuda:99'")
+    refused(*options, "--device", "cuda:99", where="--device", problem="got 'cuda:99'")
 
 
 def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
     figures("predict", shop / "run", shop / "log.csv", "--out", raw, "--device", "cpu")
     assert len(raw.read_text().splitlines()) == 601
     typed = ["predict", shop / "run", shop / "log.csv", "--out", tmp_path / "no.csv", "--device", "cuda:99"]
-    refused(*typed, where="device", problem="got 'cuda:99'")
+    refused(*typed, where="--device", problem="got 'cuda:99'")

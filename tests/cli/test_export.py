@@ -63,7 +63,7 @@ def test_without_tables(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    refused("export", workshop.run, "--out", out, "--format", "onx", where="format", problem="did you mean 'onnx'?")
+    refused("export", workshop.run, "--out", out, "--to", "onx", where="--to", problem="did you mean 'onnx'?")
     refused("export", workshop.data, "--out", out, error=DataNotFoundError, where=workshop.data, problem="run.json")
     typed = ["export", workshop.run, "--out", out, "--checkpoint", "123456"]
     refused(*typed, where=workshop.run / "checkpoints", problem="step 123456")

@@ -41,8 +41,7 @@ def test_no_command_replaces_what_is_there(workshop: Workshop, tmp_path: Path, n
     for precious in files or [out / "precious.txt"]:
         precious.parent.mkdir(exist_ok=True)
         precious.write_bytes(PRECIOUS)
-        where = "out" if name == "train" else "--out"
-        refused(*arguments, "--out", out, where=where, problem=str(precious if files else out))
+        refused(*arguments, "--out", out, where="--out", problem=str(precious if files else out))
         assert precious.read_bytes() == PRECIOUS
         assert [path.name for path in precious.parent.iterdir()] == [precious.name]
         if not files:

@@ -59,7 +59,7 @@ def test_over_budget_the_placement_that_would_fit_is_shown(described):
     assert 0 < shares["user"] < 1
     fitting = figures("plan", described, "--memory", f"{needed}", "--tiers", found["suggestion"], *rows)
     assert [table["resident_share"] for table in fitting["tables"]] == [*shares.values()]
-    refused("plan", described, "--memory", "much", where="size", problem="got 'much'")
+    refused("plan", described, "--memory", "much", where="--memory", problem="got 'much'")
 
 
 def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_path):

@@ -154,11 +154,11 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_a_place_that_cannot_be_written_is_rejected_first(workshop: Workshop, tmp_path: Path) -> None:
     before = files(workshop.data)
     typed = ["train", "--data", workshop.data, "--out", workshop.data]
-    refused(*typed, where="out", problem=f"{workshop.data} is not a run directory")
+    refused(*typed, where="--out", problem=f"{workshop.data} is not a run directory")
     assert files(workshop.data) == before
     path = tmp_path / "file"
     path.write_text("mine")
-    refused("train", "--data", workshop.data, "--out", path, where="out", problem=f"{path} is a file")
+    refused("train", "--data", workshop.data, "--out", path, where="--out", problem=f"{path} is a file")
     typed = ["predict", workshop.run, "--data", workshop.data, "--out", tmp_path]
     refused(*typed, where="--out", problem=f"{tmp_path} is a directory")
     assert files(tmp_path) == {"file": b"mine"}

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_rejected(files, tmp_path):
     refused(*typed, where="--dense", problem="got none")
     refused(*flags(folder, out, "--keysets"), where="--keysets", problem="--to run")
     refused("convert", folder, "--to", "dataset", "--out", out, "--step", 3, where="--step", problem="--to dataset")
-    refused(*flags(folder, out, "--step", -1), where="step", problem="got -1")
+    refused(*flags(folder, out, "--step", -1), where="--step", problem="got -1")
     refused(
         "convert", folder / "none.json", *flags(folder, out)[2:], error=FileCannotOpenError, where=folder / "none.json"
     )

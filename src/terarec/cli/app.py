@@ -124,7 +124,13 @@ def _commands() -> list[Any]:
         Lazy("plan", "plan:plan", "Estimate the memory of a training before it starts.", panel=MODEL),
         Lazy("train", "train:train", "Train a model on a data set; Ctrl-C leaves a checkpoint.", panel=MODEL),
         Lazy("evaluate", "run:evaluate", "Compute metrics of a trained model on a data set.", panel=MODEL),
-        Lazy("predict", "run:predict", "Write the scores of raw files or of a data set.", panel=MODEL),
+        Lazy(
+            "predict",
+            "run:predict",
+            "Write the scores of raw files or of a data set.",
+            panel=MODEL,
+            describes=["PrepareOptions"],
+        ),
         Lazy("export", "run:export", "Write a trained model for another runtime.", panel=MODEL),
         Lazy(
             "reproduce",

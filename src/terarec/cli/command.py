@@ -152,6 +152,10 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
                 raise
             place = names.get(error.field, error.field)
             raise ConfigError(place, error.problem) from error
+        except ConfigError as error:
+            if type(error) is not ConfigError or error.where not in names:
+                raise
+            raise ConfigError(names[error.where], error.problem) from error
 
     json_flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON)
     run.__signature__ = inspect.Signature([*parameters, json_flag])  # type: ignore[attr-defined]

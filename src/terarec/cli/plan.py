@@ -97,9 +97,9 @@ def plan(options: PlanOptions, show: Show) -> None:
     found = plan_run(
         spec,
         rows=_rows(options.rows or ()),
-        host_bytes=None if options.memory is None else parse_size(options.memory),
+        host_bytes=None if options.memory is None else parse_size(options.memory, "--memory"),
         device=resolve_device(spec.training.device),
-        device_bytes=None if options.device_memory is None else parse_size(options.device_memory),
+        device_bytes=None if options.device_memory is None else parse_size(options.device_memory, "--device-memory"),
         allow_import=options.allow_import or (),
     )
     figures = dataclasses.asdict(found)
@@ -133,7 +133,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
         costs,
         plan=given,
         ranks_per_node=options.ranks_per_node,
-        rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory),
+        rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory, "--rank-memory"),
         fixed=_pairs("--place", "TABLE=KIND", options.place or ()),
         rows=_rows(options.rows or ()),
         allow_import=options.allow_import or (),
@@ -166,7 +166,8 @@ def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
 
     found = probe(ranks) if options.probe else MachineCosts()
     given = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}
-    changed = {name: float(parse_size(size)) for name, size in given.items() if size is not None}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    changed = {name: float(parse_size(size, f"--{name.replace('_', '-')}")) for name, size in sizes.items()}
     if not changed:
         return found
     words = " and ".join(f"{name.replace('_', ' ')} given" for name in changed)

@@ -27,8 +27,12 @@ DEFAULT_HOST = "1GiB"
 """Host memory in front of a file where no budget is given."""
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, where: str = "size") -> int:
     """Return the bytes of a size such as ``"8GiB"``, ``"1.5GB"`` or ``"4096"``.
+
+    Args:
+        text: The size.
+        where: Place of the size, for the error.
 
     Raises:
         ConfigError: Another text, or less than a byte.
@@ -36,7 +40,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if size < 1:
-        raise ConfigError("size", f"got {text!r}, expected {_EXPECTED}")
+        raise ConfigError(where, f"got {text!r}, expected {_EXPECTED}")
     return size
 
 
