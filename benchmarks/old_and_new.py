@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,38 +49,48 @@ def python_of(checkout: Path) -> Path:
     return own if own.exists() else Path(sys.executable)
 
 
-def compare(case: str, old: Path, folder: Path, options: argparse.Namespace) -> Iterator[TurnsRow]:
-    """The rows of a case, each as soon as it is measured."""
-    checkouts = {"old": old, "new": NEW}
-    sides = {
-        side: JsonProcess(python_of(checkout), "old_and_new_side", [str(checkout), case, str(folder / side)])
-        for side, checkout in checkouts.items()
-    }
-    try:
-        named = {side: process.ask("names") for side, process in sides.items()}
-        for name in named["new"]:
-            if options.only and options.only not in name:
-                continue
-            turns: list[dict[str, tuple[float, float]]] = []
-            spent = 0.0
-            while len(turns) < options.turns or spent < options.seconds:
-                order = list(sides) if len(turns) % 2 else list(sides)[::-1]
-                turns.append({side: tuple(sides[side].ask("time", name=name)) for side in order})
-                spent += sum(seconds for seconds, _ in turns[-1].values())
-            medians = {side: statistics.median(turn[side][0] for turn in turns) for side in sides}
-            yield TurnsRow(
-                case=f"{case}: {name}",
-                metric="time of a run",
-                value=medians["new"] * 1e3,
-                unit="ms",
-                peer=f"commit {commit_of(old)}",
-                peer_value=medians["old"] * 1e3,
-                turns=len(turns),
-                speed=statistics.median(turn["old"][0] / turn["new"][0] for turn in turns),
-                speed_by_cpu=statistics.median(turn["old"][1] / turn["new"][1] for turn in turns),
-            )
-    finally:
-        for process in sides.values():
+class Turns:
+    """A case in a process of each checkout.
+
+    Args:
+        case: Name of the case.
+        old: The other checkout.
+        folder: Where files are written.
+    """
+
+    def __init__(self, case: str, old: Path, folder: Path) -> None:
+        self._case = case
+        self._commit = commit_of(old)
+        self._sides = {
+            side: JsonProcess(python_of(checkout), "old_and_new_side", [str(checkout), case, str(folder / side)])
+            for side, checkout in (("old", old), ("new", NEW))
+        }
+        self.names: list[str] = [process.ask("names") for process in self._sides.values()][-1]
+
+    def measure(self, name: str, seconds: float, least: int) -> TurnsRow:
+        """The row of a function, after so many seconds of both sides and so many turns."""
+        turns: list[dict[str, tuple[float, float]]] = []
+        spent = 0.0
+        while len(turns) < least or spent < seconds:
+            order = list(self._sides) if len(turns) % 2 else list(self._sides)[::-1]
+            turns.append({side: tuple(self._sides[side].ask("time", name=name)) for side in order})
+            spent += sum(wall for wall, _ in turns[-1].values())
+        medians = {side: statistics.median(turn[side][0] for turn in turns) for side in self._sides}
+        return TurnsRow(
+            case=f"{self._case}: {name}",
+            metric="time of a run",
+            value=medians["new"] * 1e3,
+            unit="ms",
+            peer=f"commit {self._commit}",
+            peer_value=medians["old"] * 1e3,
+            turns=len(turns),
+            speed=statistics.median(turn["old"][0] / turn["new"][0] for turn in turns),
+            speed_by_cpu=statistics.median(turn["old"][1] / turn["new"][1] for turn in turns),
+        )
+
+    def close(self) -> None:
+        """End both processes."""
+        for process in self._sides.values():
             process.close()
 
 
@@ -105,12 +114,13 @@ def main() -> None:
 
             generate(folder / "log", rows=options.rows, days=1, seed=0)
         for case in options.case:
-            for row in compare(case, options.old.resolve(), folder, options):
-                append_rows("old_and_new", [row], dry=options.dry)
-                print(
-                    f"  in turns {row.speed:.3f}, by processor time {row.speed_by_cpu:.3f}, {row.turns} turns",
-                    flush=True,
-                )
+            turns = Turns(case, options.old.resolve(), folder)
+            for function in turns.names:
+                if not options.only or options.only in function:
+                    row = turns.measure(function, options.seconds, options.turns)
+                    append_rows("old_and_new", [row], dry=options.dry)
+                    print(f"  {row.turns} turns: {row.speed:.3f}, by processor time {row.speed_by_cpu:.3f}", flush=True)
+            turns.close()
 
 
 if __name__ == "__main__":
