@@ -31,7 +31,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
         return np.zeros(shape, dtype=np.float32)
     except MemoryError:
         raise StorageError(
-            f"rows {shape}", f"{4 * math.prod(shape)} bytes requested, the system refused them"
+            f"rows float32{list(shape)}", f"{4 * math.prod(shape):,} bytes requested, the system refused them"
         ) from None
 
 
@@ -46,7 +46,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         memory = mmap.mmap(-1, max(asked, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, OverflowError):
         raise StorageError(
-            f"rows {shape}", f"{asked} bytes of address space requested, the system refused them"
+            f"rows {list(shape)}", f"{asked:,} bytes of address space requested, the system refused them"
         ) from None
 
     def discard(begin: int, end: int) -> None:
