@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.params import in_every_run
+
 ENTRY = f'exec {sys.executable} -c "from terarec.cli import main; main()" "$@"'
 
 
@@ -57,17 +59,14 @@ def test_options(program: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("inspect", "da"),
-        ("predict", "run", "lo"),
-        ("predict", "run", "--data", ""),
-        ("train", "co"),
-        ("prepare", "criteo", "ra"),
-    ],
+    "line",
+    in_every_run(
+        ["predict run --data ", "prepare criteo ra"],
+        ["inspect da", "predict run lo", "predict run --data ", "train co", "prepare criteo ra"],
+    ),
 )
-def test_files_are_left_to_bash(program: Path, words: tuple[str, ...]) -> None:
-    assert proposed(program, *words) == []
+def test_files_are_left_to_bash(program: Path, line: str) -> None:
+    assert proposed(program, *line.split(" ")) == []
 
 
 def test_completion_loads_nothing_heavy() -> None:

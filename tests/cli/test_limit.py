@@ -18,6 +18,7 @@ from terarec.etl.ops import Categorify, FillMissing, Normalize
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, SplitByFraction, SplitByTime
 from tests.cli.conftest import figures, refused
+from tests.params import in_every_run
 
 Rows = Sequence[dict[str, Any]]
 
@@ -77,7 +78,7 @@ def content(data: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize("ending", WRITERS)
+@pytest.mark.parametrize("ending", in_every_run(WRITERS.keys() - {"csv.bz2"}, WRITERS))
 def test_the_first_rows_of_every_format(tmp_path: Path, ending: str) -> None:
     """The data set is that of files which end with the last of the rows, whatever the split."""
     source_format, write = WRITERS[ending]
@@ -91,7 +92,7 @@ def test_the_first_rows_of_every_format(tmp_path: Path, ending: str) -> None:
         (201, SplitByTime(column="time", valid=0.1)),
         (1000, SplitByFraction(valid=0.1, test=0.1)),
     ]
-    for limit, split in splits:
+    for limit, split in splits if ending == "csv" else splits[1:3]:
         spec = tmp_path / f"{limit}.json"
         workflow(source_format, split).to_json(spec)
         out = tmp_path / f"limited-{limit}"

@@ -47,7 +47,7 @@ def kill_trainings(workshop: Workshop, tmp_path: Path, *, steps: int, every: int
 def test_s3_a_training_killed_at_a_random_moment_is_resumed_to_the_same_bits(
     workshop: Workshop, tmp_path: Path
 ) -> None:
-    kill_trainings(workshop, tmp_path, steps=60, every=7, seeds=range(1))
+    kill_trainings(workshop, tmp_path, steps=20, every=3, seeds=range(1))
 
 
 @pytest.mark.slow

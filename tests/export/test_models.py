@@ -123,13 +123,14 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
         np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-ALWAYS = ("din", "graph")
-"""Tried in most ways in each run of the suite; the long run tries all. tests/train/test_every_model.py exports more."""
+ALWAYS = {("din", "onnx", False), ("din", "torch", True), ("graph", "onnx", False)}
+"""Tried in each run of the suite; the long run tries all. Both models with their tables in ONNX files are in
+tests/train/test_every_model.py, too."""
 
 
 def case(name: str, file_format: str, *, tables: bool) -> Any:
     words = [name, file_format, "tables" if tables else "no_tables"]
-    is_quick = name in ALWAYS and (tables or file_format == "onnx")
+    is_quick = (name, file_format, tables) in ALWAYS
     return pytest.param(name, file_format, tables, id="-".join(words), marks=() if is_quick else pytest.mark.slow)
 
 
