@@ -2,11 +2,12 @@
 
 A run trains eight tables at once, static and dynamic ones read by sums, means, sequences and weighted sums, and a
 layer. It is compared with the same batches in one process, table by table.
-``python -m tests.dist.matrix`` runs everything and writes docs/equivalence.md.
+``python -m tests.dist.matrix [MODE]`` runs everything, or the part of a mode, and writes docs/equivalence.md.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from terarec.dist import (
     shard,
     sum_gradients,
 )
+from terarec.dist.plan import PooledOn
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.optim import RowOptimizer
@@ -57,8 +59,8 @@ WIDTH = 8
 KEYS = 60
 POOLINGS = ("sum", "mean", "sequence", "weighted")
 KINDS = ("static", "dynamic")
-MODES = ("deterministic", "fp32", "bf16 wire")
-TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2}
+MODES = ("deterministic", "fp32", "bf16 wire", "pooled there")
+TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2, "pooled there": 1e-6}
 """Largest difference of a weight from one process, relative to the table's largest weight."""
 SIZES = (1, 2, 4)
 PLACEMENTS: dict[str, Placement] = {
@@ -110,6 +112,7 @@ def chosen_cases() -> list[Case]:
         for m, mode in enumerate(("deterministic", ("fp32", "bf16 wire")[p % 2])):
             rule = rules[(2 * p + m) % len(rules)]
             found.append(Case(size=(2, 4)[(p + m) % 2], placement=placement, optimizer=rule, mode=mode))
+        found.append(Case(size=(4, 2)[p % 2], placement=placement, optimizer=rules[p % len(rules)], mode=MODES[3]))
     return found
 
 
@@ -267,7 +270,9 @@ def plan_of(case: Case) -> ShardingPlan:
             placement = TableWise(rank=number % case.size)
         if isinstance(placement, TableRowWise):
             placement = TableRowWise(node=number % max(1, case.size // 2))
-        entries.append(TablePlan(table=name, placement=placement))
+        pooled_there = case.mode == "pooled there" and name.split(".")[0] in ("sum", "mean", "weighted")
+        pooling: PooledOn = "rows" if pooled_there else "samples"
+        entries.append(TablePlan(table=name, placement=placement, pooling=pooling))
     return ShardingPlan(
         world_size=case.size,
         tables=tuple(entries),
@@ -279,6 +284,8 @@ def plan_of(case: Case) -> ShardingPlan:
 
 def refusal(case: Case) -> str:
     """Return why a cell does not exist; empty if it does."""
+    if case.mode == "pooled there" and case.placement in ("data-parallel", "hybrid"):
+        return "refused: copies pool on the ranks of the samples"
     if case.placement != "column-wise" or case.size == 1:
         return ""
     if case.optimizer == "row-wise AdaGrad":
@@ -290,7 +297,8 @@ def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], st
     """Run a case; return the relative difference of each table's part on this rank and the layer's, or a refusal."""
     trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
     try:
-        model = train(ranks, plan_of(case), OPTIMIZERS[case.optimizer], trains_layer=trains_layer, steps=steps)
+        plan = plan_of(case)
+        model = train(ranks, plan, OPTIMIZERS[case.optimizer], trains_layer=trains_layer, steps=steps)
     except ConfigError as error:
         return dict.fromkeys((*NAMES, "layer"), f"refused: {error}")
     wanted = expected[case.optimizer, trains_layer]
@@ -338,18 +346,23 @@ Tables on 1, 2 and 4 ranks against one process, after {STEPS} steps with repeate
 batch and ranks without samples. A cell is the largest difference of a weight from one process, relative to the table's
 largest weight; `=` says that all bits are equal, `refused` that the combination raises an error
 ([placements](scale-out.md#placements)), `missing` that it was not run. A run also trains a layer whose gradients are
-summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers.
+summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers. In "pooled there" the
+ranks of the rows pool the bags, but those of sequences.
 
 `python -m tests.dist.matrix` makes this page; the test suite runs a part of it, and `make test-all` everything.
 """
 _COLUMNS = list(product(SIZES, OPTIMIZERS))
 
 
-def page(found: dict[Case, dict[str, float | str]]) -> str:
-    """Return the page of results."""
+def page(found: dict[Case, dict[str, float | str]], before: str = "") -> str:
+    """Return the page of results; parts of modes that were not run are those of the page before."""
     parts = [_HEAD]
     for mode in MODES:
         bound = TOLERANCES[mode]
+        old = re.search(rf"^## {mode}:.*?(?=^## |\Z)", before, re.DOTALL | re.IGNORECASE | re.MULTILINE)
+        if old is not None and not any(case.mode == mode for case in found):
+            parts.append(old[0].rstrip("\n") + "\n")
+            continue
         parts.append(f"## {mode[0].upper()}{mode[1:]}: {f'at most {bound:g}' if bound else 'equal bits'}\n")
         parts.append(f"| placement | pooling | table | {' | '.join(f'{o}, {r}' for r, o in _COLUMNS)} |")
         parts.append(f"|{'---|' * (3 + len(_COLUMNS))}")
@@ -379,13 +392,16 @@ def run(todo: list[Case], steps: int = STEPS) -> dict[Case, dict[str, float | st
 
 
 if __name__ == "__main__":
-    everything = run(chosen_cases() if "--chosen" in sys.argv else list(cases()))
-    PAGE.write_text(page(everything))
+    modes = sys.argv[1:] or MODES
+    everything: dict[Case, dict[str, float | str]] = {}
+    for mode, size in product(modes, SIZES):
+        everything |= run([case for case in cases() if (case.mode, case.size) == (mode, size)])
+    PAGE.write_text(page(everything, PAGE.read_text()))
     worst = {
         mode: max(
             (v for c, r in everything.items() if c.mode == mode for v in r.values() if isinstance(v, float)),
             default=0.0,
         )
-        for mode in MODES
+        for mode in modes
     }
     print(len(everything), "runs,", len(everything) * len(NAMES), "cells; largest differences:", worst)

@@ -47,5 +47,6 @@ def test_tables_on_several_ranks_equal_those_of_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_matrix() -> None:
-    check(list(cases()), STEPS)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_whole_matrix(mode: str) -> None:
+    check([case for case in cases() if case.mode == mode], STEPS)

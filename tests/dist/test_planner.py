@@ -137,3 +137,41 @@ def test_a_plan_is_saved_and_rated_again(tmp_path: Path) -> None:
 def test_costs_are_positive(field: str) -> None:
     with pytest.raises(ConfigError, check=at(f"MachineCosts.{field}")):
         MachineCosts(**{field: 0.0})
+
+
+def bags_of(keys_per_bag: int, *, rows: int, size: int) -> TableLoad:
+    """Return a table that bags of so many keys read, each key about once in a batch."""
+    generator = torch.Generator().manual_seed(3)
+    shares = []
+    for _ in range(size):
+        keys = torch.randint(0, rows, (64 * keys_per_bag,), generator=generator)
+        shares.append((keys, torch.arange(64).repeat_interleave(keys_per_bag)))
+    spec = TableSpec(name="tags", rows=rows, width=16)
+    distinct = [keys.unique() for keys, _ in shares]
+    return TableLoad(spec=spec, rows=rows, num_bytes=128 * rows, row_bytes=128, batches=[distinct], bags=[shares])
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
+def test_bags_are_pooled_where_fewer_bytes_travel(kind: str) -> None:
+    for keys_per_bag, pooling in ((1, "samples"), (20, "rows")):
+        table = bags_of(keys_per_bag, rows=100_000, size=2)
+        found = plan_tables([table], 2, COSTS, fixed={"tags": kind})
+        (entry,) = found.plan.tables
+        assert entry.pooling == pooling
+        assert ("pooled there" in found.tables[0].reason) == (pooling == "rows")
+        other = replace(entry, pooling="samples" if pooling == "rows" else "rows")
+        rated = rate_plan(replace(found.plan, tables=(other,)), [table], COSTS)
+        assert rated.plan.tables == (other,)
+        assert sum(rank.sent_bytes for rank in rated.ranks) > sum(rank.sent_bytes for rank in found.ranks)
+    few = bags_of(20, rows=30, size=2)  # whose keys repeat in all bags
+    assert plan_tables([few], 2, COSTS, fixed={"tags": kind}).plan.tables[0].pooling == "samples"
+
+
+def test_bags_of_deterministic_plans_and_of_copies_are_pooled_on_the_ranks_of_the_samples() -> None:
+    table = bags_of(20, rows=100_000, size=2)
+    plan = same_for_all([table.spec], RowWise(), 2)
+    with pytest.raises(ConfigError, check=at("ShardingPlan.tables")):
+        replace(plan, deterministic=True, tables=(replace(plan.tables[0], pooling="rows"),))
+    with pytest.raises(ConfigError, check=at("TablePlan.pooling")):
+        replace(plan.tables[0], placement=DataParallel(), pooling="rows")
+    assert plan_tables([table], 2, COSTS, fixed={"tags": "data_parallel"}).plan.tables[0].pooling == "samples"

@@ -8,7 +8,7 @@ rank 1's, so that sums over ranks have one order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged
+from terarec.dist.bags import BagPart, SentBags, packed_size, unpacked
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.plan import Wire
 from terarec.dist.ranks import Coming, Ranks
@@ -47,6 +48,7 @@ class Routed(NamedTuple):
         num_rows: Keys for each rank without those of copies; by column all keys for each rank of the table.
         num_copies: Keys of rows with copies.
         place: int64[U], the place of each given key in `keys`.
+        bags: The bags, of a table whose bags the ranks of the rows pool.
     """
 
     keys: Tensor
@@ -54,6 +56,7 @@ class Routed(NamedTuple):
     num_rows: list[int]
     num_copies: int
     place: Tensor
+    bags: SentBags | None = None
 
 
 class Occurrences(NamedTuple):
@@ -101,6 +104,7 @@ class Exchange:
         local: Collection of their parts on this rank.
         ranks: The ranks.
         takes_counts: Whether each table asks for the occurrences of keys, since a policy counts them.
+        pooled: Numbers of the tables whose bags the ranks of the rows pool.
 
     Args:
         tables: The tables.
@@ -108,14 +112,23 @@ class Exchange:
         ranks: The ranks.
         wire: Type of numbers between ranks.
         name: Name of the collection, for errors.
+        pooled: Numbers of the tables whose bags the ranks of the rows pool.
     """
 
     def __init__(
-        self, tables: Sequence[PlacedTable], local: EmbeddingCollection, ranks: Ranks, *, wire: Wire, name: str
+        self,
+        tables: Sequence[PlacedTable],
+        local: EmbeddingCollection,
+        ranks: Ranks,
+        *,
+        wire: Wire,
+        name: str,
+        pooled: Sequence[int] = (),
     ) -> None:
         self.tables = tuple(tables)
         self.local = local
         self.ranks = ranks
+        self.pooled = tuple(pooled)
         self._wire = torch.bfloat16 if wire == "bfloat16" else torch.float32
         self._name = name
         names = [table.spec.name for table in tables]
@@ -211,16 +224,22 @@ class Asked:
         self._exchange, self._learns = exchange, is_trained
         self._wanted: Sequence[Routed] = wanted or ()
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
+        bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64)
         if wanted is None:
             rows = copies = torch.full((size, num_tables), _FAILED)
         else:
+            for index, number in enumerate(exchange.pooled):
+                held = wanted[number].bags
+                assert held is not None, "a table that the ranks of the rows pool has bags"
+                bags[:, index] = torch.tensor([part.numbers for part in held.parts])
             rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
             copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
             if not is_trained:  # nobody else needs to know them
                 copies[[rank for rank in range(size) if rank != me]] = 0
-        self._sent = Counts(rows, copies)
-        each = [2 * num_tables] * size
-        self._counts = exchange.begin("exchange of counts", torch.cat([rows, copies], dim=1).flatten(), each, each)
+        self._sent = Counts(rows, copies, bags)
+        numbers = torch.cat([rows, copies, bags.flatten(1)], dim=1)
+        each = [numbers.shape[1]] * size
+        self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each)
         self._received: Counts | None = None
         self._keys: Coming | None = None
         self._failed: list[int] = []
@@ -234,11 +253,12 @@ class Asked:
         if self._received is not None or self._failed:
             return
         exchange, num_tables = self._exchange, len(self._exchange.tables)
-        got = self._counts.wait().view(exchange.ranks.size, 2 * num_tables)
+        got = self._counts.wait().view(exchange.ranks.size, -1)
         self._failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
         if self._failed:
             return
-        self._received = Counts(got[:, :num_tables], got[:, num_tables:])
+        bags = got[:, 2 * num_tables :].view(exchange.ranks.size, len(exchange.pooled), 3)
+        self._received = Counts(got[:, :num_tables], got[:, num_tables : 2 * num_tables], bags)
         whole: list[Tensor] = []
         for rank in range(exchange.ranks.size):
             mine = [
@@ -247,6 +267,11 @@ class Asked:
                 for held in (table.keys, table.counts)
                 if held is not None
                 for part in _segments(table, held, rank, int(self._sent.copies[rank, number]))
+            ]
+            mine += [
+                held.parts[rank].packed()
+                for held in (self._wanted[n].bags for n in exchange.pooled)
+                if held is not None
             ]
             whole.append(torch.cat(mine) if mine else torch.empty(0, dtype=torch.int64))
         sizes = [held.numel() for held in whole]
@@ -269,6 +294,8 @@ class Asked:
         keys: list[list[Tensor]] = [[] for _ in self._wanted]
         counts: list[list[Tensor]] = [[] for _ in self._wanted]
         every = received.all.tolist()
+        bags: dict[int, list[BagPart]] = {number: [] for number in self._exchange.pooled}
+        of_bags = received.bags.tolist()
         for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received))):
             first = 0
             for number in range(len(self._wanted)):
@@ -278,16 +305,20 @@ class Asked:
                 if takes_counts[number]:
                     counts[number].append(of_source[first : first + size])
                     first += size
+            for index, number in enumerate(self._exchange.pooled):
+                size = packed_size(of_bags[source][index])
+                bags[number].append(unpacked(of_source[first : first + size], of_bags[source][index]))
+                first += size
         found = self._exchange.find(keys, counts, received, is_trained=self._learns)
-        fetched = Fetched(self._exchange, self._wanted, found, self._sent, received)
+        fetched = Fetched(self._exchange, self._wanted, found, self._sent, received, bags)
         fetched.send()
         return fetched
 
     def _sizes(self, received: Counts) -> list[int]:
-        """Return how many integers come from each rank: keys and, where a policy asks for them, occurrences."""
+        """Return how many integers come from each rank: keys, occurrences where a policy asks for them, and bags."""
         times = torch.tensor([1 + takes for takes in self._exchange.takes_counts])
         sizes: list[int] = (received.all * times).sum(dim=1).tolist()
-        return sizes
+        return [size + sum(map(packed_size, bags)) for size, bags in zip(sizes, received.bags.tolist(), strict=True)]
 
 
 class Counts:
@@ -296,30 +327,48 @@ class Counts:
     Attributes:
         rows: int64[R, T], keys whose row one rank has.
         copies: int64[R, T], keys whose row all ranks have.
-        all: int64[R, T], both.
+        bags: int64[R, P, 3], bags, their keys, and whether these have weights, of tables that the ranks of rows pool.
+        all: int64[R, T], keys of rows and of copies.
     """
 
-    def __init__(self, rows: Tensor, copies: Tensor) -> None:
+    def __init__(self, rows: Tensor, copies: Tensor, bags: Tensor) -> None:
         self.rows = rows
         self.copies = copies
+        self.bags = bags
         self.all = rows + copies
+
+    def vectors(self, keys: Tensor, pooled: Sequence[int]) -> Tensor:
+        """Return how many vectors travel for ``keys int64[R, T]``: one for each, or for each bag of pooled tables."""
+        if not pooled:
+            return keys
+        found = keys.clone()
+        found[:, list(pooled)] = self.bags[:, :, 0]
+        return found
 
 
 class Fetched:
     """The vectors of a step's distinct keys, and the way back of their gradients.
 
     Attributes:
-        vectors: For each table parts of float32[U, D] one after the other, in the order of its routed keys.
+        vectors: For each table parts of float32[U, D] one after the other, in the order of its routed keys. Of a table
+            that the ranks of the rows pool, parts of bags float32[b, D] from each rank, or by column of all together.
     """
 
     def __init__(
-        self, exchange: Exchange, wanted: Sequence[Routed], found: list[FoundRows], sent: Counts, received: Counts
+        self,
+        exchange: Exchange,
+        wanted: Sequence[Routed],
+        found: list[FoundRows],
+        sent: Counts,
+        received: Counts,
+        bags: Mapping[int, Sequence[BagPart]],
     ) -> None:
         self._exchange = exchange
         self._wanted = tuple(wanted)
         self._found = found
         self._sent = sent
         self._received = received
+        self._bags = bags  # those that came from each rank, by the number of the table
         self.vectors: list[list[Tensor]] = []
         self._pieces: list[list[Tensor]] = []
         self._copied: dict[int, Tensor] = {}
@@ -350,83 +399,97 @@ class Fetched:
                 ]
             )
             looked_up = found.vectors(order)
-            sizes = [*asked[others].sum(dim=1).tolist(), *asked[me].tolist()]
+            is_pooled = not self._bags.keys().isdisjoint(tables)
+            for_others = (asked[others].flatten() if is_pooled else asked[others].sum(dim=1)).tolist()
+            sizes = [*for_others, *asked[me].tolist()]
             sizes += self._received.copies[me, tables].tolist()
             parts = torch.split(looked_up, sizes)
-            for rank, part in zip(others, parts, strict=False):
-                replies[rank].append(part)
-            joined.append(looked_up[: sum(sizes[: len(others)])])
+            if is_pooled:
+                for index, part in enumerate(parts[: len(for_others)]):
+                    rank, number = others[index // len(tables)], tables[index % len(tables)]
+                    replies[rank].append(self._bags[number][rank].pool(part) if number in self._bags else part)
+            else:
+                for rank, part in zip(others, parts, strict=False):
+                    replies[rank].append(part)
+                joined.append(looked_up[: sum(for_others)])
             for number, own, copies in zip(
-                tables, parts[len(others) :], parts[len(others) + len(tables) :], strict=False
+                tables, parts[len(for_others) :], parts[len(for_others) + len(tables) :], strict=False
             ):
-                pieces[number][me] = exchange.rounded(own)
+                pieces[number][me] = exchange.rounded(self._bags[number][me].pool(own) if number in self._bags else own)
                 copied[number] = copies
         self._pieces, self._copied = pieces, copied
         self._coming = exchange.begin_numbers(
             "exchange of vectors",
             replies,
-            self._expected(self._sent.rows),
-            joined[0].flatten() if len(joined) == 1 else None,
+            self._expected(self._sent.vectors(self._sent.rows, exchange.pooled)),
+            joined[0].flatten() if len(joined) == len(arenas) == 1 else None,
         )
 
     def receive(self) -> None:
         """Set `vectors`, as soon as those of all ranks have come."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         assert self._coming is not None, "vectors were sent"
-        came = exchange.numbers(self._coming, self._expected(self._sent.rows))
+        expected = self._sent.vectors(self._sent.rows, exchange.pooled)
+        came = exchange.numbers(self._coming, self._expected(expected))
         pieces, copied = self._pieces, self._copied
         for rank in range(exchange.ranks.size):
             if rank == exchange.ranks.rank:
                 continue
-            blocks = iter(_blocks(came[rank], self._sent.rows[rank].tolist(), arenas, exchange.tables))
+            blocks = iter(_blocks(came[rank], expected[rank].tolist(), arenas, exchange.tables))
             for tables in arenas:
                 for number in tables:
                     pieces[number][rank] = next(blocks)
         self.vectors = [self._assembled(number, pieces[number], copied[number]) for number in range(len(self._wanted))]
 
-    def return_sums(self, gradients: Sequence[Tensor]) -> Callable[[], None]:
+    def return_sums(self, gradients: Sequence[Tensor], of_bags: Mapping[int, Sequence[Tensor]]) -> Callable[[], None]:
         """Begin to send gradients to the ranks of the rows.
 
         Args:
             gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
+            of_bags: Of tables that the ranks of the rows pool, for each rank float32[b, D] of its bags.
 
         Returns:
             Function that keeps those that came for the row optimizer, as soon as all have come.
         """
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size = exchange.ranks.size
-        parts = [
-            [
-                segment[:, exchange.tables[number].columns(rank)]
+        by_table = [
+            {
+                number: [
+                    segment[:, exchange.tables[number].columns(rank)]
+                    for segment in (
+                        [of_bags[number][rank]]
+                        if number in of_bags
+                        else self._segments_for(rank, number, gradients[number])
+                    )
+                ]
                 for tables in arenas
                 for number in tables
-                for segment in self._segments_for(rank, number, gradients[number])
-            ]
+            }
             for rank in range(size)
         ]
-        coming = exchange.begin_numbers("exchange of gradients", parts, self._expected(self._received.all))
-        return partial(self._keep_sums, coming, gradients)
+        parts = [[segment for held in of_rank.values() for segment in held] for of_rank in by_table]
+        expected = self._received.vectors(self._received.all, exchange.pooled)
+        coming = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
+        return partial(self._keep_sums, coming, by_table[exchange.ranks.rank])
 
-    def _keep_sums(self, coming: Coming, gradients: Sequence[Tensor]) -> None:
+    def _keep_sums(self, coming: Coming, own: Mapping[int, Sequence[Tensor]]) -> None:
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
-        came = exchange.numbers(coming, self._expected(self._received.all))
+        expected = self._received.vectors(self._received.all, exchange.pooled)
+        came = exchange.numbers(coming, self._expected(expected))
         blocks: list[dict[int, list[Tensor]]] = []
         for source in range(size):
             if source == me:
-                own = {
-                    number: [
-                        exchange.rounded(segment[:, exchange.tables[number].columns(me)])
-                        for segment in self._segments_for(me, number, gradients[number])
-                    ]
-                    for tables in arenas
-                    for number in tables
-                }
-                blocks.append(own)
+                blocks.append({number: [exchange.rounded(part) for part in parts] for number, parts in own.items()})
                 continue
-            found_blocks = _blocks(came[source], self._received.all[source].tolist(), arenas, exchange.tables)
+            found_blocks = _blocks(came[source], expected[source].tolist(), arenas, exchange.tables)
             order = [number for tables in arenas for number in tables]
             blocks.append({number: [block] for number, block in zip(order, found_blocks, strict=True)})
+        for number, parts_of_bags in self._bags.items():
+            for source, part in enumerate(parts_of_bags):
+                (grad,) = blocks[source][number]
+                blocks[source][number] = [part.gradient(grad, int(self._received.rows[source, number]))]
         for found, tables in zip(self._found, arenas, strict=True):
             # Rows are by tables first, those of a table in the order of the ranks.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
@@ -513,6 +576,8 @@ class Fetched:
     def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
         """Return the vectors of a table in parts; those that it has none of are left out."""
         table = self._exchange.tables[number]
+        if number in self._bags and not table.by_column:
+            return pieces
         if table.by_column:
             return [torch.cat([pieces[rank] for rank in table.ranks], dim=1)]
         return [piece for piece in (*pieces, copied) if piece.shape[0]]

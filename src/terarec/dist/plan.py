@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -18,6 +18,7 @@ _FORMAT, _VERSION = "terarec.sharding", 1
 
 AnyTableSpec = TableSpec | DynamicTableSpec
 Wire = Literal["float32", "bfloat16"]
+PooledOn = Literal["samples", "rows"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +119,26 @@ class TablePlan:
     Attributes:
         table: Name of the table.
         placement: Ranks of its rows.
+        pooling: Ranks that pool its bags: "samples" for those of the samples, to which the vectors of distinct keys go,
+            or "rows" for those of the rows, which send a vector for each bag. The latter moves less for bags of many
+            keys; all features of the table are sums or means then.
     """
 
     table: str
     placement: Placement
+    pooling: PooledOn = "samples"
 
     def __post_init__(self) -> None:
         checks.name(self, "table")
         checks.instance(self, "placement", Placement, "a placement, such as RowWise()")
+        checks.one_of(self, "pooling", get_args(PooledOn))
+        if self.pooling == "rows" and isinstance(self.placement, DataParallel | Hybrid):
+            checks.reject(
+                self,
+                "pooling",
+                f"table {self.table!r}: got 'rows' for {self.placement.kind!r}, whose copies pool on the ranks of the "
+                "samples, expected 'samples'",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +174,14 @@ class ShardingPlan:
                 checks.positive_int(self, name)
         if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
             checks.fail(self, "ranks_per_node", f"a divisor of the world_size {self.world_size}")
+        pooled = [entry.table for entry in self.tables if entry.pooling == "rows"]
+        if self.deterministic and pooled:
+            checks.reject(
+                self,
+                "tables",
+                f"table {pooled[0]!r}: got pooling 'rows' with deterministic=True, which adds up in the order of the "
+                "samples, expected 'samples'",
+            )
         for entry in self.tables:
             self._check_ranks_of(entry)
 
@@ -168,6 +189,11 @@ class ShardingPlan:
     def placements(self) -> dict[str, Placement]:
         """The placement of each table by its name."""
         return {entry.table: entry.placement for entry in self.tables}
+
+    @property
+    def pooled_on_rows(self) -> frozenset[str]:
+        """The tables whose bags the ranks of the rows pool."""
+        return frozenset(entry.table for entry in self.tables if entry.pooling == "rows")
 
     def ranks_of(self, placement: Placement) -> tuple[int, ...]:
         """Return the ranks over which a placement spreads rows or columns; all ranks for copies."""
@@ -309,7 +335,8 @@ def described(plan: ShardingPlan, tables: Sequence[AnyTableSpec]) -> list[str]:
         size = f"{spec.rows:,} rows" if isinstance(spec, TableSpec) else "any keys"
         where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
         word = placement.kind.replace("_", "-")
-        lines.append(f"table {name!r} ({size} x {spec.width}): {word} on {where}")
+        pooled = ", bags pooled there" if name in plan.pooled_on_rows else ""
+        lines.append(f"table {name!r} ({size} x {spec.width}): {word} on {where}{pooled}")
     shares = ", ".join(f"{held:,}" for held in plan.weight_bytes(tables))
     return [*lines, f"bytes of static weights by rank: {shares}"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from terarec.dist.plan import (
     DataParallel,
     Hybrid,
     Placement,
+    PooledOn,
     RowWise,
     ShardingPlan,
     TablePlan,
@@ -36,6 +37,8 @@ from terarec.spec import checks
 HOT_SHARE = 0.5
 """A row is hot if at least so large a part of the ranks' shares of a batch has its key."""
 _KEY_BYTES = 8
+_BAG_BYTES = 4  # of the length of a bag, and of the place of each of its keys
+_LESS = 0.9  # ranks of rows pool where so large a part of the bytes is left, since cutting bags takes time, too
 _ROUNDS = 4  # over all tables, after which nothing changed in plans of up to 200 tables
 _AS_GOOD = 1.02  # placements within so much of the least time differ by less than it is known
 
@@ -101,6 +104,8 @@ class TableLoad:
         num_bytes: Bytes of all of them, with optimizer state and indexes.
         row_bytes: Bytes of the weights and optimizer state of a row.
         batches: For each sampled batch the distinct keys int64[n] of each rank's share.
+        bags: For each sampled batch and rank the keys of its share and the bag of each, int64[N] both; empty for tables
+            with features that cannot be pooled in parts, such as sequences.
         needs_whole_rows: Whether its optimizer takes all columns of a row.
         forbids_copies: Whether its optimizer cannot have some rows, but not all, on every rank.
     """
@@ -110,6 +115,7 @@ class TableLoad:
     num_bytes: int
     row_bytes: float
     batches: Sequence[Sequence[Tensor]]
+    bags: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()
     needs_whole_rows: bool = False
     forbids_copies: bool = False
 
@@ -245,6 +251,7 @@ def rate_plan(plan: ShardingPlan, loads: Sequence[TableLoad], costs: MachineCost
     """
     search = _Search(loads, plan, costs, {})
     search.chosen = dict(plan.placements)
+    search.poolings = {entry.table: entry.pooling for entry in plan.tables}
     return search.result()
 
 
@@ -255,10 +262,11 @@ class _Cost:
     machine and then between machines: vectors sent and received, gradients and keys sent and received.
     """
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "pooling")
 
-    def __init__(self, block: _Numbers) -> None:
+    def __init__(self, block: _Numbers, pooling: PooledOn = "samples") -> None:
         self.block = block
+        self.pooling = pooling
 
     def seconds(self, costs: MachineCosts) -> _Numbers:
         """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
@@ -275,8 +283,21 @@ class _Cost:
         return total
 
 
-def cost_of(load: TableLoad, placement: Placement, plan: ShardingPlan, costs: MachineCosts) -> _Cost:
+def cost_of(
+    load: TableLoad,
+    placement: Placement,
+    plan: ShardingPlan,
+    costs: MachineCosts,
+    pooling: PooledOn | None = None,
+) -> _Cost:
     """Count what a placement costs on the sampled batches, in the mean of them.
+
+    Args:
+        load: The table.
+        placement: Its placement.
+        plan: The plan that it is of.
+        costs: Costs of parts of a step.
+        pooling: Ranks that pool its bags; None for those with which fewer bytes travel.
 
     Raises:
         ConfigError: A placement that the table cannot have.
@@ -306,14 +327,55 @@ def cost_of(load: TableLoad, placement: Placement, plan: ShardingPlan, costs: Ma
     block[3] += block[2] * (costs.update_seconds + costs.update_byte_seconds * load.row_bytes * part)
     node = np.arange(size) // (plan.ranks_per_node or size)
     is_near = node[:, None] == node
+    vectors, integers = asked, _KEY_BYTES * asked
+    pooled = _PooledThere(0 * asked, 0 * asked)
+    can_pool = not (plan.deterministic or placed.has_copies or placed.has_hot_rows) and size > 1
+    if load.bags and can_pool and pooling != "samples":
+        pooled = _pooled_there(load, placed, size)
+        travels = ~np.eye(size, dtype=bool)
+        here = 2 * vector_bytes * (asked * travels).sum()
+        there = ((2 * vector_bytes + _BAG_BYTES) * pooled.bags + _BAG_BYTES * pooled.keys)[travels].sum()
+        if pooling is None:
+            pooling = "rows" if there < _LESS * here else "samples"
+    if pooling == "rows":
+        vectors, integers = pooled.bags, integers + _BAG_BYTES * (pooled.bags + pooled.keys)
     spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
     for first, mask in ((4, is_near & ~np.eye(size, dtype=bool)), (8, ~is_near)):
-        rows, grads = asked * mask, (asked + spread) * mask
+        rows, grads = vectors * mask, (vectors + spread) * mask
+        numbers = (integers + _KEY_BYTES * spread) * mask
         block[first] = rows.sum(axis=0) * vector_bytes
         block[first + 1] = rows.sum(axis=1) * vector_bytes
-        block[first + 2] = grads.sum(axis=1) * (vector_bytes + _KEY_BYTES)
-        block[first + 3] = grads.sum(axis=0) * (vector_bytes + _KEY_BYTES)
-    return _Cost(block)
+        block[first + 2] = grads.sum(axis=1) * vector_bytes + numbers.sum(axis=1)
+        block[first + 3] = grads.sum(axis=0) * vector_bytes + numbers.sum(axis=0)
+    return _Cost(block, pooling or "samples")
+
+
+class _PooledThere(NamedTuple):
+    """What the ranks of the rows would pool, in the mean of the batches.
+
+    Attributes:
+        bags: float64[R, R], bags that a rank (row) has keys of on another (column).
+        keys: float64[R, R], their keys.
+    """
+
+    bags: _Numbers
+    keys: _Numbers
+
+
+def _pooled_there(load: TableLoad, placed: PlacedTable, size: int) -> _PooledThere:
+    bags, numbers = np.zeros((size, size)), np.zeros((size, size))
+    for batch in load.bags:
+        for source, (keys, of_keys) in enumerate(batch):
+            if placed.by_column:
+                bags[source, list(placed.ranks)] += torch.unique_consecutive(of_keys).numel()
+                numbers[source, list(placed.ranks)] += keys.numel()
+                continue
+            owners = placed.owners(keys)
+            numbers[source] += torch.bincount(owners, minlength=size).numpy()
+            parts = torch.unique(of_keys * size + owners)
+            bags[source] += torch.bincount(parts.remainder(size), minlength=size).numpy()
+    count = max(1, len(load.bags))
+    return _PooledThere(bags / count, numbers / count)
 
 
 def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> _Numbers:
@@ -340,6 +402,7 @@ class _Search:
         self._known: dict[tuple[str, Placement], _Cost | None] = {}
         self._hot = {name: load.hot_keys for name, load in self._loads.items()}
         self.chosen: dict[str, Placement] = {}
+        self.poolings: dict[str, PooledOn] = {}
         for name, kind in fixed.items():
             if name not in self._loads:
                 raise ConfigError("place", f"got table {name!r}, expected one of {', '.join(map(repr, self._loads))}")
@@ -369,7 +432,10 @@ class _Search:
     def result(self) -> PlannedSharding:
         """Return the plan with what it costs."""
         frame, size = self._frame, self._frame.world_size
-        entries = tuple(TablePlan(table=name, placement=self.chosen[name]) for name in self._loads)
+        entries = tuple(
+            TablePlan(table=name, placement=placement, pooling=self._cost(name, placement).pooling)
+            for name, placement in ((name, self.chosen[name]) for name in self._loads)
+        )
         plan = ShardingPlan(
             world_size=size,
             tables=entries,
@@ -418,7 +484,9 @@ class _Search:
         at = (name, placement)
         if at not in self._known:
             try:
-                self._known[at] = cost_of(self._loads[name], placement, self._frame, self._costs)
+                self._known[at] = cost_of(
+                    self._loads[name], placement, self._frame, self._costs, self.poolings.get(name)
+                )
             except ConfigError:
                 self._known[at] = None
         return self._known[at]
@@ -471,9 +539,10 @@ class _Search:
 
     def _reason(self, name: str, total: _Numbers) -> str:
         """Return how long the slowest rank takes, and what it would take with other placements of the table."""
-        if name in self._fixed:
-            return "given"
         mine = self.chosen[name]
+        there = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""
+        if name in self._fixed:
+            return f"{there}given"
         others = total - self._cost(name, mine).block
         words = []
         best: dict[str, str] = {}
@@ -490,7 +559,7 @@ class _Search:
                 best[placement.kind] = f"{word} would not fit"
         words = list(best.values())
         now = float(_Cost(total).seconds(self._costs).max())
-        return f"slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
+        return f"{there}slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets, select
+from terarec.dist.bags import factors_of, is_poolable, numbered_bags, sent_bags
 from terarec.dist.exchange import Asked, Exchange, Fetched, Occurrences, Routed, Wanted, route
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
@@ -74,17 +75,19 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
 
 
 class _Group(NamedTuple):
-    """Features that one call of `terarec.ops.bag_lookup` pools.
+    """Features that one call of `terarec.ops.bag_lookup` pools, or that the ranks of the rows pool.
 
     Attributes:
         lookup: The group, with the layout of the whole tables.
         tables: Number of each feature's table in the collection.
         vectors: Number of the matrix of vectors that it reads.
+        is_there: Whether the ranks of the rows pool it, so that it reads no matrix.
     """
 
     lookup: LookupGroup
     tables: tuple[int, ...]
     vectors: int
+    is_there: bool
 
 
 class _Lookup(NamedTuple):
@@ -95,6 +98,55 @@ class _Lookup(NamedTuple):
     keys: Tensor
     layout: BagLayout
     key_weights: Tensor | None
+
+
+class _PooledThere(NamedTuple):
+    """Bags of a group that the ranks of the rows pool.
+
+    Attributes:
+        group: The group.
+        part: The bags.
+        factors: float32[S * B, 1], what the sum of each bag is multiplied by.
+    """
+
+    group: _Group
+    part: Jagged
+    factors: Tensor
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the tables, each once."""
+        return tuple(dict.fromkeys(self.group.tables))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Columns D, samples B and features S."""
+        layout = self.group.lookup.layout
+        return layout.width, self.part.batch_size, len(layout.feature_names)
+
+    def joined(self, fetched: Fetched, wanted: Sequence[Routed]) -> Tensor:
+        """Return the pooled vectors float32[B, S * D] of the parts that came."""
+        width, size, features = self._sizes
+        total = torch.zeros(self.factors.shape[0], width)
+        for table in self.tables:
+            held = wanted[table].bags
+            assert held is not None, "a table that the ranks of the rows pool has bags"
+            parts = fetched.vectors[table]
+            # By column all parts came together, and all ranks of the table have the same bags.
+            bags = held.bags if len(parts) == len(held.bags) else (max(held.bags, key=len),)
+            for numbers, part in zip(bags, parts, strict=True):
+                total.index_add_(0, numbers, part)
+        return (total * self.factors).view(features, size, width).transpose(0, 1).reshape(size, features * width)
+
+    def gradients(self, grad: Tensor | None, wanted: Sequence[Routed]) -> dict[int, list[Tensor]]:
+        """Return for each table and rank the gradients float32[b, D] of its bags, of ``grad float[B, S * D]``."""
+        width, size, features = self._sizes
+        if grad is None:
+            by_bag = torch.zeros(self.factors.shape[0], width)
+        else:
+            by_feature = grad.float().view(size, features, width).transpose(0, 1)
+            by_bag = by_feature.reshape(features * size, width) * self.factors
+        return {table: [by_bag[bags] for bags in held.bags] for table in self.tables if (held := wanted[table].bags)}
 
 
 class _Begun:
@@ -177,11 +229,12 @@ class ShardedCollection(nn.Module):
             self.local.pending.counted = [self._counted(arena.table_names, rank) for arena in self.local.arenas]
             self.local.pending.has_norm = not self.local.has_hot_rows
         self._is_exact = plan.deterministic
+        pooled = self._pooled_tables(plan, ranks.size)
         self._started: _Begun | None = None
         self._announced: _Begun | None = None
         self._is_ahead = ranks.size > 1
-        self._exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name)
-        self._groups, self._matrices = _grouped(collection)
+        self._exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
+        self._groups, self._matrices = _grouped(collection, pooled)
         for table in self.placed:
             _fill(self.local, table, collection, rank)
         self.local.stores = {
@@ -292,6 +345,24 @@ class ShardedCollection(nn.Module):
             found[table.spec.name] = table.local_keys(every[table.is_on(every, self._exchange.ranks.rank)])
         return found
 
+    def _pooled_tables(self, plan: ShardingPlan, size: int) -> list[int]:
+        """Return the numbers of the tables that the ranks of the rows pool; none for one rank."""
+        found = []
+        for number, table in enumerate(self.placed):
+            if table.spec.name not in plan.pooled_on_rows:
+                continue
+            readers = [f for f in self.features if f.table == table.spec.name]
+            others = [f for f in readers if not is_poolable(f.pooling)]
+            if others:
+                raise ConfigError(
+                    f"plan.tables: table {table.spec.name!r}",
+                    f"got pooling 'rows', but feature {others[0].name!r} is pooled by {others[0].pooling!r}, expected "
+                    "'samples'",
+                )
+            if readers:
+                found.append(number)
+        return found if size > 1 else []
+
     def _counted(self, tables: Sequence[str], rank: int) -> Tensor | None:
         """Return 0 for tables of copies, whose gradients rank 0 counts, and 1 for others."""
         has_copies = {table.spec.name for table in self.placed if table.has_copies}
@@ -310,6 +381,12 @@ class ShardedCollection(nn.Module):
             for group, part in zip(self._groups, parts, strict=True):
                 if isinstance(self.placed[group.tables[0]].spec, TableSpec):
                     check_keys(part, group.lookup.layout)
+                is_learned = part.weights is not None and part.weights.requires_grad
+                if group.is_there and is_learned:
+                    raise ConfigError(
+                        f"plan.tables: table {self.placed[group.tables[0]].spec.name!r}",
+                        "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
+                    )
             wanted, places = self._distinct(parts)
         except Exception as error:
             return _Begun(jagged, [], [], [], self._exchange.ask(None, is_trained=is_trained), error)
@@ -345,8 +422,15 @@ class ShardedCollection(nn.Module):
         elif self._announced is not None:  # all ranks have said by now how many keys come
             self._announced.asked.send_keys()
         parts, places, wanted = begun.parts, begun.places, begun.wanted
+        there = [
+            _PooledThere(group, part, factors_of(part, group.lookup.layout))
+            for group, part in zip(self._groups, parts, strict=True)
+            if group.is_there
+        ]
         matrices = [
             _stacked([part for table in tables for part in fetched.vectors[table]], self.placed[tables[0]].spec.width)
+            if tables
+            else torch.empty(0, 0)
             for tables in self._matrices
         ]
         lookups = [
@@ -358,8 +442,9 @@ class ShardedCollection(nn.Module):
                 part.weights if group.lookup.layout.takes_key_weights else None,
             )
             for group, part, keys in zip(self._groups, parts, places, strict=True)
+            if not group.is_there
         ]
-        step = _Step(self, lookups, matrices, fetched, wanted)
+        step = _Step(self, lookups, matrices, fetched, wanted, there)
         pooled: Sequence[Tensor]
         if is_trained:
             with torch._C.DisableTorchFunctionSubclass():
@@ -367,7 +452,8 @@ class ShardedCollection(nn.Module):
                 pooled = _Pool.apply(self.local.rows, step, *factors)  # type: ignore[no-untyped-call]
         else:
             pooled = step.pooled()
-        results = [(lookup.group.lookup, lookup.part, held) for lookup, held in zip(lookups, pooled, strict=True)]
+        every: list[_Lookup | _PooledThere] = [*lookups, *there]
+        results = [(lookup.group.lookup, lookup.part, held) for lookup, held in zip(every, pooled, strict=True)]
         out = assemble(self.features, results, jagged)
         dtype = self.local.rows.dtype
         return out if dtype == torch.float32 else cast(out, dtype)
@@ -382,6 +468,7 @@ class ShardedCollection(nn.Module):
                 spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
         places = [torch.empty_like(part.keys) for part in parts]
         wanted: list[Routed] = []
+        of_bags = {number: numbered_bags(parts[number]) for number, held in enumerate(self._groups) if held.is_there}
         of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
         filled = [0] * len(self._matrices)
         for number, table in enumerate(self.placed):
@@ -393,6 +480,9 @@ class ShardedCollection(nn.Module):
             if self._exchange.takes_counts[number]:
                 counts = torch.bincount(inverse, minlength=distinct.numel())
             routed = route(table, Wanted(distinct, counts), self._exchange.ranks.size)
+            if number in self._exchange.pooled:
+                wanted.append(self._with_bags(routed, table, inverse, spans[number], parts, of_bags))
+                continue
             wanted.append(routed)
             found, first = routed.place[inverse] + filled[of_matrix[number]], 0
             filled[of_matrix[number]] += distinct.numel()
@@ -401,6 +491,29 @@ class ShardedCollection(nn.Module):
                 places[index_of_group][span] = found[first : first + count]
                 first += count
         return wanted, places
+
+    def _with_bags(
+        self,
+        routed: Routed,
+        table: PlacedTable,
+        inverse: Tensor,
+        spans: Sequence[tuple[int, slice]],
+        parts: Sequence[Jagged],
+        of_bags: Mapping[int, Tensor],
+    ) -> Routed:
+        """Return the keys of a table with their bags, all of one group."""
+        bags = [of_bags[group][span] for group, span in spans]
+        every = [(parts[group].weights, span) for group, span in spans]
+        weights = [held[span] for held, span in every if held is not None]
+        return routed._replace(
+            bags=sent_bags(
+                routed.num_rows,
+                routed.place[inverse],
+                torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64),
+                torch.cat(weights).detach() if weights else None,
+                by_column=table.by_column,
+            )
+        )
 
     def keep(self, step: _Step, gradients: Sequence[Tensor | None]) -> None:
         """Send the gradients of a step's pooled vectors to the ranks of the rows.
@@ -417,7 +530,7 @@ class ShardedCollection(nn.Module):
                 lookup.layout,
                 None if lookup.key_weights is None else lookup.key_weights.detach(),
             )
-            for lookup, grad in zip(step.lookups, gradients, strict=True)
+            for lookup, grad in zip(step.lookups, gradients, strict=False)
         ]
         if self._is_exact:
             step.fetched.return_occurrences(self._occurrences(step, held))
@@ -432,7 +545,10 @@ class ShardedCollection(nn.Module):
             sizes = [step.wanted[table].keys.numel() for table in tables]
             for table, part in zip(tables, torch.split(summed, sizes), strict=True):
                 sums[table] = part
-        finish = step.fetched.return_sums(sums)
+        of_bags: dict[int, list[Tensor]] = {}
+        for lookup, grad in zip(step.there, gradients[len(step.lookups) :], strict=True):
+            of_bags |= lookup.gradients(grad, step.wanted)
+        finish = step.fetched.return_sums(sums, of_bags)
         # The gradients travel while the layers below the tables compute theirs.
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
@@ -470,16 +586,18 @@ class _Step:
         matrices: Sequence[Tensor],
         fetched: Fetched,
         wanted: Sequence[Routed],
+        there: Sequence[_PooledThere],
     ) -> None:
         self.collection = collection
         self.lookups = lookups
         self.matrices = matrices
         self.fetched = fetched
         self.wanted = wanted
+        self.there = there
 
     def pooled(self) -> list[Tensor]:
-        """Return the vectors of each lookup."""
-        return [
+        """Return the vectors of each lookup, and of what the ranks of the rows pooled."""
+        here = [
             bag_lookup(
                 self.matrices[lookup.group.vectors],
                 lookup.keys,
@@ -489,6 +607,7 @@ class _Step:
             )
             for lookup in self.lookups
         ]
+        return [*here, *(lookup.joined(self.fetched, self.wanted) for lookup in self.there)]
 
 
 class _Pool(torch.autograd.Function):
@@ -505,8 +624,8 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         step: _Step = ctx.step
         ctx.step = None
-        of_weights: list[Tensor | None] = [None] * len(grads)
-        for index, (lookup, grad) in enumerate(zip(step.lookups, grads, strict=True)):
+        of_weights: list[Tensor | None] = [None] * len(step.lookups)
+        for index, (lookup, grad) in enumerate(zip(step.lookups, grads, strict=False)):
             if ctx.needs_input_grad[2 + index] and grad is not None and lookup.key_weights is not None:
                 of_weights[index] = key_weight_gradient(
                     step.matrices[lookup.group.vectors],
@@ -527,22 +646,33 @@ def _no_gradient(step: _Step, lookup: _Lookup) -> Tensor:
     return torch.zeros(lookup.keys.numel(), width)
 
 
-def _grouped(collection: EmbeddingCollection) -> tuple[list[_Group], list[list[int]]]:
+def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[list[_Group], list[list[int]]]:
     """Return the groups of features that are looked up together, and the tables of each matrix of vectors.
 
-    They are those of the collection on one device: static groups before those whose rows an index finds.
+    They are those of the collection on one device: static groups before those whose rows an index finds. Features of
+    the tables `pooled`, which the ranks of the rows pool, have groups of their own.
     """
     specs = {spec.name: spec for spec in collection.specs}
     numbers = {name: number for number, name in enumerate(specs)}
-    matrices = [[numbers[name] for name in arena.table_names] for arena in collection.arenas]
+    matrices = [
+        [numbers[name] for name in arena.table_names if numbers[name] not in pooled] for arena in collection.arenas
+    ]
     found = []
-    for group in lookup_groups(collection.arenas, collection.features):
+    features = collection.features
+    there = [feature for feature in features if numbers[feature.table] in pooled]
+    here = [feature for feature in features if numbers[feature.table] not in pooled]
+    groups = [
+        (group, is_there)
+        for is_there, some in ((False, here), (True, there))
+        for group in lookup_groups(collection.arenas, some)
+    ]
+    for group, is_there in groups:
         layout = group.layout
         names = [layout.table_names[table] for table in layout.feature_table]
         whole = [specs[name] for name in layout.table_names]
         rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
         lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
-        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena))
+        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_there))
 
     # In one process static tables of one memory are looked up before all others.
     def comes_later(group: _Group) -> bool:

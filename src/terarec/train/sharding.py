@@ -11,6 +11,7 @@ from torch import Tensor
 
 from terarec.batch import Batch, first_keys, select, share_of
 from terarec.data import open_reader, read_spec
+from terarec.dist.bags import is_poolable, numbered_bags
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
 from terarec.embedding.recording import RecordedTables, record_tables
@@ -75,7 +76,9 @@ def table_loads(
     counts = KeyCounts(spec, dataset, reads_keysets=True)
     memory = {table.name: table for table in planned_tables(spec, records, counts=counts, given=rows, is_gpu=False)}
     rules = table_rules({"default": spec.sparse_optimizer, **spec.row_optimizers})
-    batches = _sampled_keys(spec, records, world_size) if "train" in dataset.splits else {}
+    sampled = _sampled_keys(spec, records, world_size) if "train" in dataset.splits else {}
+    readers = [feature for record in records for feature in record.features]
+    unpooled = {feature.table for feature in readers if not is_poolable(feature.pooling)}
     loads = []
     for table in (table for record in records for table in record.tables):
         of_table = memory[table.name]
@@ -86,7 +89,8 @@ def table_loads(
                 rows=of_table.rows,
                 num_bytes=of_table.weight_bytes + of_table.state_bytes + of_table.index_bytes,
                 row_bytes=of_table.row_bytes,
-                batches=batches.get(table.name, ()),
+                batches=[[torch.unique(keys) for keys, _ in shares] for shares in sampled.get(table.name, ())],
+                bags=() if table.name in unpooled else sampled.get(table.name, ()),
                 needs_whole_rows=bool(rule.row_states) or options.clip_norm is not None,
                 forbids_copies=options.clip_global_norm is not None or spec.training.clip_norm is not None,
             )
@@ -94,8 +98,12 @@ def table_loads(
     return loads
 
 
-def _sampled_keys(spec: RunSpec, records: Sequence[RecordedTables], world_size: int) -> dict[str, list[list[Tensor]]]:
-    """Return for each table and batch the distinct keys int64[n] of each rank's share."""
+Bags = tuple[Tensor, Tensor]
+"""Keys of bags of a table, and the bag of each, rising: int64[N] both."""
+
+
+def _sampled_keys(spec: RunSpec, records: Sequence[RecordedTables], world_size: int) -> dict[str, list[list[Bags]]]:
+    """Return for each table and batch the keys of each rank's share, and their bags."""
     training = spec.training
     reader = open_reader(
         Path(spec.data), "train", batch_size=training.batch_size, shuffle=training.shuffle, seed=training.seed
@@ -104,23 +112,23 @@ def _sampled_keys(spec: RunSpec, records: Sequence[RecordedTables], world_size: 
     if isinstance(spec.model, GraphModelSpec) and spec.model.graph is not None:
         columns = {f.name: f.read_column for held in spec.model.graph.embeddings for f in held.features}
     features = [feature for record in records for feature in record.features]
-    found: dict[str, list[list[Tensor]]] = {}
+    found: dict[str, list[list[Bags]]] = {}
     try:
         for batch in islice(reader, SAMPLED_BATCHES):
-            for table, shares in distinct_keys(batch, world_size, features, columns).items():
+            for table, shares in keys_of_bags(batch, world_size, features, columns).items():
                 found.setdefault(table, []).append(shares)
     finally:
         reader.close()
     return found
 
 
-def distinct_keys(
+def keys_of_bags(
     batch: Batch,
     world_size: int,
     features: Iterable[FeatureSpec | GraphFeature],
     columns: Mapping[str, str],
-) -> dict[str, list[Tensor]]:
-    """Return for each table the distinct keys int64[n] of each rank's share of a batch.
+) -> dict[str, list[Bags]]:
+    """Return for each table the bags of each rank's share of a batch.
 
     Args:
         batch: Batch of all ranks.
@@ -129,12 +137,29 @@ def distinct_keys(
         columns: Feature -> its column in the batch, where that has another name.
     """
     starts = [share_of(batch.batch_size, rank, world_size).start for rank in range(1, world_size)]
-    pieces: dict[str, list[list[Tensor]]] = {}
-    for feature in features:
+    pieces: dict[str, list[list[Bags]]] = {}
+    for number, feature in enumerate(features):
         held = select(batch.sparse, [columns.get(feature.name, feature.name)])
         if feature.max_keys is not None:
             held = first_keys(held, [feature.max_keys])
+        bags = numbered_bags(held) + number * batch.batch_size
         of_ranks = pieces.setdefault(feature.table, [[] for _ in range(world_size)])
-        for of_rank, keys in zip(of_ranks, torch.tensor_split(held.keys, held.offsets[starts]), strict=True):
-            of_rank.append(keys)
-    return {table: [torch.unique(torch.cat(keys)) for keys in of_ranks] for table, of_ranks in pieces.items()}
+        ends = held.offsets[starts]
+        parts = zip(torch.tensor_split(held.keys, ends), torch.tensor_split(bags, ends), strict=True)
+        for of_rank, part in zip(of_ranks, parts, strict=True):
+            of_rank.append(part)
+    return {
+        table: [(torch.cat([keys for keys, _ in held]), torch.cat([bags for _, bags in held])) for held in of_ranks]
+        for table, of_ranks in pieces.items()
+    }
+
+
+def distinct_keys(
+    batch: Batch,
+    world_size: int,
+    features: Iterable[FeatureSpec | GraphFeature],
+    columns: Mapping[str, str],
+) -> dict[str, list[Tensor]]:
+    """Return for each table the distinct keys int64[n] of each rank's share of a batch; see `keys_of_bags`."""
+    found = keys_of_bags(batch, world_size, features, columns)
+    return {table: [torch.unique(keys) for keys, _ in shares] for table, shares in found.items()}

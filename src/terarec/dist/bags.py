@@ -1,0 +1,151 @@
+"""Bags that the ranks of their rows pool, so that a vector travels for each bag and not for each distinct key.
+
+The rank of the samples tells every rank which of the distinct keys that it has asked for are in which bag. That rank
+returns the sum of their vectors, times the weights of the keys. The parts of a bag on several ranks add up to the whole
+one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags go the same way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Jagged
+from terarec.kernels.ref.bag_lookup import bag_factors
+from terarec.ops.bag_lookup import bag_lookup
+from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient, summed_gradients
+
+_POOLED = ("sum", "mean", "sqrtn")
+
+
+class BagPart(NamedTuple):
+    """The part of the bags of a table that one rank has: b bags of n keys.
+
+    Attributes:
+        lengths: int32[b], keys of each bag.
+        places: int32[n], the place of each key among the distinct keys of the table that go to the rank.
+        weights: float32[n], weights of the keys; None for none.
+    """
+
+    lengths: Tensor
+    places: Tensor
+    weights: Tensor | None
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Bags, keys, and 1 if these have weights."""
+        return self.lengths.numel(), self.places.numel(), int(self.weights is not None)
+
+    def packed(self) -> Tensor:
+        """Return the part as int64[packed_size(numbers)], to travel with keys."""
+        parts = [self.lengths, self.places]
+        if self.weights is not None:
+            parts.append(self.weights.view(torch.int32))
+        if sum(part.numel() for part in parts) % 2:
+            parts.append(torch.zeros(1, dtype=torch.int32))
+        return torch.cat(parts).view(torch.int64)
+
+    def pool(self, vectors: Tensor) -> Tensor:
+        """Return the sums float32[b, D] of ``vectors float32[u, D]`` of the distinct keys."""
+        if not self.places.numel():
+            return vectors.new_zeros(self.lengths.numel(), vectors.shape[1])
+        keys, offsets, layout = self._lookup(vectors.shape)
+        return bag_lookup(vectors, keys, offsets, layout, key_weights=self.weights)
+
+    def gradient(self, grad: Tensor, num_keys: int) -> Tensor:
+        """Return the gradient float32[u, D] of the distinct keys of ``grad float32[b, D]`` of the sums."""
+        like = torch.empty(num_keys, grad.shape[1])
+        if not self.places.numel():
+            return like.zero_()
+        keys, offsets, layout = self._lookup(like.shape)
+        return summed_gradients([BagGradient(keys, offsets, grad.contiguous(), layout, self.weights)], like)
+
+    def _lookup(self, shape: torch.Size) -> tuple[Tensor, Tensor, BagLayout]:
+        """Return keys, offsets and layout of a lookup of one feature in a matrix of vectors."""
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        layout = BagLayout(
+            table_names=("rows",),
+            table_base=(0,),
+            table_rows=(shape[0],),
+            feature_names=("bags",),
+            feature_table=(0,),
+            pooling=("sum",),
+            width=shape[1],
+        )
+        return self.places.long(), offsets, layout
+
+
+def packed_size(numbers: Sequence[int]) -> int:
+    """Return the int64 numbers of a packed part of so many bags, keys, and 1 for weights."""
+    bags, keys, has_weights = numbers
+    return (bags + keys * (1 + has_weights) + 1) // 2
+
+
+def unpacked(values: Tensor, numbers: Sequence[int]) -> BagPart:
+    """Return the part that ``values int64[packed_size(numbers)]`` hold."""
+    bags, keys, has_weights = numbers
+    held = values.view(torch.int32)
+    weights = held[bags + keys : bags + 2 * keys].view(torch.float32) if has_weights else None
+    return BagPart(held[:bags], held[bags : bags + keys], weights)
+
+
+class SentBags(NamedTuple):
+    """The bags of one table in a rank's batch.
+
+    Attributes:
+        parts: What goes to each rank.
+        bags: For each rank the numbers int64[b] of its bags: ``feature * B + sample``, the features those of a group.
+    """
+
+    parts: tuple[BagPart, ...]
+    bags: tuple[Tensor, ...]
+
+
+def sent_bags(
+    num_rows: Sequence[int], places: Tensor, bags: Tensor, weights: Tensor | None, *, by_column: bool
+) -> SentBags:
+    """Cut the bags of a table into the parts of the ranks.
+
+    Args:
+        num_rows: Distinct keys that go to each rank; by column all of them to each rank of the table.
+        places: int64[N], the place of each key among the distinct keys, which are in the order of the ranks.
+        bags: int64[N], the bag of each key, rising.
+        weights: float32[N], or None.
+        by_column: Whether ranks have columns of all rows.
+    """
+    parts, numbers, first = [], [], 0
+    chosen: slice | Tensor
+    for count in num_rows:
+        if by_column or count == sum(num_rows):
+            chosen = slice(0, places.numel() if count else 0)
+        else:
+            chosen = ((places >= first) & (places < first + count)).nonzero()[:, 0]
+        mine, lengths = torch.unique_consecutive(bags[chosen], return_counts=True)
+        local = places[chosen] - (0 if by_column else first)
+        of_keys = None if weights is None else weights[chosen].float()
+        parts.append(BagPart(lengths.int(), local.int(), of_keys))
+        numbers.append(mine)
+        first += count
+    return SentBags(tuple(parts), tuple(numbers))
+
+
+def numbered_bags(part: Jagged) -> Tensor:
+    """Return the bag int64[N] of each key: ``feature * B + sample``."""
+    lengths = part.offsets.diff()
+    return torch.arange(lengths.numel()).repeat_interleave(lengths)
+
+
+def factors_of(part: Jagged, layout: BagLayout) -> Tensor:
+    """Return the factors float32[S * B, 1] of the bags' sums: 1, or one over the divisor of "mean" and "sqrtn"."""
+    pooling = torch.tensor(layout.pooling_codes).repeat_interleave(part.batch_size)
+    weights = None if part.weights is None else part.weights.detach().float()
+    return bag_factors(numbered_bags(part), part.offsets.diff(), pooling, weights)[:, None]
+
+
+def is_poolable(pooling: str) -> bool:
+    """Return whether parts of a bag can be pooled apart."""
+    return pooling in _POOLED
