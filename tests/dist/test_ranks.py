@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from terarec.dist import Ranks, join, links
+from terarec.dist import ranks as dist_ranks
 from terarec.errors import CollectiveError, ConfigError
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.errors import at
@@ -83,6 +84,8 @@ def join_with(rank: int, problem: str) -> Any:
         links._own_address = lambda store: "192.0.2.1"  # an address of documentation, which nobody has
     if problem == "absent" and rank == 1:
         return None
+    if problem == "version" and rank == 1:
+        dist_ranks.code_digest = lambda: "of other sources"  # type: ignore[assignment]
     settings = {"batch_size": 64 + (rank == 1)} if problem == "settings" else {}
     return caught(lambda: join(settings, link_timeout=3.0, timeout=20.0))
 
@@ -102,10 +105,11 @@ def test_ranks_do_not_wait_for_one_that_does_not_come() -> None:
         assert (result.fields["collective"], result.fields.get("rank")) in (("start", None), ("check of links", 1))
 
 
-def test_ranks_with_other_settings_do_not_begin() -> None:
-    for result in run_ranks(2, join_with, "settings", joins=False):
-        assert result.fields["collective"] == "check of settings"
-        assert result.fields["differences"] == ((1, "batch_size"),)
+@pytest.mark.parametrize(("problem", "different"), [("settings", "batch_size"), ("version", "code")])
+def test_ranks_with_other_settings_or_sources_do_not_begin(problem: str, different: str) -> None:
+    for result in run_ranks(2, join_with, problem, joins=False):
+        assert result.fields["collective"] == f"check of {problem}"
+        assert result.fields["differences"] == ((1, different),)
 
 
 def test_a_process_alone_is_a_group_of_one() -> None:

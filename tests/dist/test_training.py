@@ -31,7 +31,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train.run import build
-from tests.dist.launch import Raised, run_ranks
+from tests.dist.launch import Raised, raised, run_ranks
 from tests.train.planted import make_planted
 from tests.train.small_run import weights
 
@@ -151,7 +151,41 @@ def test_one_process_saves_what_three_and_eight_ranks_load(data: Path, tmp_path:
         check_same_weights(out, tmp_path / "one")
 
 
+def refused(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
+    """Return what is raised for runs that cannot be trained together."""
+    other = out / "other"
+    if not ranks.is_first:
+        make_planted(other, train=1000, valid=301, rows_per_group=50)
+    found = []
+    for spec, placements in (
+        (run_spec(data, clip_norm=1.0), "other"),
+        (run_spec(data if ranks.is_first else other), None),
+        (run_spec(data, seed=5 + ranks.rank), None),
+    ):
+        try:
+            fit(ranks, spec, out / "refused", placements, False)
+        except Exception as error:
+            found.append(raised(error))
+    run = build(run_spec(data), out / "refused", ranks=ranks)
+    with torch.no_grad():
+        dict(run.model.named_parameters())["top.layers.0.bias"][0] += ranks.rank
+    try:
+        run.fit()
+    except Exception as error:
+        found.append(raised(error))
+    return found
+
+
 def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path: Path) -> None:
-    results = run_ranks(2, fit, run_spec(data, clip_norm=1.0), tmp_path / "refused", "other", False)
-    assert {result.kind for result in results} == {"ConfigError"}, results
+    for result in run_ranks(2, refused, data, tmp_path):
+        assert isinstance(result, list), result
+        assert [(error.kind, error.fields.get("collective")) for error in result] == [
+            ("ConfigError", None),
+            ("CollectiveError", "check of data"),
+            ("CollectiveError", "check of data"),
+            ("CollectiveError", "check of layers"),
+        ]
+        assert {rank for rank, _ in result[1].fields["differences"]} == {1}
+        assert result[2].fields["differences"] == ((1, "position.seed"),)
+        assert result[3].fields["differences"] == ((1, "top.layers.0.bias"),)
     assert not (tmp_path / "refused").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from terarec.embedding.recording import record_tables
 from terarec.errors import ConfigError, DataNotFoundError, RunInterruptedError, StorageError
 from terarec.formats import read_dataset
 from terarec.models import build_model
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_dense_state, tables
+from terarec.models.artifact import RUN_FILE, dense_state, find_checkpoint, load_dense_state, tables
 from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import Objective, build_objective
 from terarec.spec import (
@@ -251,6 +252,8 @@ class Run:
             if self.spec.init_from is not None:
                 self.initial = start_from(self.trainer, self.spec, self.dataset)
             torch.manual_seed(training.seed)
+        if self.ranks.size > 1:
+            self._check_same(train_reader)
         # A run that could not be restored keeps its description.
         self.ranks.on_first("description of a run", lambda: self.directory.begin(self.spec, self.dataset))
         if self.ranks.size > 1:
@@ -271,6 +274,25 @@ class Run:
         finally:
             self.directory.holds_work |= self.trainer.step > 0
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
+
+    def _check_same(self, train_reader: BatchReader) -> None:
+        """Check that all ranks have the same data, place in them, and layers.
+
+        Raises:
+            CollectiveError: A rank has others; the message has the first differences.
+        """
+        directory, splits = Path(self.spec.data), self.dataset.splits
+        paths = {shard.file: directory / shard.file for shards in splits.values() for shard in shards}
+        sizes = {file: path.stat().st_size for file, path in paths.items() if path.is_file()}
+        data = {"description": to_data(self.dataset), "bytes": sizes, "position": train_reader.state_dict()}
+        self.ranks.check_same("data", data)
+        self.ranks.check_same("layers", {name: _digest(value) for name, value in dense_state(self.model).items()})
+
+
+def _digest(values: torch.Tensor) -> str:
+    """Return the SHA-256 of a tensor's bytes, shortened."""
+    content = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(content.data).hexdigest()[:16]
 
 
 def build(
