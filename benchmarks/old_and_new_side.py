@@ -25,7 +25,8 @@ def embedding(_: Path) -> Work:
     """Lookups and updates of rows; each of them many times, or once where they take milliseconds."""
     import embedding as script
 
-    sgd, adagrad = script.row_rule("sgd", lr=0.01), script.row_rule("adagrad", lr=0.01, eps=1e-10)
+    rule = script.row_rule if hasattr(script, "row_rule") else lambda kind, **given: script.RowRule(kind=kind, **given)
+    sgd, adagrad = rule("sgd", lr=0.01), rule("adagrad", lr=0.01, eps=1e-10)
     shared: dict[str, Any] = {"name": "", "zipf": 1.05, "optimizer": None, "is_bound_by_memory": False}
     wide = script.Case(tables=26, rows=100_000, width=128, hotness=1, batch=8192, rule=sgd, **shared)
     many = script.Case(tables=100, rows=8192, width=16, hotness=10, batch=8192, rule=adagrad, **shared)
