@@ -25,13 +25,13 @@ assert cross(torch.zeros(32, 429)).shape == (32, 429)
 assert [option.name for option in LAYERS["dropout"].options] == ["rate"]
 ```
 
-A `TensorShape(rows, dims)` is a shape whatever the batch: the tensor is `[rows * B, ...dims]`, and `rows` is 1 unless
+A `TensorShape(rows, dims)` is a shape without the batch: the tensor is `[rows * B, ...dims]`, and `rows` is 1 unless
 a layer moved a dimension into the first one. Axes count the batch as 0. An option, a value or a shape that does not fit
 raises `ConfigError` with the layer, the option and all shapes. First weights come from `generator` alone.
 
 * `weight_init`, `bias_init`, `gamma_init` and `beta_init` take "default" (what the formula says), "zero", "xavier_norm"
   (normal with variance 2 / (in + out)), "xavier_uniform" (uniform with that variance) and "uniform"; a layer that does
-  not tell them apart takes its default for all but "zero". "uniform" is within 1 / (in + out) for weights and 1 / out
+  not distinguish them uses its default for all but "zero". "uniform" is within 1 / (in + out) for weights and 1 / out
   for biases of `inner_product`, and within 1 / sqrt(in) for `mlp`'s.
 * Layers with weights have `file_parameters()` and `set_file_parameters(tensors)`: views of the weights in the order and
   orientation of HugeCTR's dense model files ([hugectr-formats.md](hugectr-formats.md)), given below as "in files".

@@ -27,7 +27,7 @@ class MultiCross(WeightedLayer):
         integer("num_layers", "cross layers"),
         integer("projection_dim", "rank of the kernels of version 2; 0 is version 1", default=0, low=0),
         scheme_option("weight_init", "first kernels: zero, or all others the default"),
-        scheme_option("bias_init", "first biases: 0 whatever is chosen"),
+        scheme_option("bias_init", "first biases: 0 for every value"),
     )
     SHAPES = "[B, n] -> [B, n]"
     FORMULA = (

@@ -82,7 +82,7 @@ class BatchNorm(WeightedLayer):
         number("factor", "weight of a batch in the running statistics", default=1.0, low=0.0),
         number("eps", "added to the variance", default=1e-5, low=0.0),
         scheme_option("gamma_init", "first gamma: zero, or all others 1"),
-        scheme_option("beta_init", "first beta: 0 whatever is chosen"),
+        scheme_option("beta_init", "first beta: 0 for every value"),
     )
     SHAPES = "[B, n] -> [B, n]"
     FORMULA = "y = gamma (x - mean) / sqrt(var + eps) + beta; running <- (1 - factor) running + factor batch"
@@ -151,7 +151,7 @@ class LayerNorm(WeightedLayer):
     OPTIONS = (
         number("eps", "added to the variance", default=1e-5, low=0.0),
         scheme_option("gamma_init", "first gamma: zero, or all others 1"),
-        scheme_option("beta_init", "first beta: 0 whatever is chosen"),
+        scheme_option("beta_init", "first beta: 0 for every value"),
     )
     SHAPES = "[B, ..., n] -> the same"
     FORMULA = "y = gamma (x - mean) / sqrt(var + eps) + beta over the last dimension"
