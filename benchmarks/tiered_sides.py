@@ -283,6 +283,7 @@ class Plan:
         steps: timed in a turn.
         warm_steps: of each side before the turns of a skew.
         turns: with the page cache, and as many with dropped pages.
+        direct: whether files bypass the page cache; then there is one kind of turns, "direct".
     """
 
     rows: int
@@ -291,6 +292,11 @@ class Plan:
     steps: int
     warm_steps: int
     turns: int
+    direct: bool = False
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        return ("direct",) if self.direct else CACHES
 
     @property
     def case(self) -> str:
@@ -330,7 +336,10 @@ class Turns:
         if self._filled is None:
             self._filled = FilledTables(self.directory / "filled", self.plan.rows)
         budget = self._budget(share, self._filled.index_bytes)
-        made = Tables(self.plan.rows, Tiers(host=str(budget), file=str(self.directory / f"rows-{share:g}")))
+        made = Tables(
+            self.plan.rows,
+            Tiers(host=str(budget), file=str(self.directory / f"rows-{share:g}"), direct=self.plan.direct or None),
+        )
         self._filled.open(made.embedding.tables)
         made.warm(self.keys, share)
         print(f"{share:.3g} of the rows: ready", flush=True)
@@ -348,15 +357,15 @@ class Turns:
         """Train tables of several shares and those in memory in turns; a row for each share and use of the cache."""
         plan = self.plan
         length = plan.steps + _UNTIMED_STEPS
-        batches = self.keys.batches(skew, plan.warm_steps + 2 * plan.turns * length, 2)
+        batches = self.keys.batches(skew, plan.warm_steps + len(plan.caches) * plan.turns * length, 2)
         in_memory = self.memory_keys.batches(skew, length, 2)
         sides = {share: side for share, side in sides.items() if self._is_warm(side, share, skew, batches)}
         turns = [batches[first : first + length] for first in range(plan.warm_steps, len(batches), length)]
-        rates: dict[tuple[float, str], list[float]] = {(share, cache): [] for share in sides for cache in CACHES}
+        rates: dict[tuple[float, str], list[float]] = {(share, cache): [] for share in sides for cache in plan.caches}
         uses = dict.fromkeys(rates, TierUse())
-        memory_rates: dict[str, list[float]] = {cache: [] for cache in CACHES}
+        memory_rates: dict[str, list[float]] = {cache: [] for cache in plan.caches}
         for number, turn in enumerate(turns):
-            cache = CACHES[number // plan.turns]  # not in turns: pages that one drops would be missing in the next
+            cache = plan.caches[number // plan.turns]  # not in turns: pages that one drops would be missing in the next
             for share, side in sides.items():
                 if cache == "dropped":
                     flush(self.directory, drops=True)

@@ -46,7 +46,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
-from terarec.reports.plots import BLUE, MUTED, ORANGE, new_axes, plot_style
+from terarec.reports.plots import BLUE, GREEN, MUTED, ORANGE, new_axes, plot_style
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.train.devices import keep_freed_memory
 
@@ -224,8 +224,10 @@ def draw(rows: Sequence[TierRow], path: Path) -> None:
     with plot_style():
         figure, axes = new_axes(0.9 + 0.5 * len(set(labels)))
         places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-        for offset, color, cache in ((-0.2, BLUE, "used"), (0.2, ORANGE, "dropped")):
+        for offset, color, cache in ((-0.2, BLUE, "used"), (0.2, ORANGE, "dropped"), (0.2, GREEN, "direct")):
             mine = [(places[label], row) for label, row in zip(labels, rows, strict=True) if row.page_cache == cache]
+            if not mine:
+                continue
             values = [row.value for _, row in mine]
             drawn = axes.barh([place + offset for place, _ in mine], values, 0.38, color=color, label=cache)
             axes.bar_label(drawn, [f"{value:,.0f}" for value in values], padding=3, fontsize=7)
@@ -252,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--skew", type=float, default=1.05)
     parser.add_argument("--shares", type=share_of, nargs="+", default=[0.1, 0.01])
     parser.add_argument("--no-peers", action="store_true", help="leave out plain PyTorch on np.memmap and RocksDB")
+    parser.add_argument("--direct", action="store_true", help="let the files of tiers bypass the page cache")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
     parser.add_argument("--plot", type=Path, help="where to draw; beside the rows if not given")
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
@@ -263,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps=options.steps,
         warm_steps=options.warm_steps,
         turns=options.turns,
+        direct=options.direct,
     )
     keep_freed_memory()
     rows: list[TierRow] = []
