@@ -21,6 +21,7 @@ from step_sides import WORKLOADS, batches, terarec_model
 
 from terarec.batch import Batch, Jagged
 from terarec.dist import Ranks, RowWise, ShardingPlan, TablePlan, TableWise, join, same_for_all, shard
+from terarec.dist.plan import PooledOn
 from terarec.dist.planner import MachineCosts, TableLoad, plan_tables
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import record_tables
@@ -188,21 +189,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--case", choices=("speed", "placed", "skew", "torchrec"), default="speed")
+    parser.add_argument("--case", choices=("speed", "placed", "skew", "bags", "torchrec"), default="speed")
     parser.add_argument("--peer-python", default=str(Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"))
     parser.add_argument("--skewed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--bags", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
     options = parser.parse_args(arguments)
     if options.worker:
-        work_on_skew() if options.skewed else work(is_sharded=options.sharded, is_whole=options.whole)
+        if options.bags:
+            work_on_bags()
+        elif options.skewed:
+            work_on_skew()
+        else:
+            work(is_sharded=options.sharded, is_whole=options.whole)
         return
     rows = {
         "speed": lambda: speed_rows(options.ranks, options.repeats),
         "placed": lambda: placed_rows(options.repeats),
         "skew": lambda: skew_rows(options.ranks, options.repeats),
+        "bags": lambda: bag_rows(options.ranks, options.repeats),
         "torchrec": lambda: torchrec_rows(options.ranks, options.repeats, options.peer_python),
     }[options.case]()
     append_rows("scale_out", rows, dry=options.dry)
@@ -275,6 +283,63 @@ def skew_rows(size: int, repeats: int) -> list[Row]:
         Row(case=case, metric="CPU time of the slowest rank over the mean", value=statistics.median(found), unit="x",
             peer="planned", peer_value=answers[0][1]),
     ]  # fmt: skip
+
+
+BAG = 20
+BAG_ROWS, BAG_BATCH, BAG_WIDTH = 1_000_000, 8192, 64
+BAG_CASE = f"2 tables x {BAG_ROWS:,} x {BAG_WIDTH} by row, bags of {BAG} keys by Zipf {ZIPF}, SGD, batch {BAG_BATCH}"
+POOLINGS: tuple[PooledOn, ...] = ("samples", "rows")
+
+
+def work_on_bags() -> None:
+    """Be one process that trains tables of bags; tell the seconds of a step and the bytes sent, by who pools."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    ranks = join()
+    specs = [TableSpec(name=f"C{n}", rows=BAG_ROWS, width=BAG_WIDTH) for n in range(2)]
+    features = [FeatureSpec(name=spec.name, table=spec.name) for spec in specs]
+    mine, generator = ranks.share(BAG_BATCH), torch.Generator().manual_seed(0)
+    keys = [skewed_keys(BAG_ROWS, BAG_BATCH * BAG, generator).view(BAG_BATCH, BAG)[mine] for _ in specs]
+    bags = len(specs) * (mine.stop - mine.start)
+    names = tuple(spec.name for spec in specs)
+    jagged = Jagged(names=names, keys=torch.stack(keys).flatten(), offsets=torch.arange(bags + 1) * BAG)
+    sides = {}
+    for pooling in POOLINGS:
+        entries = tuple(TablePlan(table=spec.name, placement=RowWise(), pooling=pooling) for spec in specs)
+        with record_tables():
+            collection = EmbeddingCollection(specs, features)
+        tables = shard(collection, ShardingPlan(world_size=ranks.size, tables=entries), ranks)
+        sides[pooling] = tables, RowOptimizer(tables, SGDSpec(lr=0.01))
+    for line in sys.stdin:
+        if line.strip() == "ready":
+            print(0, flush=True)
+            continue
+        tables, optimizer = sides[POOLINGS[line.strip() == "rows"]]
+        before, start = sum(ranks.sent_bytes.values()), time.perf_counter()
+        tables(jagged).pooled.square().mean().backward()
+        optimizer.step()
+        print(time.perf_counter() - start, sum(ranks.sent_bytes.values()) - before, flush=True)
+    ranks.close()
+
+
+def bag_rows(size: int, repeats: int) -> list[Row]:
+    """Return the bytes that all ranks send in a step and its time, with bags pooled by the ranks of rows or samples."""
+    side = Side(size, ["--bags"])
+    seconds: dict[str, list[float]] = {pooling: [] for pooling in POOLINGS}
+    sent: dict[str, float] = {}
+    for number in range(repeats + 1):
+        for pooling in POOLINGS:
+            answers = side.ask_all(pooling)
+            sent[pooling] = sum(answer[1] for answer in answers) / 2**20
+            if number:
+                seconds[pooling].append(max(answer[0] for answer in answers))
+    side.close()
+    case, peer = f"{BAG_CASE}, {size} ranks, pooled by those of the rows", "pooled by the ranks of the samples"
+    there, here = (statistics.median(seconds[pooling]) for pooling in ("rows", "samples"))
+    return [
+        Row(case=case, metric="bytes of a step", value=sent["rows"], unit="MiB", peer=peer, peer_value=sent["samples"]),
+        Row(case=case, metric="step", value=1e3 * there, unit="ms", peer=peer, peer_value=1e3 * here),
+    ]
 
 
 def speed_rows(size: int, repeats: int) -> list[Row]:
