@@ -90,7 +90,7 @@ class Python:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
-    def read_line(self, timeout: float = 60) -> str:
+    def read_line(self, timeout: float = 200) -> str:
         """Return the next line of stdout, without its end.
 
         Raises:
@@ -107,7 +107,7 @@ class Python:
             raise AssertionError(f"got no line within {timeout} s, exit status {ended.returncode}: {ended.stderr}")
         return line.rstrip("\n")
 
-    def wait(self, timeout: float = 60) -> Ended:
+    def wait(self, timeout: float = 200) -> Ended:
         """Read the output to its end and return it with the exit status.
 
         Raises:

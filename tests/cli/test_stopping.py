@@ -19,6 +19,8 @@ from terarec.serve.client import InferenceClient
 from tests.cli.conftest import Workshop, figures, refused, terarec
 from tests.processes import Python
 
+PATIENCE = 200.0
+"""Seconds for what takes 2 s on an idle machine; a process may get a small part of a core."""
 SHAPE = ["--width", "4", "--bottom", "8-4", "--top", "8", "--batch-size", "16"]
 
 
@@ -27,7 +29,7 @@ def start(*arguments: object) -> Python:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -123,8 +123,8 @@ def check(out: Path, model: nn.Module, *batches: Batch) -> None:
         np.testing.assert_allclose(found, logits_of(model, batch).sigmoid().numpy(), **TOLERANCE)
 
 
-ALWAYS = {("din", "onnx", False), ("din", "torch", True), ("graph", "onnx", False)}
-"""Tried in each run of the suite; the long run tries all. Both models with their tables in ONNX files are in
+ALWAYS = {("din", "onnx", False), ("lr", "torch", True), ("graph", "onnx", False)}
+"""Tried in each run of the suite; the long run tries all. DIN and a graph with their tables in ONNX files are in
 tests/train/test_every_model.py, too."""
 
 
