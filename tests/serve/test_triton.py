@@ -2,19 +2,22 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from terarec.errors import ConfigError
 from terarec.export import NO_KEY
@@ -22,10 +25,18 @@ from terarec.ps import ParameterServer
 from terarec.serve import InferenceSession, ServedTables
 from terarec.serve.session import InputColumn, input_columns
 from terarec.serve.triton import BACKENDS, CONFIG_FILE, Enum, Message, TritonSpec, export_triton, text_format
-from terarec.serve.triton_models import DATASET, PROGRAM, DenseStage, LookupStage, WorkflowStage
+from terarec.serve.triton_models import (
+    DATASET,
+    PROGRAM,
+    DenseStage,
+    LookupStage,
+    WorkflowStage,
+    check_arrays,
+    raw_values,
+)
 from terarec.spec import ParameterServerSpec
 from tests.errors import at
-from tests.serve.conftest import TrainedRun
+from tests.serve.conftest import DENSE, TrainedRun
 
 TRITON = importlib.util.find_spec("pytriton")
 
@@ -155,14 +166,64 @@ def running(repository: Path, log: Path) -> Iterator[int]:
                 process.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(TRITON is None, reason="needs the wheel nvidia-pytriton, which brings a Triton")
-def test_a_real_triton_loads_a_repository(trained: TrainedRun, tmp_path: Path) -> None:
+def test_text_may_be_utf8_in_bytes() -> None:
+    one = InputColumn(name="c", kind="string")
+    assert raw_values(one, as_utf8(["a9", "", "東京"])) == ["a9", "", "東京"]
+    assert raw_values(one, np.zeros((2, 0), np.uint8)) == ["", ""]
+    several = InputColumn(name="c", kind="string", hotness=None)
+    lists = as_utf8(["a", "bcd", "", ""]).reshape(2, 2, -1)
+    assert raw_values(several, lists) == [["a", "bcd"], []]
+
+
+def as_utf8(values: list[Any]) -> np.ndarray:
+    """Return texts as uint8[B, L]."""
+    held = [str(value or "").encode() for value in values]
+    return np.array(held, f"S{max(map(len, held))}").view(np.uint8).reshape(len(held), -1)
+
+
+class _Tensor:
+    """An array of a back end that finds the size of an element in the place of another NumPy."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    @classmethod
+    def from_dlpack(cls, name: str, tensor: torch.Tensor) -> "_Tensor":
+        return cls(np.lib.stride_tricks.as_strided(tensor.numpy(), strides=(0,)).copy())
+
+    def as_numpy(self) -> np.ndarray:
+        return self._array
+
+
+def test_a_back_end_that_misreads_arrays_is_rejected() -> None:
+    with pytest.raises(ConfigError, check=at("Triton")):
+        check_arrays(types.SimpleNamespace(Tensor=_Tensor))
+
+
+def export_for_triton(run: Path, repository: Path, text: Literal["bytes", "utf8"]) -> None:
     # Triton has a Python of its own, with its own standard library.
     own = {path for path in sys.path if path.startswith(sys.base_prefix) and not path.endswith("site-packages")}
-    repository, paths = tmp_path / "repository", tuple(path for path in sys.path if path and path not in own)
-    export_triton(trained.path, repository, TritonSpec(name="clicks", python_path=paths))
-    with running(repository, tmp_path / "triton.log") as port:  # ready once every model is
-        for name in ("clicks", "clicks_workflow", "clicks_lookup", "clicks_dense"):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/{name}/ready", timeout=10) as answer:
-                assert answer.status == 200
+    paths = tuple(path for path in sys.path if path and path not in own)
+    export_triton(run, repository, TritonSpec(name="clicks", python_path=paths, text=text))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRITON is None, reason="needs the wheel nvidia-pytriton, which brings a Triton")
+def test_a_real_triton_scores_raw_records(trained: TrainedRun, session: InferenceSession, tmp_path: Path) -> None:
+    export_for_triton(trained.path, tmp_path / "repository", "utf8")
+    records = trained.records(0, 40)
+    kinds = {column.name: column.kind for column in session.inputs}
+    records |= {name: [0 if one is None else one for one in records[name]] for name in DENSE}  # JSON has no NaN
+    inputs = []
+    for name, values in records.items():
+        is_number = kinds[name] == "number"
+        held = np.array(values, float)[:, None] if is_number else as_utf8(values)
+        shape, kind = list(held.shape), "FP64" if is_number else "UINT8"
+        inputs.append({"name": name, "datatype": kind, "shape": shape, "data": held.ravel().tolist()})
+    with running(tmp_path / "repository", tmp_path / "triton.log") as port:  # ready once every model is
+        url = f"http://127.0.0.1:{port}/v2/models/clicks/infer"
+        request = urllib.request.Request(url, json.dumps({"inputs": inputs}).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            (output,) = json.load(answer)["outputs"]
+    assert (output["name"], output["shape"]) == ("label", [40, 1])
+    assert np.abs(np.array(output["data"])[:, None] - session.predict(records)).max() <= 1e-5

@@ -33,6 +33,15 @@ if TYPE_CHECKING:
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
 
 
+RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Numbers of the tables' rows.")]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fp32|bf16|fp16|int8", help="Numbers of the layers' products; those of the training if unset."
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
     """Options of ``terarec evaluate``."""
@@ -48,6 +57,8 @@ class EvaluateOptions:
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
+    row_type: RowTypeOption = "fp32"
+    precision: PrecisionOption = None
     allow_import: AllowImport = None
 
 
@@ -57,6 +68,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.kernels import memory
     from terarec.models import TwoTower
     from terarec.models.artifact import load_model
+    from terarec.models.narrow import Numbers, narrow
     from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
@@ -77,10 +89,22 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     if options.k is not None and not isinstance(model, TwoTower):
         raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)
+    numbers, changes = Numbers(row_type=options.row_type, precision=options.precision), dict[str, Any]()
+    if numbers != Numbers():
+        with show.progress("evaluating as trained", "samples") as progress:
+            before = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
+        model = narrow(model, numbers)
+        training = dataclasses.replace(training, precision=numbers.products(spec))
+        evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
+        reader = open_reader(
+            options.data, options.split, batch_size=training.batch_size, threads=training.reader_threads
+        )
     with show.progress("evaluating", "samples") as progress:
         found = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))
+    if numbers != Numbers():
+        changes = {f"{name}_change": found.value(name) - before.value(name) for name in evaluator.metrics}
     figures: dict[str, Any] = {"run": str(options.run), "data": str(options.data), "split": options.split}
-    figures |= {"step": step, "device": describe_device(device), **found.to_json()}
+    figures |= {"step": step, "device": describe_device(device), **found.to_json(), **changes}
     if isinstance(model, TwoTower) and isinstance(spec.model, TwoTowerSpec):
         figures["retrieval"] = _retrieval(model, spec.model, training, described, options, show)
     figures |= {"best_auc": described.best_auc, "peak_memory_bytes": memory.peak_bytes()}
@@ -182,6 +206,8 @@ class PredictOptions:
         str,
         typer.Option(metavar="|".join(EXECUTOR_MODES), help="What computes the dense part for raw files on a CPU."),
     ] = "auto"
+    row_type: RowTypeOption = "fp32"
+    precision: PrecisionOption = None
     force: Force = False
     allow_import: AllowImport = None
 
@@ -202,7 +228,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.train.devices import resolve_device
     from terarec.train.predict import predict as score
 
-    _check_unset(options, "a data set", ("bad_input", "threads", "executor"))
+    _check_unset(options, "a data set", ("bad_input", "threads", "executor", "row_type", "precision"))
     split = options.split or "valid"
     total = read_spec(data).num_rows(split)
     with show.progress("predicting", "samples") as progress:
@@ -224,6 +250,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
 def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     from terarec.formats import check_suffix
     from terarec.io import check_new_file
+    from terarec.models.narrow import Numbers
     from terarec.serve import InferenceSession, score_files
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
@@ -238,6 +265,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
         device=resolve_device(options.device or "auto"),
         allow_import=options.allow_import or (),
         executor=options.executor,
+        numbers=Numbers(row_type=options.row_type, precision=options.precision),
     )
     with show.progress("scoring", "MiB") as advance:
 
@@ -298,6 +326,7 @@ class ExportOptions:
     backend: Annotated[
         str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
     ] = "python"
+    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="How Triton takes text columns.")] = "bytes"
     tables: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows in Triton; its memory if unset."),
@@ -347,7 +376,11 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
         )
     if options.format == "triton":
         tables = None if options.tables is None else str(options.tables)
-        spec = TritonSpec(backend=options.backend, tables=tables)  # type: ignore[arg-type]  # which it checks
+        spec = TritonSpec(
+            backend=options.backend,  # type: ignore[arg-type]  # which it checks
+            text=options.text,  # type: ignore[arg-type]
+            tables=tables,
+        )
         return export_triton(options.run, options.out, spec, checkpoint=options.checkpoint, allow_import=allowed)
     return export_run(
         options.run,
@@ -374,12 +407,15 @@ class ServeOptions:
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
+    row_type: RowTypeOption = "fp32"
+    precision: PrecisionOption = None
     allow_import: AllowImport = None
 
 
 def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
     from terarec.config import load_served_tables
+    from terarec.models.narrow import Numbers
     from terarec.serve import run
     from terarec.train.devices import describe_device, resolve_device
 
@@ -408,4 +444,5 @@ def serve(options: ServeOptions, show: Show) -> None:
         checkpoint=options.checkpoint,
         device=device,
         allow_import=options.allow_import or (),
+        numbers=Numbers(row_type=options.row_type, precision=options.precision),
     )

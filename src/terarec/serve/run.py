@@ -12,6 +12,7 @@ from types import FrameType
 
 import torch
 
+from terarec.models.narrow import Numbers
 from terarec.serve.live import LiveUpdates
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
@@ -46,6 +47,7 @@ def serve(
     checkpoint: int | str | None = None,
     device: torch.device | None = None,
     allow_import: Sequence[str] = (),
+    numbers: Numbers | None = None,
 ) -> None:
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -56,6 +58,7 @@ def serve(
         checkpoint: Checkpoint as in `InferenceSession.open`.
         device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
+        numbers: Numbers of rows and layers as in `InferenceSession.open`.
 
     Raises:
         ConfigError: The address cannot be bound, the run holds no such checkpoint, or the workflow names a function
@@ -73,7 +76,13 @@ def serve(
     with _bind(spec) as bound:
         tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
         session = InferenceSession.open(
-            run_dir, checkpoint, device=device, allow_import=allow_import, tables=tables, executor=spec.executor
+            run_dir,
+            checkpoint,
+            device=device,
+            allow_import=allow_import,
+            tables=tables,
+            executor=spec.executor,
+            numbers=numbers,
         )
         with session, _following(session, run_dir, spec):
             app = create_app(InferenceService(session, spec))

@@ -23,6 +23,7 @@ from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_o
 from terarec.formats.delta import StateId
 from terarec.models.artifact import DATASET_DIRECTORY, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
+from terarec.models.narrow import Numbers, narrow
 from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
@@ -95,14 +96,15 @@ class InferenceSession:
         dataset_dir: Path | None = None,
         served: ServedRun | None = None,
         state: StateId | None = None,
-        programs: Programs | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
-        self._programs = programs
+        self._programs: Programs | None = None
+        self._numbers = numbers or Numbers()
         self._dataset = dataset
         self._dataset_dir = dataset_dir
         self.served = served
         self.state = state
-        self._model = model.eval()
+        self._model = self._narrowed(model).eval()
         self.device = device_of(model)
         self._objective = build_objective(run.objective)
         self.workflow = workflow
@@ -127,6 +129,7 @@ class InferenceSession:
         allow_import: Sequence[str] = (),
         tables: ServedTables | None = None,
         executor: str = "auto",
+        numbers: Numbers | None = None,
     ) -> InferenceSession:
         """Load a checkpoint of a run, and its workflow.
 
@@ -139,6 +142,7 @@ class InferenceSession:
             executor: What computes the dense part on a CPU: "auto" for what is kept beside the run for this machine,
                 eager torch if nothing is; "measure" to choose the fastest, and keep the choice, unless one is kept; or
                 "eager", "compile", "aotinductor", "onnxruntime" or "openvino".
+            numbers: Numbers of rows and layers; None for those of the training.
 
         Raises:
             ConfigError: The workflow names a function that is not allowed, the run holds no such checkpoint, or an
@@ -153,27 +157,31 @@ class InferenceSession:
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
             workflow = workflow_of(directory, allow_import=allow_import)
-            programs = _open_programs(model, run, dataset, run_dir, executor)
-            return cls(model, workflow, run, dataset, step=step, dataset_dir=directory, programs=programs)
+            programs = _open_programs(model, run, dataset, run_dir, executor, numbers)
+            made = cls(model, workflow, run, dataset, step=step, dataset_dir=directory, numbers=numbers)
+            made._programs = programs
+            return made
         held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
         workflow = workflow_of(directory, allow_import=allow_import)
         served = serve_tables(held, tables, device_of(held.model))
         try:
-            programs = _open_programs(held.model, held.spec, held.dataset, run_dir, executor)
+            programs = _open_programs(held.model, held.spec, held.dataset, run_dir, executor, numbers)
+            made = cls(
+                held.model,
+                workflow,
+                held.spec,
+                held.dataset,
+                step=held.checkpoint.step,
+                dataset_dir=directory,
+                served=served,
+                state=held.checkpoint.state,
+                numbers=numbers,
+            )
         except BaseException:
             served.close()
             raise
-        return cls(
-            held.model,
-            workflow,
-            held.spec,
-            held.dataset,
-            step=held.checkpoint.step,
-            dataset_dir=directory,
-            served=served,
-            state=held.checkpoint.state,
-            programs=programs,
-        )
+        made._programs = programs
+        return made
 
     @property
     def executors(self) -> Mapping[int, str]:
@@ -183,6 +191,12 @@ class InferenceSession:
         """
         programs = self._programs
         return {} if programs is None else programs.chosen
+
+    def _narrowed(self, model: nn.Module) -> nn.Module:
+        """Return a model with the numbers of this session; `_trained` is what takes other weights."""
+        self._trained = model
+        changes_later = self.served is not None and self._numbers.precision == "int8"
+        return narrow(copy.deepcopy(model) if changes_later else model, self._numbers)
 
     def close(self) -> None:
         """Close the parameter server that this session started, if it did."""
@@ -200,14 +214,15 @@ class InferenceSession:
             ConfigError: The checkpoint is of another model.
             FormatError: A damaged file.
         """
-        model = copy.deepcopy(self._model)  # a batch that is being scored keeps the weights that it began with
+        model = copy.deepcopy(self._trained)  # a batch that is being scored keeps the weights that it began with
         load_dense_state(model, checkpoint.dense())
         if lookups is not None:
             for module in model.modules():
                 if isinstance(module, LookupCollection):
                     module.connect(*lookups)
         programs, self._programs = self._programs, None  # eager torch has the new weights at once
-        self._model, self.step, self.state = model, checkpoint.step, checkpoint.state
+        narrowed = self._narrowed(model)
+        self._model, self.step, self.state = narrowed, checkpoint.step, checkpoint.state
         if programs is not None:
             self._programs = programs.moved(model, self._dataset, self._objective.scores)
 
@@ -284,20 +299,30 @@ class InferenceSession:
                 of_program: npt.NDArray[np.float32] = found.numpy()
                 return of_program
         batch = to_device(batch, self.device)
-        with torch.inference_mode(), autocast(self.run.training.precision, self.device):
+        with torch.inference_mode(), autocast(self._numbers.products(self.run), self.device):
             output = self._model(batch)
         scores: npt.NDArray[np.float32] = self._objective.scores(logits_of(self._model, output)).cpu().numpy()
         return scores
 
 
 def _open_programs(
-    model: nn.Module, run: RunSpec, dataset: DatasetSpec, run_dir: Path, executor: str
+    model: nn.Module,
+    run: RunSpec,
+    dataset: DatasetSpec,
+    run_dir: Path,
+    executor: str,
+    numbers: Numbers | None,
 ) -> Programs | None:
     """Return what computes the dense part of a session's model; None for eager torch."""
     if executor not in EXECUTOR_MODES:
         raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
     if executor == "eager" or (executor == "auto" and not (run_dir / EXECUTORS_FILE).is_file()):
         return None
+    is_narrow = numbers is not None and (numbers.row_type != "fp32" or numbers.precision not in (None, "fp32"))
+    if is_narrow and executor in ("auto", "measure"):
+        return None
+    if is_narrow:
+        raise FieldError("", "executor", f"got {executor!r} for narrower numbers than fp32, expected 'eager'")
     from terarec.serve.executor_choice import open_programs  # which loads torch's exporters
 
     return open_programs(model, run, dataset, run_dir, executor)

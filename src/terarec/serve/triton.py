@@ -43,6 +43,8 @@ class TritonSpec:
         instances: Copies of each stage that run side by side.
         python_path: Folders in which Triton's Python finds terarec and what it needs, where they are not installed; it
             does not read PYTHONPATH.
+        text: "bytes" for text columns of the type BYTES; "utf8" for UINT8 [batch, L], in UTF-8 with zeros behind the
+            end, [batch, n, L] for lists, which back ends that do not read BYTES under NumPy 2 take, too.
         tables: JSON file of the tiers and caches of the tables, as for ``terarec serve``; host memory if unset.
 
     Raises:
@@ -56,11 +58,13 @@ class TritonSpec:
     queue_delay_microseconds: int = 500
     instances: int = 1
     python_path: tuple[str, ...] = ()
+    text: Literal["bytes", "utf8"] = "bytes"
     tables: str | None = None
 
     def __post_init__(self) -> None:
         checks.name(self)
         checks.one_of(self, "backend", tuple(BACKENDS))
+        checks.one_of(self, "text", ("bytes", "utf8"))
         for number in ("max_batch", "instances"):
             checks.positive_int(self, number)
         checks.positive_int(self, "queue_delay_microseconds", minimum=0)
@@ -165,9 +169,7 @@ class _Configs:
         num_outputs: int,
     ) -> None:
         self._spec = spec
-        self._raw = [
-            _tensor(column.name, _RAW_TYPES[column.kind], [1 if column.hotness == 1 else -1]) for column in raw
-        ]
+        self._raw = [_raw_input(column, spec.text) for column in raw]
         given = list(described["inputs"])
         first = [given.pop(0)] if dataset.dense else []  # no column has its name
         self._dense = [_tensor(one["name"], "TYPE_FP32", [len(dataset.dense)]) for one in first]
@@ -279,6 +281,12 @@ def text_format(message: Message, indent: str = "") -> str:
             else:
                 lines.append(f"{indent}{field}: {json.dumps(one, ensure_ascii=True)}\n")
     return "".join(lines)
+
+
+def _raw_input(column: InputColumn, text: str) -> Message:
+    if column.kind == "string" and text == "utf8":
+        return _tensor(column.name, "TYPE_UINT8", [-1] if column.hotness == 1 else [-1, -1])
+    return _tensor(column.name, _RAW_TYPES[column.kind], [1 if column.hotness == 1 else -1])
 
 
 def _tensor(name: str, data_type: str, dims: Sequence[int]) -> Message:

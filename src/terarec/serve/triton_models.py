@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from terarec.batch import Batch, Jagged
 from terarec.config import load_served_tables
 from terarec.embedding import EmbeddingOutput, LookupCollection
+from terarec.errors import ConfigError
 from terarec.etl.workflow import RawValues, workflow_of
 from terarec.export import NO_KEY, KeyInput
 from terarec.export.inputs import given_vectors, padded_keys
@@ -157,8 +158,11 @@ class DenseStage:
 def raw_values(column: InputColumn, given: NDArray[Any]) -> RawValues:
     """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
 
-    Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings.
+    Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings. Text may also be
+    UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros behind its end.
     """
+    if column.kind == "string" and given.dtype == np.uint8:
+        given = _text(given if given.ndim == 3 else given[:, None])
     if column.kind == "number":
         rows = [[None if value != value else value for value in row] for row in given.tolist()]
     elif column.kind == "integer":
@@ -168,6 +172,34 @@ def raw_values(column: InputColumn, given: NDArray[Any]) -> RawValues:
     if column.hotness == 1:
         return [row[0] for row in rows]
     return [[value for value in row if value not in (None, "")] for row in rows]
+
+
+def _text(encoded: NDArray[np.uint8]) -> NDArray[np.object_]:
+    """Return the texts [B, K] of ``uint8[B, K, L]``."""
+    batch, count, length = encoded.shape
+    if not length:
+        return np.full((batch, count), "", object)
+    flat = np.ascontiguousarray(encoded).view(f"S{length}")[..., 0]  # without zeros at the end
+    texts = [[value.decode() for value in row] for row in flat.tolist()]
+    return np.array(texts, object).reshape(batch, count)
+
+
+def check_arrays(backend: Any) -> None:
+    """Check that a back end of Triton gives Python the arrays that clients send, which text needs.
+
+    One that was built with pybind11 before 2.12 finds the size of an element in NumPy 1's place. Under NumPy 2 it is 0
+    there, and every element of an array is the first one; the lengths of texts are then wrong, which ends its process.
+
+    Raises:
+        ConfigError: They are others.
+    """
+    sent = torch.arange(3, dtype=torch.uint8)
+    found = backend.Tensor.from_dlpack("sent", sent).as_numpy()
+    if not np.array_equal(found, sent.numpy()):
+        problem = (
+            f"got NumPy {np.__version__}, expected numpy<2: this Triton's back end does not read text under NumPy 2"
+        )
+        raise ConfigError("Triton", problem)
 
 
 class _TritonModel:
@@ -181,6 +213,9 @@ class _TritonModel:
         config = json.loads(given["model_config"])
         folder = Path(given["model_repository"]) / given["model_version"]
         self._names = [held["name"] for held in config["input"]]
+        self._input_types = {held["name"]: held["data_type"] for held in config["input"]}
+        if "TYPE_STRING" in self._input_types.values():
+            check_arrays(self._backend)
         self._types = {held["name"]: self._numpy_type(held["data_type"]) for held in config["output"]}
         parameters = {name: held["string_value"] for name, held in config.get("parameters", {}).items()}
         self._stage = self._load(folder, parameters)
@@ -189,7 +224,7 @@ class _TritonModel:
         """Answer each request; those of the same lengths are computed together."""
         backend = self._backend
         given = [
-            {name: backend.get_input_tensor_by_name(request, name).as_numpy() for name in self._names}
+            {name: self._array(backend.get_input_tensor_by_name(request, name), name) for name in self._names}
             for request in requests
         ]
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
@@ -208,7 +243,7 @@ class _TritonModel:
             for place in places:
                 end = begin + len(given[place][self._names[0]])
                 tensors = [
-                    backend.Tensor(name, np.ascontiguousarray(found[name][begin:end].astype(dtype, copy=False)))
+                    backend.Tensor.from_dlpack(name, torch.tensor(found[name][begin:end].astype(dtype, copy=False)))
                     for name, dtype in self._types.items()
                 ]
                 answers[place] = backend.InferenceResponse(output_tensors=tensors)
@@ -220,6 +255,14 @@ class _TritonModel:
 
     def _load(self, folder: Path, parameters: Mapping[str, str]) -> Stage:
         raise NotImplementedError
+
+    def _array(self, tensor: Any, name: str) -> NDArray[Any]:
+        """Return the values of an input; numbers by DLPack, which does not depend on the version of NumPy."""
+        if self._input_types[name] == "TYPE_STRING":
+            text: NDArray[Any] = tensor.as_numpy()
+            return text
+        values: NDArray[Any] = torch.utils.dlpack.from_dlpack(tensor.to_dlpack()).numpy()
+        return values.astype(bool, copy=False) if self._input_types[name] == "TYPE_BOOL" else values
 
     def _numpy_type(self, triton_type: str) -> Any:
         return self._backend.triton_string_to_numpy(triton_type)

@@ -1,0 +1,115 @@
+"""`narrow`: a trained model with narrower numbers, for inference."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from terarec.embedding import EmbeddingCollection, LookupCollection
+from terarec.models.contract import device_of
+from terarec.nn.precision import Precision
+from terarec.spec import FieldError, RunSpec
+
+ROW_TYPES = ("fp32", "int8")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+
+
+class Int8Linear(nn.Module):
+    """A fully connected layer in integers: weights of 8 bits with a scale for each output, inputs rounded by the call.
+
+    It runs on a CPU, without gradients.
+
+    Args:
+        layer: The trained layer.
+
+    Raises:
+        ConfigError: Weights that are not finite.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach().float()
+        if not bool(weight.isfinite().all()):
+            raise FieldError("", "precision", "got 'int8' for weights that are not finite, expected finite ones")
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).double()
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        quantized: Any = torch.ops.quantized
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would rather have other tensors, which this product does not take
+            codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self._packed = quantized.linear_prepack(codes, bias)
+        self._product = quantized.linear_relu_dynamic if getattr(layer, "relu", False) else quantized.linear_dynamic
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """float[..., n] -> float32[..., m]."""
+        if not input.shape[0]:  # which the product does not take
+            rows = torch.empty(1, *input.shape[1:])
+            return self.forward(rows)[:0]
+        product: Tensor = self._product(input.float(), self._packed, True)
+        return product
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """The numbers with which a trained model computes.
+
+    Attributes:
+        row_type: "int8" for rows of 8-bit codes, D + 8 bytes each; "fp32" for rows as they are.
+        precision: Numbers of the layers' products: "fp32", "bf16", "fp16", or "int8" for integers on a CPU; None for
+            those of the training.
+
+    Raises:
+        ConfigError: Another name.
+    """
+
+    row_type: str = "fp32"
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, known in (("row_type", ROW_TYPES), ("precision", (None, *PRECISIONS))):
+            got = getattr(self, field)
+            if got not in known:
+                raise FieldError("", field, f"got {got!r}, expected one of {', '.join(name for name in known if name)}")
+
+    def products(self, run: RunSpec) -> Precision:
+        """Return the precision of the products of a run's model; float32 beside layers of int8."""
+        if self.precision is None:
+            return run.training.precision
+        return "fp32" if self.precision == "int8" else cast(Precision, self.precision)
+
+
+def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:
+    """Return `model` with rows and fully connected layers in narrower numbers; it may be changed itself.
+
+    Args:
+        model: A trained model.
+        numbers: The numbers. Products in 16 bits are up to `terarec.nn.precision.autocast`.
+
+    Raises:
+        ConfigError: Rows that are elsewhere, layers of int8 on another device, or values that are not finite.
+    """
+    kinds: dict[type[nn.Module], Any] = {}
+    if numbers.row_type == "int8":
+        if any(isinstance(module, LookupCollection) for module in model.modules()):
+            raise FieldError(
+                "", "row_type", "got 'int8' for rows of a parameter server, expected a cache of form 'int8'"
+            )
+        kinds[EmbeddingCollection] = lambda collection: collection.quantized()
+    if numbers.precision == "int8":
+        if device_of(model).type != "cpu":
+            raise FieldError("", "precision", f"got 'int8' on {device_of(model)}, expected the CPU")
+        kinds[nn.Linear] = Int8Linear
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            for kind, replaced in kinds.items():
+                if child is not None and isinstance(child, kind):
+                    if child not in made:
+                        made[child] = replaced(child)
+                    parent._modules[name] = made[child]
+    return model.eval()
