@@ -338,7 +338,7 @@ class Turns:
         budget = self._budget(share, self._filled.index_bytes)
         made = Tables(
             self.plan.rows,
-            Tiers(host=str(budget), file=str(self.directory / f"rows-{share:g}"), direct=self.plan.direct or None),
+            Tiers(host=str(budget), file=str(self.directory / f"rows-{share:g}"), direct=self.plan.direct),
         )
         self._filled.open(made.embedding.tables)
         made.warm(self.keys, share)
