@@ -57,6 +57,6 @@ def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> Non
     assert (told["ids_seen"], told["cardinality"]) == (40, None)
     assert told["most_frequent"][0]["id"] in users
     assert figures("inspect", tmp_path / "data")["embedding_rows"] == 0
-    refused(*train, "--out", tmp_path / "static", where="--tables", problem="got 'static'")
+    refused(*train, "--out", tmp_path / "static", where="tables", problem="got 'static'")
     typed = ["prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw"]
     refused(*typed, where="--format", problem="got 'raw'")

@@ -141,6 +141,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
     options = _Options.of(next(iter(typing.get_type_hints(body).values())))
     parameters = [parameter for group in options.parameters.values() for parameter in group]
     names = {parameter.name: _typed(parameter) for parameter in parameters}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
     known = {"", *describes, *options.described}
 
     def run(**values: Any) -> None:
@@ -153,7 +154,8 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
             place = names.get(error.field, error.field)
             raise ConfigError(place, error.problem) from error
         except ConfigError as error:
-            if type(error) is not ConfigError or error.where not in names:
+            # An argument of this name may come from another option where this one was not given.
+            if type(error) is not ConfigError or values.get(error.where) == defaults.get(error.where):
                 raise
             raise ConfigError(names[error.where], error.problem) from error
 
