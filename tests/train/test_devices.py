@@ -159,7 +159,7 @@ def test_the_state_of_a_reader_for_the_cpu_is_its_own():
     source = InMemorySource(dataset(categorical=()), torch.zeros(5, 1).numpy(), torch.zeros(5, 2).numpy(), [])
     reader = Reader(source, batch_size=2)
     found = list(batches_on(reader, CPU))
-    assert [(batch.batch_size, state) for batch, state in found] == [(2, None), (2, None), (1, None)]
+    assert [(batch.batch_size, *read) for batch, read in found] == [(2, None, 2), (2, None, 2), (1, None, 1)]
     assert all(isinstance(batch, Batch) for batch, _ in found)
 
 
