@@ -205,6 +205,62 @@ def test_release_3_0(saved: Saved, tmp_path: Path) -> None:
     server.close()
 
 
+def test_release_3_0_takes_one_path_short_keys_and_its_defaults(tmp_path: Path) -> None:
+    """As HugeCTR's test of a DCN asks: labels, dense numbers, keys and row pointers in four lines of text."""
+    from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
+
+    train = write_norm(tmp_path / "train", Planted(500))
+    made = model(train, train, optimizer=ADAM, batchsize=100)
+    embed(made, "vectors", 4)
+    layer(made, Layer.Reshape, "vectors", "flat", leading_dim=16)
+    layer(made, Layer.Concat, "flat dense", "all")
+    made = to_loss(made, "all")
+    made.fit(max_iter=5, display=0, eval_interval=0)
+    made.graph_to_json(str(tmp_path / "g.json"))
+    made.save_params_to_files(str(tmp_path / "m"), 5)
+    chunks = open_sparse_folder(tmp_path / "m0_sparse_5.model", 4).chunks()
+    rows = [SparseRows(chunk.keys, chunk.vectors) for chunk in chunks]
+    write_sparse_file(tmp_path / "short.model", SparseFileLayout(4, 4, False), rows)
+    layers = json.loads((tmp_path / "g.json").read_text())["layers"]
+    layers[-1] = {"name": "sigmoid", "type": "Sigmoid", "bottom": layers[-1]["bottom"][:1], "top": "sigmoid"}
+    clause = {
+        "dense_model_file": str(tmp_path / "m_dense_5.model"),
+        "sparse_model_file": str(tmp_path / "short.model"),
+        "input_key_type": "I32",
+    }
+    config = tmp_path / "dcn.json"
+    config.write_text(json.dumps({"inference": clause, "layers": layers}))
+
+    samples = Planted(300, seed=2)
+    keys = (samples.keys.T + 20 * np.arange(4)).reshape(-1)
+    lines = [samples.label[:, 0], samples.dense.reshape(-1), keys, np.arange(len(keys) + 1)]
+    text = tmp_path / "input.txt"
+    text.write_text("\n".join(" ".join(str(value) for value in line.tolist()) for line in lines))
+    _, dense, columns, ends = (line.split() for line in text.read_text().splitlines())
+    request = list(map(float, dense)), list(map(int, columns)), list(map(int, ends))
+
+    server = CreateParameterServer([str(config)], ["DCN"], False)
+    cache = CreateEmbeddingCache(server, 0, True, 0.2, str(config), "DCN", False)
+    session = InferenceSession(str(config), 0, cache)
+    assert session.max_batchsize == 1024
+    for lookups in cache.caches:
+        lookups.wait()
+    sparse = [str(tmp_path / "m0_sparse_5.model")]
+    params = InferenceParams("m", 300, 1.0, str(tmp_path / "m_dense_5.model"), sparse, 0, False, 0.5, True)
+    later = CreateInferenceSession(str(tmp_path / "g.json"), params)
+    expected = later.predict(*request)
+    # With the threshold of 0.5 keys that the cache lacks may get the default vector at first.
+    for _ in range(3):
+        scores = session.predict(*request)
+        for lookups in cache.caches:
+            lookups.wait()
+    uncached = CreateEmbeddingCache(server, 0, False, 0.2, str(config), "DCN", False)
+    assert np.allclose(InferenceSession(str(config), 0, uncached).predict(*request), expected, atol=1e-6)
+    assert len(scores) == 300
+    later.close()
+    server.close()
+
+
 def config_of(saved: Saved, **changes: object) -> ParameterServerConfig:
     given = {
         "emb_table_name": {"wdl": ["wide", "deep"]},
