@@ -1,4 +1,4 @@
-"""The walk-throughs of examples/ and examples/hugectr run from their first cell to their last, which asserts what they reach."""
+"""The walk-throughs of examples/ and examples/hugectr run to their last cell, which asserts what they reach."""
 
 import re
 import shutil

@@ -141,6 +141,12 @@ def _commands() -> list[Any]:
         ),
         Lazy("serve", "run:serve", "Score raw records over HTTP (Open Inference Protocol v2).", panel=SERVING),
         Lazy(
+            "publish",
+            "run:publish",
+            "Publish a run's checkpoints and deltas through Redis or Valkey, as its training writes them.",
+            panel=SERVING,
+        ),
+        Lazy(
             "recommend",
             "recommend:recommend",
             "Write the best items for users: retrieved by a two-tower model, ranked by another one.",

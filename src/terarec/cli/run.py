@@ -23,7 +23,7 @@ from terarec.cli.options import (
     comma_separated,
 )
 from terarec.cli.show import Show
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, StorageError
 from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions, ServingSpec
 
 if TYPE_CHECKING:
@@ -405,6 +405,10 @@ class ServeOptions:
         Path | None,
         typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
     ] = None
+    stream: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of a stream, from which checkpoints are received into RUN."),
+    ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     row_type: RowTypeOption = "fp32"
@@ -414,7 +418,7 @@ class ServeOptions:
 
 def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
-    from terarec.config import load_served_tables
+    from terarec.config import load_served_tables, load_update_stream
     from terarec.models.narrow import Numbers
     from terarec.serve import run
     from terarec.train.devices import describe_device, resolve_device
@@ -445,4 +449,38 @@ def serve(options: ServeOptions, show: Show) -> None:
         device=device,
         allow_import=options.allow_import or (),
         numbers=Numbers(row_type=options.row_type, precision=options.precision),
+        stream=None if options.stream is None else load_update_stream(options.stream),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
+    """Options of ``terarec publish``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train writes.")]
+    stream: Annotated[Path, typer.Option(metavar="FILE", help="JSON of a stream of Redis or Valkey.")]
+    every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks for a checkpoint.")] = 1.0
+    once: Annotated[bool, typer.Option("--once", help="End when what is there is published.")] = False
+
+
+def publish(options: PublishOptions, show: Show) -> None:
+    """Run ``terarec publish``."""
+    from terarec.config import load_update_stream
+    from terarec.serve import RedisStream, UpdatePublisher
+    from terarec.train.run_dir import check_run
+
+    check_run(options.run)
+    stream = RedisStream(load_update_stream(options.stream))
+    publisher = UpdatePublisher(options.run, stream, every_seconds=None)
+    try:
+        publisher.poll()
+        while not options.once:
+            time.sleep(options.every_seconds)
+            try:
+                if publisher.poll():
+                    show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
+            except (StorageError, OSError) as error:
+                show.line(f"{error}; it is tried again")
+    finally:
+        stream.close()
+    show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))

@@ -1,6 +1,14 @@
 """Specs from files and command line words and back, with the exact path in every error."""
 
-from terarec.config.files import commented_json, load_run, load_served_tables, read_graph, save_run, with_graph
+from terarec.config.files import (
+    commented_json,
+    load_run,
+    load_served_tables,
+    load_update_stream,
+    read_graph,
+    save_run,
+    with_graph,
+)
 from terarec.config.overrides import override, parse_assignments
 from terarec.config.starting_run import StartingRun, starting_run
 
@@ -9,6 +17,7 @@ __all__ = [
     "commented_json",
     "load_run",
     "load_served_tables",
+    "load_update_stream",
     "override",
     "parse_assignments",
     "read_graph",

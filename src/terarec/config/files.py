@@ -17,6 +17,7 @@ from terarec.io import write_json
 from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
+    RedisStreamSpec,
     RocksDBSpec,
     RowFileSpec,
     RunSpec,
@@ -139,6 +140,17 @@ def load_served_tables(path: Path | str) -> ServedTablesSpec:
         for tier in found.tiers
     ]
     return dataclasses.replace(found, tiers=tuple(tiers))
+
+
+def load_update_stream(path: Path | str) -> RedisStreamSpec:
+    """Read where updates are published from a JSON file, in which lines that begin with ``//`` are comments.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+    """
+    path = Path(path)
+    return from_data(RedisStreamSpec, _parse(path, "a description of a stream"), where=f"{path}: $")
 
 
 def with_graph(run: RunSpec, folder: Path) -> RunSpec:

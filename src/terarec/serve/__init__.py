@@ -8,12 +8,14 @@ the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks 
 from terarec.serve.client import InferenceClient, InferenceError
 from terarec.serve.item_index import FoundItems, ItemIndex
 from terarec.serve.live import LiveUpdates, UpdateStatistics
+from terarec.serve.publishing import PublishStatistics, ReceiveStatistics, UpdatePublisher, UpdateReceiver
 from terarec.serve.recommend import Catalogue, Recommendations, Recommender, Towers
 from terarec.serve.run import RunningServer, serve
 from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession, InputColumn
 from terarec.serve.tables import ServedTables
+from terarec.serve.update_streams import RedisStream
 
 __all__ = [
     "Catalogue",
@@ -25,12 +27,17 @@ __all__ = [
     "InputColumn",
     "ItemIndex",
     "LiveUpdates",
+    "PublishStatistics",
+    "ReceiveStatistics",
     "Recommendations",
     "Recommender",
+    "RedisStream",
     "RunningServer",
     "ScoreReport",
     "ServedTables",
     "Towers",
+    "UpdatePublisher",
+    "UpdateReceiver",
     "UpdateStatistics",
     "score_files",
     "serve",

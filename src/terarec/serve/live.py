@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,8 @@ import torch
 from terarec.checkpoint import Checkpoint, complete_checkpoints, load
 from terarec.errors import ConfigError, TerarecError
 from terarec.models.artifact import CHECKPOINT_DIRECTORY
+from terarec.serve.repeating import Repeating
 from terarec.serve.session import InferenceSession
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +68,7 @@ class LiveUpdates:
         self._lock = threading.Lock()
         self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "refused"), 0)
         self._last_error = ""
-        self._is_closed = threading.Event()
-        self._thread: threading.Thread | None = None
-        if every_seconds is not None:
-            self._thread = threading.Thread(
-                target=self._follow, args=(every_seconds,), name="terarec-live-updates", daemon=True
-            )
-            self._thread.start()
+        self._repeating = Repeating("terarec-live-updates", self.poll, every_seconds)
 
     def poll(self) -> bool:
         """Move on to the newest checkpoint; return whether there was a newer one.
@@ -105,23 +97,13 @@ class LiveUpdates:
 
     def close(self) -> None:
         """Stop following, after an update that is under way."""
-        self._is_closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._repeating.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _follow(self, every_seconds: float) -> None:
-        while not self._is_closed.wait(every_seconds):
-            try:
-                self.poll()
-            except (TerarecError, OSError) as error:
-                # A trainer may also have removed the checkpoint for a newer one meanwhile.
-                _LOGGER.warning("live updates: %s; the session stays at step %d", error, self._session.step)
 
     def _move_to(self, checkpoint: Checkpoint) -> bool:
         state = self._session.state

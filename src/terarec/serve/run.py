@@ -14,10 +14,14 @@ import torch
 
 from terarec.models.narrow import Numbers
 from terarec.serve.live import LiveUpdates
+from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 from terarec.serve.tables import ServedTables
-from terarec.spec import FieldError, ServingSpec
+from terarec.serve.update_streams import RedisStream
+from terarec.spec import FieldError, RedisStreamSpec, ServingSpec
+
+_RECEIVE_SECONDS = 0.5  # between two looks at a stream
 
 
 class RunningServer:
@@ -48,6 +52,7 @@ def serve(
     device: torch.device | None = None,
     allow_import: Sequence[str] = (),
     numbers: Numbers | None = None,
+    stream: RedisStreamSpec | None = None,
 ) -> None:
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -59,12 +64,14 @@ def serve(
         device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
         numbers: Numbers of rows and layers as in `InferenceSession.open`.
+        stream: Where the run's checkpoints are received from, into `run_dir`; None for a run that is there.
 
     Raises:
-        ConfigError: The address cannot be bound, the run holds no such checkpoint, or the workflow names a function
-            that is not allowed.
+        ConfigError: A stream for tables in the memory of the device, an address that cannot be bound, no such
+            checkpoint, or a workflow that names a function that is not allowed.
         FormatError: `run_dir` holds no complete checkpoint.
-        MissingDependencyError: Starlette or uvicorn is not installed.
+        MissingDependencyError: Starlette or uvicorn, or the client of the stream, is not installed.
+        StorageError: The stream cannot be reached.
     """
     from terarec.serve.http_server import HttpServer, create_app
 
@@ -73,7 +80,9 @@ def serve(
             host, port = bound.getsockname()[:2]
             ready(RunningServer(host, port, server.stop))
 
-    with _bind(spec) as bound:
+    if stream is not None and spec.tables is None:
+        raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
+    with _bind(spec) as bound, _receiving(run_dir, stream):
         tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
         session = InferenceSession.open(
             run_dir,
@@ -84,18 +93,35 @@ def serve(
             executor=spec.executor,
             numbers=numbers,
         )
-        with session, _following(session, run_dir, spec):
+        with session, _following(session, run_dir, spec, is_received=stream is not None):
             app = create_app(InferenceService(session, spec))
             server = HttpServer(app, started, spec.receive_timeout_seconds)
             with _stopped_by_signals(server.stop):
                 server.run(sockets=[bound])
 
 
+@contextlib.contextmanager
+def _receiving(run_dir: Path, spec: RedisStreamSpec | None) -> Iterator[None]:
+    """Receive checkpoints while this lasts, which begins when there is one."""
+    if spec is None:
+        yield
+        return
+    stream = RedisStream(spec)
+    try:
+        with UpdateReceiver(stream, run_dir, every_seconds=_RECEIVE_SECONDS) as receiver:
+            receiver.wait(float("inf"))
+            yield
+    finally:
+        stream.close()
+
+
 def _following(
-    session: InferenceSession, run_dir: Path, spec: ServingSpec
+    session: InferenceSession, run_dir: Path, spec: ServingSpec, *, is_received: bool
 ) -> contextlib.AbstractContextManager[object]:
-    """Return what lets a session follow its run, where the spec says so."""
+    """Return what lets a session follow its run, where the spec says so, or the run is received."""
     every = None if spec.tables is None else spec.tables.follow_seconds
+    if every is None and is_received:
+        every = _RECEIVE_SECONDS
     return contextlib.nullcontext() if every is None else LiveUpdates(session, run_dir, every_seconds=every)
 
 

@@ -132,6 +132,7 @@ from terarec.spec.tables import (
     ttl,
 )
 from terarec.spec.tiers import Tiers
+from terarec.spec.updates import RedisStreamSpec
 from terarec.spec.workflow import (
     BAD_INPUT_POLICIES,
     STORAGES,
@@ -234,6 +235,7 @@ __all__ = [
     "RecordSplit",
     "RecordsSpec",
     "RedisSpec",
+    "RedisStreamSpec",
     "RegressionSpec",
     "RocksDBSpec",
     "RowFileSpec",

@@ -1,0 +1,430 @@
+"""`UpdatePublisher` and `UpdateReceiver`: checkpoints of a run through a stream, to the files of a replica.
+
+The records of a checkpoint are its files in pieces, then a commit that names them all with their checksums. The first
+checkpoint, and each base, bring along the files that describe the run. docs/formats.md describes the records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, Self
+
+from terarec.checkpoint import complete_checkpoints
+from terarec.checkpoint.directory import (
+    Manifest,
+    keep_newest,
+    read_chain,
+    read_manifest,
+    state_id,
+    step_path,
+)
+from terarec.errors import DataNotFoundError, FormatError, TerarecError
+from terarec.io import PARTIAL_SUFFIX, flush_tree, read_versioned_json, write_versioned_json
+from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
+from terarec.serve.repeating import Repeating
+from terarec.serve.update_streams import UpdateStream
+from terarec.spec.quoting import shortened
+
+_LOGGER = logging.getLogger(__name__)
+_FORMAT, _VERSION = "terarec.update", 1
+_POSITION_FILE, _POSITION_NAME = "stream.json", "terarec.stream_position"
+_KEPT = 2  # checkpoints of a replica: one may be read while the next comes
+_APPENDED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishStatistics:
+    """Counters of a publisher.
+
+    Attributes:
+        step: Training steps of the newest checkpoint that was published; 0 before the first.
+        checkpoints: Checkpoints that were published.
+        bytes: Bytes of their files.
+        failed: Times that publishing failed.
+        last_error: Why it did the last time; "" after one that succeeded.
+    """
+
+    step: int = 0
+    checkpoints: int = 0
+    bytes: int = 0
+    failed: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiveStatistics:
+    """Counters of a receiver.
+
+    Attributes:
+        step: Training steps of the newest checkpoint that was received; 0 before the first.
+        checkpoints: Checkpoints that were received whole.
+        repeated: Checkpoints that were there already.
+        refused: Checkpoints that were refused: damaged, incomplete, or the one that they follow is missing.
+        last_error: Why the last one was refused; "" after one that was taken.
+    """
+
+    step: int = 0
+    checkpoints: int = 0
+    repeated: int = 0
+    refused: int = 0
+    last_error: str = ""
+
+
+class UpdatePublisher:
+    """Publishes the checkpoints of a run, complete ones and deltas, as a trainer writes them.
+
+    What was published last is asked of the stream, so that a publisher that was killed goes on where it ended. Where no
+    deltas lead from there to the newest checkpoint, the base of that comes first.
+
+    Args:
+        run_dir: The run.
+        stream: Where to.
+        every_seconds: Seconds between two looks for a newer checkpoint; None for none but those of `poll`.
+    """
+
+    def __init__(self, run_dir: Path, stream: UpdateStream, *, every_seconds: float | None = 1.0) -> None:
+        self._run = run_dir
+        self._directory = run_dir / CHECKPOINT_DIRECTORY
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._counted = PublishStatistics()
+        self._repeating = Repeating("terarec-publish", self.poll, every_seconds)
+
+    def poll(self) -> int:
+        """Publish what is newer; return the number of checkpoints.
+
+        Raises:
+            FormatError: A checkpoint, or the stream's last record, is damaged.
+            StorageError: The server cannot be reached; what was begun is published again by the next call.
+        """
+        with self._lock:
+            try:
+                return self._publish()
+            except (TerarecError, OSError) as error:
+                counted = self._counted
+                self._counted = replace(counted, failed=counted.failed + 1, last_error=str(error))
+                raise
+
+    def statistics(self) -> PublishStatistics:
+        """Return what was done so far."""
+        return self._counted
+
+    def close(self) -> None:
+        """Stop, after a checkpoint that is under way."""
+        self._repeating.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _publish(self) -> int:
+        newest = next(reversed(complete_checkpoints(self._directory)), None)
+        if newest is None:
+            return 0
+        chain = read_chain(newest)
+        ids = [state_id(path, manifest.step).id for path, manifest in chain]
+        last = self._stream.last()
+        published = None if last is None else _Record.read(last).published
+        begin = ids.index(published) + 1 if published in ids else 0
+        for (path, manifest), state in zip(chain[begin:], ids[begin:], strict=True):
+            before = self._send(path, manifest, state, published)
+            if manifest.delta is None:
+                self._stream.trim(before)
+            published = state
+        if begin < len(chain):
+            self._counted = replace(self._counted, last_error="")
+        return len(chain) - begin
+
+    def _send(self, path: Path, manifest: Manifest, state: str, published: str | None) -> str:
+        """Append the records of a checkpoint; return the position of the first."""
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        if manifest.delta is None:
+            files = [self._run / RUN_FILE, *_described(self._run / DATASET_DIRECTORY), *files]
+        attempt, entries, first, size = secrets.token_hex(8), list[dict[str, Any]](), "", 0
+        waiting: list[bytes] = []
+        number = 0
+
+        def add(record: _Record) -> None:
+            nonlocal first, number
+            waiting.append(record.as_bytes(step=manifest.step, attempt=attempt, number=number))
+            number += 1
+            if len(waiting) >= _APPENDED_AT_ONCE or record.commit is not None:
+                positions = self._stream.append(waiting)
+                first = first or positions[0]
+                waiting.clear()
+
+        for file in files:
+            name, digest, length = file.relative_to(self._run).as_posix(), hashlib.sha256(), 0
+            for piece in _pieces(file, self._stream.record_bytes):
+                digest.update(piece)
+                length += len(piece)
+                add(_Record(published=published, file=name, content=piece))
+            entries.append({"file": name, "bytes": length, "sha256": digest.hexdigest()})
+            size += length
+        add(_Record(published=state, commit=entries))
+        counted = self._counted
+        self._counted = replace(
+            counted, step=manifest.step, checkpoints=counted.checkpoints + 1, bytes=counted.bytes + size
+        )
+        return first
+
+
+class UpdateReceiver:
+    """Receives checkpoints from a stream into the directory of a replica, which looks like the run then.
+
+    A checkpoint appears when all of it has come and its checksums are right. A delta whose predecessor is missing is
+    refused, and so are those after it up to the next base. What is there already is ignored. The place in the stream
+    is kept in the directory, for the next start.
+
+    Args:
+        stream: Where from.
+        directory: Directory of the replica; made if it is not there.
+        every_seconds: Seconds between two looks at the stream; None for none but those of `poll`.
+    """
+
+    def __init__(self, stream: UpdateStream, directory: Path, *, every_seconds: float | None = 1.0) -> None:
+        self._stream, self._directory = stream, directory
+        self._checkpoints = directory / CHECKPOINT_DIRECTORY
+        self._lock = threading.Lock()
+        self._counted = ReceiveStatistics(step=max(map(_step_of, complete_checkpoints(self._checkpoints)), default=0))
+        self._after = self._read_position()
+        self._partial: _Partial | None = None
+        self._repeating = Repeating("terarec-receive", self.poll, every_seconds)
+
+    def poll(self) -> int:
+        """Receive what has come; return the number of checkpoints that are new.
+
+        Raises:
+            StorageError: The server cannot be reached, or the disk is full; the next call goes on.
+        """
+        with self._lock:
+            count = 0
+            while records := self._stream.read(self._after):
+                for position, content in records:
+                    count += self._take(position, content)
+                    if self._partial is None:
+                        self._write_position(position)
+            return count
+
+    def wait(self, seconds: float) -> bool:
+        """Receive until a complete checkpoint is there; return whether it came in time.
+
+        Raises:
+            StorageError: As of `poll`.
+        """
+        ends = time.monotonic() + seconds
+        while not complete_checkpoints(self._checkpoints):
+            if time.monotonic() > ends:
+                return False
+            if not self.poll():
+                time.sleep(0.05)
+        return True
+
+    def statistics(self) -> ReceiveStatistics:
+        """Return what was done so far."""
+        return self._counted
+
+    def close(self) -> None:
+        """Stop, after what is under way; a checkpoint that has come in part is received again."""
+        self._repeating.close()
+        self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _take(self, position: str, content: bytes) -> int:
+        """Process a record; return 1 if it completes a checkpoint that is new."""
+        try:
+            record = _Record.read(content)
+            if record.number == 0:
+                self._drop()
+                self._partial = _Partial(self._directory, record)
+            partial = self._partial
+            if partial is not None and not partial.expects(record):
+                problem = f"record {record.number} of step {record.step} follows {partial.count} others"
+                self._drop()
+                raise FormatError("stream", f"{problem}, expected all of a checkpoint in their order")
+            if partial is None:
+                if record.commit is not None:
+                    raise FormatError("stream", f"step {record.step} came without its first records")
+            elif record.commit is None:
+                partial.add(record)
+            else:
+                return self._install(partial, record)
+        except FormatError as error:
+            self._drop()
+            self._counted = replace(self._counted, refused=self._counted.refused + 1, last_error=str(error))
+            _LOGGER.warning("update stream: %s; it is refused", error)
+        finally:
+            self._after = position
+        return 0
+
+    def _install(self, partial: _Partial, record: _Record) -> int:
+        """Check a checkpoint, and let it appear."""
+        path = step_path(self._checkpoints, record.step)
+        if path.is_dir() and state_id(path, record.step).id == record.published:
+            self._drop()
+            self._counted = replace(self._counted, repeated=self._counted.repeated + 1)
+            return 0
+        partial.check(record)
+        checkpoint = partial.path / path.relative_to(self._directory)
+        manifest = read_manifest(checkpoint)
+        if state_id(checkpoint, record.step).id != record.published or manifest.step != record.step:
+            raise FormatError("stream", f"step {record.step} has another manifest than its commit names")
+        if manifest.delta is not None:
+            previous = step_path(self._checkpoints, manifest.delta.previous.step)
+            try:
+                held = read_manifest(previous)
+            except DataNotFoundError:
+                raise FormatError(f"delta of step {record.step}", f"needs {previous.name}, which is missing") from None
+            manifest.delta.check_follows(record.step, state_id(previous, held.step), held.delta)
+        for name in (RUN_FILE, DATASET_DIRECTORY):
+            if (partial.path / name).exists() and not (self._directory / name).exists():
+                (partial.path / name).rename(self._directory / name)
+        for other in complete_checkpoints(self._checkpoints):
+            if _step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
+                shutil.rmtree(other)
+        self._checkpoints.mkdir(exist_ok=True)
+        flush_tree(checkpoint)
+        checkpoint.rename(path)
+        self._drop()
+        keep_newest(self._checkpoints, _KEPT)
+        counted = self._counted
+        self._counted = replace(counted, step=record.step, checkpoints=counted.checkpoints + 1, last_error="")
+        return 1
+
+    def _drop(self) -> None:
+        if self._partial is not None:
+            self._partial.remove()
+        self._partial = None
+
+    def _read_position(self) -> str | None:
+        path = self._directory / _POSITION_FILE
+        if not path.is_file():
+            return None
+        return str(read_versioned_json(path, _POSITION_NAME, 1)["after"])
+
+    def _write_position(self, position: str) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_versioned_json(self._directory / _POSITION_FILE, _POSITION_NAME, 1, {"after": position})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Record:
+    """A record: a piece of a file, or the commit that names all files.
+
+    Attributes:
+        published: What names the state that was committed last: of a commit, its own.
+        file: Path of the file inside the run; "" for a commit.
+        content: The piece.
+        commit: Path, size and SHA-256 of each file; None for a piece.
+        step, attempt, number: Step of the checkpoint, what names this publication of it, and the record's place there.
+    """
+
+    published: str | None
+    file: str = ""
+    content: bytes = b""
+    commit: list[dict[str, Any]] | None = None
+    step: int = 0
+    attempt: str = ""
+    number: int = 0
+
+    def as_bytes(self, *, step: int, attempt: str, number: int) -> bytes:
+        """Return the record of a place as it is appended."""
+        head = {"format": _FORMAT, "version": _VERSION, "step": step, "attempt": attempt, "number": number}
+        head |= {"published": self.published, "file": self.file, "commit": self.commit}
+        return json.dumps(head).encode() + b"\n" + self.content
+
+    @classmethod
+    def read(cls, content: bytes) -> _Record:
+        """Read a record.
+
+        Raises:
+            FormatError: Other content.
+        """
+        head, _, body = content.partition(b"\n")
+        try:
+            data = json.loads(head)
+            kinds = {"step": int, "attempt": str, "number": int, "published": str | None, "file": str}
+            if data.pop("format") != _FORMAT or data.pop("version") > _VERSION:
+                raise ValueError("another format, or a newer version")
+            if not all(isinstance(data[name], kind) for name, kind in kinds.items()):
+                raise ValueError("fields of other types")
+            entries = data["commit"]
+            for entry in entries or ():
+                _ = int(entry["bytes"]), str(entry["sha256"]), str(entry["file"])
+            return cls(content=body, commit=entries, **{name: data[name] for name in kinds})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError("stream", f"a record is no update of a run ({shortened(repr(error))})") from None
+
+
+class _Partial:
+    """The files of a checkpoint that is coming, in a directory beside the replica's."""
+
+    def __init__(self, directory: Path, first: _Record) -> None:
+        self.path = directory / f"received{PARTIAL_SUFFIX}"
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        self.count = 0
+        self._attempt = first.attempt
+        self._found: dict[str, Any] = {}
+
+    def expects(self, record: _Record) -> bool:
+        return record.attempt == self._attempt and record.number == self.count
+
+    def add(self, record: _Record) -> None:
+        name = PurePosixPath(record.file)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(record.content)
+        self._found.setdefault(record.file, hashlib.sha256()).update(record.content)
+        self.count += 1
+
+    def check(self, record: _Record) -> None:
+        """Raise unless all files are there with their checksums."""
+        expected = {entry["file"]: entry["sha256"] for entry in record.commit or ()}
+        found = {name: digest.hexdigest() for name, digest in self._found.items()}
+        wrong = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+        if wrong:
+            raise FormatError("stream", f"step {record.step}: {sorted(wrong)[0]} is damaged or missing")
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _described(directory: Path) -> Iterator[Path]:
+    """Yield the files of a run's data set: its description and its workflow."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            yield path
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a file, in one piece at least."""
+    with path.open("rb") as file:
+        piece = file.read(size)
+        yield piece
+        while piece := file.read(size):
+            yield piece
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

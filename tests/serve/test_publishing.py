@@ -1,0 +1,286 @@
+"""Checkpoints through a stream: a replica that sees no file of the trainer scores as the trainer's model does."""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from terarec.errors import ConfigError, StorageError
+from terarec.serve import (
+    InferenceClient,
+    InferenceSession,
+    LiveUpdates,
+    RedisStream,
+    RunningServer,
+    ServedTables,
+    UpdatePublisher,
+    UpdateReceiver,
+    serve,
+)
+from terarec.serve.update_streams import StreamRecord, UpdateStream
+from terarec.spec import (
+    ParameterServerSpec,
+    RedisSpec,
+    RedisStreamSpec,
+    ServedTablesSpec,
+    ServingSpec,
+    to_data,
+)
+from tests.cli.conftest import figures
+from tests.cli.test_docs import unnamed
+from tests.errors import at
+from tests.ps.redis_processes import RedisProcess, needs_redis, running
+from tests.serve.conftest import TrainedRun
+from tests.serve.test_live import Live, assert_as_the_trainer, finished
+
+__all__ = ["finished"]
+pytestmark = needs_redis
+pytest.importorskip("redis", reason="the extra 'redis' is not installed")
+_NUMBERS = itertools.count()
+TABLES = ServedTables(server=ParameterServerSpec())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    with running(tmp_path_factory.mktemp("server")) as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def new_stream(server: RedisProcess) -> Callable[[], RedisStreamSpec]:
+    return lambda: RedisStreamSpec(server=server.spec(timeout_seconds=10.0), stream=f"s{next(_NUMBERS)}")
+
+
+@pytest.fixture
+def spec(new_stream: Callable[[], RedisStreamSpec]) -> RedisStreamSpec:
+    return new_stream()
+
+
+@pytest.fixture
+def stream(spec: RedisStreamSpec) -> Iterator[UpdateStream]:
+    opened = RedisStream(spec)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def live(finished: Path, tmp_path: Path) -> Live:
+    made = Live(finished, tmp_path / "run")
+    made.add(2)
+    return made
+
+
+def all_of(stream: UpdateStream) -> list[StreamRecord]:
+    found: list[StreamRecord] = []
+    while records := stream.read(found[-1].position if found else None):
+        found += records
+    return found
+
+
+def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: RedisStreamSpec) -> None:
+    contents = [bytes([number]) * (1 + 1000 * number) for number in range(70)]
+    assert stream.last() is None
+    assert stream.read(None) == []
+    positions = [position for part in (contents[:20], contents[20:]) for position in stream.append(part)]
+    for reader in (stream, RedisStream(spec)):
+        records = all_of(reader)
+        assert [record.content for record in records] == contents
+        assert [record.position for record in records] == positions
+        assert reader.read(positions[40])[0] == records[41]
+        assert reader.read(positions[-1]) == []
+        assert reader.last() == contents[-1]
+    stream.append([b"more"])
+    assert [record.content for record in stream.read(positions[-1])] == [b"more"]
+
+
+def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
+    live: Live, trained: TrainedRun, spec: RedisStreamSpec, tmp_path: Path
+) -> None:
+    replica = Live.__new__(Live)
+    replica.path = tmp_path / "replica"
+
+    def publish() -> int:  # by a new publisher each time, as after a crash
+        opened = RedisStream(spec)
+        try:
+            return UpdatePublisher(live.path, opened, every_seconds=None).poll()
+        finally:
+            opened.close()
+
+    assert publish() == 1
+    assert publish() == 0
+    with UpdateReceiver(RedisStream(spec), replica.path, every_seconds=None) as receiver:
+        assert receiver.wait(30)
+    with (
+        InferenceSession.open(replica.path, tables=TABLES) as session,
+        LiveUpdates(session, replica.path, every_seconds=None) as updates,
+    ):
+        assert_as_the_trainer(session, live, trained, 2)
+        for step, steps in ((4, (4,)), (8, (6, 8)), (10, (10,)), (12, (12,))):
+            live.add(*steps)
+            assert publish() == len(steps)
+            # A receiver that starts anew goes on where the one before ended.
+            with UpdateReceiver(RedisStream(spec), replica.path, every_seconds=None) as receiver:
+                assert receiver.poll() == len(steps)
+                assert (receiver.statistics().step, receiver.statistics().refused) == (step, 0)
+            assert updates.poll()
+            assert_as_the_trainer(session, live, trained, step)
+        assert updates.statistics().removed > 0
+        assert (updates.statistics().snapshots, updates.statistics().deltas) == (1, 4)
+
+
+def test_what_a_publisher_left_unfinished_is_published_again(
+    live: Live, trained: TrainedRun, stream: UpdateStream, spec: RedisStreamSpec, tmp_path: Path
+) -> None:
+    UpdatePublisher(live.path, stream, every_seconds=None).poll()
+    live.add(4)
+
+    class Dies:
+        """Fails in the midst of a checkpoint."""
+
+        record_bytes = 2_000
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(stream, name)
+
+        def append(self, contents: Sequence[bytes]) -> list[str]:
+            stream.append(contents[:5])
+            raise StorageError("stream", "gone")
+
+    dying = UpdatePublisher(live.path, Dies(), every_seconds=None)  # type: ignore[arg-type]
+    with pytest.raises(StorageError):
+        dying.poll()
+    assert dying.statistics().failed == 1
+    with UpdateReceiver(RedisStream(spec), tmp_path / "replica", every_seconds=None) as receiver:
+        assert receiver.poll() == 1  # the base alone
+        assert UpdatePublisher(live.path, stream, every_seconds=None).poll() == 1
+        assert receiver.poll() == 1
+        assert receiver.statistics().step == 4
+    replica = InferenceSession.open(tmp_path / "replica", tables=TABLES)
+    assert_as_the_trainer(replica, live, trained, 4)
+    replica.close()
+
+
+def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
+    live: Live, trained: TrainedRun, new_stream: Callable[[], RedisStreamSpec], tmp_path: Path
+) -> None:
+    source, target = RedisStream(new_stream()), RedisStream(new_stream())
+    publisher = UpdatePublisher(live.path, source, every_seconds=None)
+    parts = {}
+    for step in (2, 4, 6, 10):
+        if step > 2:
+            live.add(step)
+        assert publisher.poll() == 1
+        found = [record for record in all_of(source) if json.loads(record.content.partition(b"\n")[0])["step"] == step]
+        parts[step] = [record.content for record in found]
+    receiver = UpdateReceiver(target, tmp_path / "replica", every_seconds=None)
+
+    def receive(contents: list[bytes]) -> tuple[int, int, int, int]:
+        target.append(contents)
+        receiver.poll()
+        told = receiver.statistics()
+        return told.step, told.checkpoints, told.repeated, told.refused
+
+    damaged = [*parts[4]]
+    damaged[-2] = damaged[-2][:-1] + bytes([damaged[-2][-1] ^ 1])
+    assert receive(parts[2]) == (2, 1, 0, 0)
+    assert receive(parts[2]) == (2, 1, 1, 0)
+    assert receive(damaged) == (2, 1, 1, 1)
+    assert receive(parts[6]) == (2, 1, 1, 2)  # step 4 is missing
+    assert receive(parts[4][:3] + parts[4][4:])[:3] == (2, 1, 1)
+    refused = receiver.statistics().refused
+    assert refused > 2
+    assert receive([b"no record"])[3] == refused + 1
+    escaping = parts[4][0].replace(b'"file": "checkpoints/', b'"file": "../../checkpoints/')
+    assert receive([escaping, *parts[4][1:]])[:3] == (2, 1, 1)
+    assert not (tmp_path / "checkpoints").exists()
+    assert receive(parts[4])[:3] == (4, 2, 1)
+    assert receive(parts[10])[:3] == (10, 3, 1)
+    assert receiver.statistics().last_error == ""
+    receiver.close()
+    assert not list((tmp_path / "replica").glob("*.partial"))
+    session = InferenceSession.open(tmp_path / "replica", tables=TABLES)
+    assert_as_the_trainer(session, live, trained, 10)
+    session.close()
+
+
+def test_both_in_the_background(live: Live, trained: TrainedRun, spec: RedisStreamSpec, tmp_path: Path) -> None:
+    with (
+        UpdatePublisher(live.path, RedisStream(spec), every_seconds=0.02),
+        UpdateReceiver(RedisStream(spec), tmp_path / "replica", every_seconds=0.02) as receiver,
+    ):
+        assert receiver.wait(60)
+        live.add(4)
+        with (
+            InferenceSession.open(tmp_path / "replica", 2, tables=TABLES) as session,
+            LiveUpdates(session, tmp_path / "replica", every_seconds=0.02),
+        ):
+            for _ in range(3000):
+                if session.step == 4:
+                    break
+                time.sleep(0.01)
+            assert_as_the_trainer(session, live, trained, 4)
+
+
+def test_the_command_line_publishes_and_a_server_receives(
+    live: Live, trained: TrainedRun, new_stream: Callable[[], RedisStreamSpec], tmp_path: Path
+) -> None:
+    spec = new_stream()
+    (tmp_path / "stream.json").write_text(json.dumps(to_data(spec)))
+    told = figures("publish", live.path, "--stream", tmp_path / "stream.json", "--once")
+    assert (told["step"], told["checkpoints"]) == (2, 1)
+    assert unnamed(told, "publish") == set()
+    found: list[RunningServer] = []
+    is_ready = threading.Event()
+
+    def ready(server: RunningServer) -> None:
+        found.append(server)
+        is_ready.set()
+
+    serving = ServingSpec(port=0, tables=ServedTablesSpec())
+    thread = threading.Thread(
+        target=serve, args=(tmp_path / "replica", serving, ready), kwargs={"stream": spec}, daemon=True
+    )
+    thread.start()
+    try:
+        assert is_ready.wait(timeout=60)
+        client, records = InferenceClient(found[0].url), trained.records(0, 20)
+        live.add(4)
+        assert figures("publish", live.path, "--stream", tmp_path / "stream.json", "--once")["step"] == 4
+        expected = InferenceSession.open(live.path, 4).predict(records)
+        for _ in range(1500):
+            if (client.infer(records)["score"] == expected).all():
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("the server never came to step 4")
+    finally:
+        for server in found:
+            server.stop()
+        thread.join(timeout=30)
+    with pytest.raises(ConfigError, check=at("ServingSpec.tables")):
+        serve(live.path, ServingSpec(port=0), stream=spec)
+
+
+def test_a_server_that_is_gone() -> None:
+    stream = RedisStream(RedisStreamSpec(server=RedisSpec(address="127.0.0.1:1")))
+    with pytest.raises(StorageError):
+        stream.append([b"a"])
+    with pytest.raises(StorageError):
+        stream.last()
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "make"),
+    [
+        ("RedisStreamSpec.stream", lambda: RedisStreamSpec(stream="a b")),
+        ("RedisStreamSpec.record_bytes", lambda: RedisStreamSpec(record_bytes=0)),
+    ],
+)
+def test_specs_are_checked(where: str, make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, check=at(where)):
+        make()
