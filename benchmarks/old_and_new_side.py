@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ def embedding(_: Path) -> Work:
     shared: dict[str, Any] = {"name": "", "zipf": 1.05, "optimizer": None, "is_bound_by_memory": False}
     wide = script.Case(tables=26, rows=100_000, width=128, hotness=1, batch=8192, rule=sgd, **shared)
     many = script.Case(tables=100, rows=8192, width=16, hotness=10, batch=8192, rule=adagrad, **shared)
-    uniform = replace(wide, zipf=0.0)
-    cases = {"26 x 100000 x 128": wide, "26 x 100000 x 128, uniform": uniform, "100 x 8192 x 16, 10 keys": many}
+    cases = {"26 x 100000 x 128": wide, "100 x 8192 x 16, 10 keys": many}
     sides = {name: script.Ours(case, script.Inputs(case)) for name, case in cases.items()}
     return {
         **{f"lookup, {name}": side.look_up for name, side in sides.items()},
