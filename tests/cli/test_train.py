@@ -111,7 +111,7 @@ def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, capl
     assert "init_from: the state of dense_optimizer and sparse_optimizer was not loaded" in caplog.text
     resume = ["train", "--resume", "--out", run, "--data", tmp_path / "day2", "--epochs", 9]
     refused(*resume, where="reader state", problem="--init-from")
-    refused(*warm, "--out", tmp_path / "run4", "--width", 3, where="init_from", problem="got shape [4, 3]")
+    refused(*warm, "--out", tmp_path / "run4", "--width", 3, where="--init-from", problem="got shape [4, 3]")
     other = prepare(tmp_path, "other", seed=2)
     refused("train", "--init-from", run, "--data", other, "--out", tmp_path / "run4", where="data set 'other'")
     assert not (tmp_path / "run4").exists()
