@@ -42,7 +42,7 @@ class RecommendOptions:
         Path | None, typer.Option(metavar="FILE", help="File with the column of --key: the only items to recommend.")
     ] = None
     index: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory that keeps the items' index.")] = None
-    search: Annotated[ItemIndexSpec, SpecFields("method", "exact_items", "neighbors", "build_effort", "search_effort")]
+    search: Annotated[ItemIndexSpec, SpecFields("method", "exact_items", "lists", "probes")]
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     force: Force = False

@@ -252,7 +252,7 @@ class Recommender:
                 no such checkpoint or score.
             DataNotFoundError: A directory is no run, or holds no complete checkpoint.
             FormatError: A damaged file.
-            MissingDependencyError: A graph is wanted, and faiss is not installed.
+            MissingDependencyError: Lists are needed, and faiss is not installed.
         """
         if isinstance(run, Towers):
             towers = run
