@@ -21,7 +21,11 @@ from terarec.batch import Batch
 from terarec.data.records import RawSource, RecordReader
 from terarec.models import GraphModel
 from terarec.spec import AdamSpec, RecordLayout, SparseInput
-from terarec.train.devices import keep_freed_memory
+
+try:
+    from terarec.train.devices import keep_freed_memory
+except ModuleNotFoundError:  # 0.2.0
+    from terarec.train.allocator import keep_freed_memory
 
 DENSE, SLOTS, ROWS, WIDTH = 13, 26, 40_000, 16
 
