@@ -34,7 +34,7 @@ def feed_of(description: dict, table: pa.Table) -> dict[str, np.ndarray]:
     return feed
 
 
-@pytest.mark.parametrize("file_format", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("file_format", [pytest.param("onnx", marks=pytest.mark.slow), "torch"])
 def test_scores_are_those_of_predict(workshop: Workshop, tmp_path: Path, file_format: str) -> None:
     out = tmp_path / "exported"
     told = figures("export", workshop.run, "--out", out, "--format", file_format)

@@ -8,7 +8,10 @@ import pytest
 from terarec import __version__
 
 
-@pytest.mark.parametrize("name", ["typer", "terarec.cli.app", "terarec.serve", "torch"])
+@pytest.mark.parametrize(
+    "name",
+    ["typer", "terarec.cli.app", *(pytest.param(name, marks=pytest.mark.slow) for name in ("terarec.serve", "torch"))],
+)
 def test_ctrl_c_while_modules_load_is_one_line(name: str) -> None:
     program = f"""
 import os, signal, sys

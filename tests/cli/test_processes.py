@@ -44,12 +44,6 @@ def kill_trainings(workshop: Workshop, tmp_path: Path, *, steps: int, every: int
         shutil.rmtree(out)
 
 
-def test_s3_a_training_killed_at_a_random_moment_is_resumed_to_the_same_bits(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    kill_trainings(workshop, tmp_path, steps=20, every=3, seeds=range(1))
-
-
 @pytest.mark.slow
 def test_s3_trainings_killed_at_random_moments_are_resumed_to_the_same_bits(workshop: Workshop, tmp_path: Path) -> None:
     kill_trainings(workshop, tmp_path, steps=1_000, every=5, seeds=range(1, 11))

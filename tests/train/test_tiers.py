@@ -21,6 +21,7 @@ from terarec.spec import (
 from terarec.train import Callback, build
 from terarec.train.report import write_report
 from tests.errors import at
+from tests.params import in_every_run
 from tests.train.small_run import assert_same, changed, weights
 
 MODELS = {
@@ -37,7 +38,7 @@ def with_tiers(spec, tiers):
     )
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", in_every_run(["static", "two widths"], MODELS))
 def test_a_run_equals_one_in_memory_with_and_without_a_stop(tmp_path, spec, model):
     optimizers = {"dense_optimizer": AdamSpec(), "sparse_optimizer": AdaGradSpec(lr=0.05)}
     described, kib = MODELS[model]
