@@ -21,7 +21,7 @@ help:            ## what can be made
 demo: $(STAMP)   ## the whole job on real and on Criteo-format data: train, evaluate, report, serve
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP)   ## the test suite (5 to 6 minutes on 2 cores)
+test: $(STAMP)   ## the test suite (5 minutes on 2 cores)
 	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-all: $(STAMP) ## the test suite with the long tests

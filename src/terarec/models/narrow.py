@@ -48,7 +48,7 @@ class Int8Linear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """float[..., n] -> float32[..., m]."""
         if not input.shape[0]:  # which the product does not take
-            rows = torch.empty(1, *input.shape[1:])
+            rows = torch.zeros(1, *input.shape[1:])
             return self.forward(rows)[:0]
         product: Tensor = self._product(input.float(), self._packed, True)
         return product
