@@ -223,16 +223,26 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the step that a checkpoint's name has."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def newest_checkpoint(directory: Path) -> Path | None:
+    """Return the complete checkpoint of the highest step below `directory`; None if there is none."""
+    return next(reversed(complete_checkpoints(directory)), None)
+
+
 def latest(directory: Path) -> Path:
     """Return the complete checkpoint of the highest step below `directory`.
 
     Raises:
         DataNotFoundError: There is none.
     """
-    checkpoints = complete_checkpoints(directory)
-    if not checkpoints:
+    newest = newest_checkpoint(directory)
+    if newest is None:
         raise DataNotFoundError(directory, f"holds no complete checkpoint, expected step-*/{MANIFEST}")
-    return checkpoints[-1]
+    return newest
 
 
 def find(directory: Path, which: int | str = "last") -> Path:
@@ -260,7 +270,7 @@ def find(directory: Path, which: int | str = "last") -> Path:
         raise FieldError("", "checkpoint", f"got {which!r}{hint}, expected 'best', 'last' or a step")
     path = step_path(directory, step)
     if not (path / MANIFEST).is_file():
-        steps = ", ".join(str(int(other.name.removeprefix("step-"))) for other in complete_checkpoints(directory))
+        steps = ", ".join(str(step_of(other)) for other in complete_checkpoints(directory))
         raise ConfigError(directory, f"holds no checkpoint of step {step}, expected one of {steps}")
     return path
 
@@ -341,10 +351,10 @@ def _words(error: OSError) -> str:
 
 def _left(directory: Path) -> str:
     """Describe what a failed save leaves."""
-    checkpoints = complete_checkpoints(directory)
-    if not checkpoints:
+    newest = newest_checkpoint(directory)
+    if newest is None:
         return "there is no earlier one"
-    return f"earlier checkpoints are complete; continue from {checkpoints[-1].name} with resume=True"
+    return f"earlier checkpoints are complete; continue from {newest.name} with resume=True"
 
 
 def _remove_leftovers(directory: Path) -> None:

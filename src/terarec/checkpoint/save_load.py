@@ -20,8 +20,8 @@ from terarec.checkpoint.directory import (
     FileEntry,
     Manifest,
     RowFileEntry,
-    complete_checkpoints,
     keep_newest,
+    newest_checkpoint,
     read_chain,
     read_manifest,
     staged,
@@ -109,11 +109,11 @@ def follow_changes(tables: Mapping[str, Store], checkpoint: Path) -> None:
 
 def _link(directory: Path, state: TrainState) -> DeltaLink | None:
     """Return the place of a delta of `state`; None if it is not known what changed since the newest checkpoint."""
-    newest = complete_checkpoints(directory)[-1:]
-    if not newest or not state.tables:
+    newest = newest_checkpoint(directory)
+    if newest is None or not state.tables:
         return None
-    manifest = read_manifest(newest[0])
-    previous = state_id(newest[0], manifest.step)
+    manifest = read_manifest(newest)
+    previous = state_id(newest, manifest.step)
     if manifest.step >= state.step or any(table.changes_since != previous.id for table in state.tables.values()):
         return None
     return DeltaLink.after(previous, manifest.delta)

@@ -10,7 +10,8 @@ from typing import Self
 
 import torch
 
-from terarec.checkpoint import Checkpoint, complete_checkpoints, load
+from terarec.checkpoint import Checkpoint, load
+from terarec.checkpoint.directory import newest_checkpoint, step_of
 from terarec.errors import ConfigError, TerarecError
 from terarec.models.artifact import CHECKPOINT_DIRECTORY
 from terarec.serve.repeating import Repeating
@@ -79,8 +80,8 @@ class LiveUpdates:
         """
         with self._lock:
             self._served.server.refresh()  # rows that another process has written to files that are read here
-            newest = next(reversed(complete_checkpoints(self._directory)), None)
-            if newest is None or int(newest.name.removeprefix("step-")) == self._session.step:
+            newest = newest_checkpoint(self._directory)
+            if newest is None or step_of(newest) == self._session.step:
                 return False
             try:
                 moved = self._move_to(load(newest))

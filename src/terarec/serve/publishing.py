@@ -23,9 +23,11 @@ from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import (
     Manifest,
     keep_newest,
+    newest_checkpoint,
     read_chain,
     read_manifest,
     state_id,
+    step_of,
     step_path,
 )
 from terarec.errors import DataNotFoundError, FormatError, TerarecError
@@ -130,7 +132,7 @@ class UpdatePublisher:
         self.close()
 
     def _publish(self) -> int:
-        newest = next(reversed(complete_checkpoints(self._directory)), None)
+        newest = newest_checkpoint(self._directory)
         if newest is None:
             return 0
         chain = read_chain(newest)
@@ -149,9 +151,9 @@ class UpdatePublisher:
 
     def _send(self, path: Path, manifest: Manifest, state: str, published: str | None) -> str:
         """Append the records of a checkpoint; return the position of the first."""
-        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = _files_below(path)
         if manifest.delta is None:
-            files = [self._run / RUN_FILE, *_described(self._run / DATASET_DIRECTORY), *files]
+            files = [self._run / RUN_FILE, *_files_below(self._run / DATASET_DIRECTORY), *files]
         attempt, entries, first, size = secrets.token_hex(8), list[dict[str, Any]](), "", 0
         waiting: list[bytes] = []
         number = 0
@@ -198,7 +200,7 @@ class UpdateReceiver:
         self._stream, self._directory = stream, directory
         self._checkpoints = directory / CHECKPOINT_DIRECTORY
         self._lock = threading.Lock()
-        self._counted = ReceiveStatistics(step=max(map(_step_of, complete_checkpoints(self._checkpoints)), default=0))
+        self._counted = ReceiveStatistics(step=max(map(step_of, complete_checkpoints(self._checkpoints)), default=0))
         self._after = self._read_position()
         self._partial: _Partial | None = None
         self._repeating = Repeating("terarec-receive", self.poll, every_seconds)
@@ -297,7 +299,7 @@ class UpdateReceiver:
             if (partial.path / name).exists() and not (self._directory / name).exists():
                 (partial.path / name).rename(self._directory / name)
         for other in complete_checkpoints(self._checkpoints):
-            if _step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
+            if step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
                 shutil.rmtree(other)
         self._checkpoints.mkdir(exist_ok=True)
         flush_tree(checkpoint)
@@ -410,11 +412,8 @@ class _Partial:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _described(directory: Path) -> Iterator[Path]:
-    """Yield the files of a run's data set: its description and its workflow."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            yield path
+def _files_below(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.rglob("*")) if path.is_file()]
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
@@ -424,7 +423,3 @@ def _pieces(path: Path, size: int) -> Iterator[bytes]:
         yield piece
         while piece := file.read(size):
             yield piece
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))

@@ -60,8 +60,8 @@ class Catalogue:
         if None in self._places:
             raise ConfigError(f"items[{self._places[None]}].{key}", "missing, expected a value for each item")
         if len(self._places) < len(values):
-            known: set[Any] = set()
-            second = next(place for place, value in enumerate(values) if _is_in(known, value))
+            first = {value: place for place, value in reversed(list(enumerate(values)))}
+            second = next(place for place, value in enumerate(values) if first[value] != place)
             raise ConfigError(f"items[{second}].{key}", f"got {quoted(values[second])} twice, expected distinct values")
 
     def __len__(self) -> int:
@@ -348,14 +348,6 @@ class Recommender:
             scores = self.ranker.predict(columns)[:, self._score] if len(places) else np.empty(0, np.float32)
             yield from np.split(scores, np.cumsum([len(keys) for keys in part])[:-1])
             begin = end
-
-
-def _is_in(known: set[Any], value: object) -> bool:
-    """Return whether a value is known; make it known."""
-    if value in known:
-        return True
-    known.add(value)
-    return False
 
 
 def _index_of(towers: Towers, catalogue: Catalogue, spec: ItemIndexSpec, directory: Path | None) -> ItemIndex:

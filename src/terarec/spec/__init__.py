@@ -74,10 +74,7 @@ from terarec.spec.parameter_server import (
     TierSpec,
     TLSSpec,
 )
-from terarec.spec.retrieval import ItemIndexSpec
 from terarec.spec.run import (
-    EXECUTOR_MODES,
-    EXECUTOR_NAMES,
     RECIPE_SPLITS,
     BinarySpec,
     MultiClassSpec,
@@ -89,7 +86,6 @@ from terarec.spec.run import (
     RegressionSpec,
     RunSpec,
     SampledSoftmaxSpec,
-    ServingSpec,
     TrainingSpec,
 )
 from terarec.spec.schedule import (
@@ -103,6 +99,7 @@ from terarec.spec.schedule import (
     StepSchedule,
     WarmupDecaySchedule,
 )
+from terarec.spec.serving import EXECUTOR_MODES, EXECUTOR_NAMES, ItemIndexSpec, RedisStreamSpec, ServingSpec
 from terarec.spec.tables import (
     AdmissionSpec,
     DynamicTableSpec,
@@ -132,7 +129,6 @@ from terarec.spec.tables import (
     ttl,
 )
 from terarec.spec.tiers import Tiers
-from terarec.spec.updates import RedisStreamSpec
 from terarec.spec.workflow import (
     BAD_INPUT_POLICIES,
     STORAGES,

@@ -1,4 +1,4 @@
-"""Training runs (the content of a train CONFIG.json), published runs, and servers of trained models."""
+"""Training runs (the content of a train CONFIG.json), and published runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 from terarec.spec import checks
 from terarec.spec.model import DLRMSpec, ModelSpec
 from terarec.spec.optimizer import AdaGradSpec, AdamSpec, DenseOptimizerSpec, SparseOptimizerSpec
-from terarec.spec.parameter_server import ServedTablesSpec
 from terarec.spec.schedule import ScheduleSpec
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 from terarec.spec.workflow import SplitByFiles, WorkflowSpec
@@ -357,48 +356,3 @@ def _check_address(owner: object, field: str) -> None:
     value = getattr(owner, field)
     if not isinstance(value, str) or not value.startswith(("https://", "http://")):
         checks.fail(owner, field, "an address that begins with https://")
-
-
-EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
-"""What may compute the dense part of a served model on a CPU; see docs/inference.md."""
-EXECUTOR_MODES = ("auto", "measure", *EXECUTOR_NAMES)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingSpec:
-    """Address and limits of a model server.
-
-    Attributes:
-        name: The model's name in the URL.
-        host: Address to bind; loopback by default.
-        port: TCP port; 0 lets the system choose a free one.
-        max_batch: Most records accepted in one request.
-        max_request_bytes: Longest body of a request.
-        max_in_flight: Most requests that are received, wait or are scored at once.
-        receive_timeout_seconds: Most seconds for a client to send a request.
-        tables: Where the rows of the tables are; None for the memory of the device.
-        executor: What computes the dense part on a CPU: "auto" for what is kept beside the run, "measure" to choose the
-            fastest where nothing is, or the name of one.
-    """
-
-    name: str = "model"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    max_batch: int = 65536
-    max_request_bytes: int = 32 * 2**20
-    max_in_flight: int = 64
-    receive_timeout_seconds: float = 30.0
-    tables: ServedTablesSpec | None = None
-    executor: str = "auto"
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "executor", EXECUTOR_MODES)
-        checks.positive_int(self, "port", minimum=0)
-        checks.positive_int(self, "max_batch")
-        checks.positive_int(self, "max_request_bytes")
-        checks.positive_int(self, "max_in_flight")
-        checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
-        checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
-        if self.port > 65535:
-            checks.fail(self, "port", "a TCP port from 0 to 65535")

@@ -1,0 +1,106 @@
+"""Servers of trained models, the streams that they are updated by, and the search of items."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from terarec.spec import checks
+from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
+
+EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
+"""What may compute the dense part of a served model on a CPU; see docs/inference.md."""
+EXECUTOR_MODES = ("auto", "measure", *EXECUTOR_NAMES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSpec:
+    """Address and limits of a model server.
+
+    Attributes:
+        name: The model's name in the URL.
+        host: Address to bind; loopback by default.
+        port: TCP port; 0 lets the system choose a free one.
+        max_batch: Most records accepted in one request.
+        max_request_bytes: Longest body of a request.
+        max_in_flight: Most requests that are received, wait or are scored at once.
+        receive_timeout_seconds: Most seconds for a client to send a request.
+        tables: Where the rows of the tables are; None for the memory of the device.
+        executor: What computes the dense part on a CPU: "auto" for what is kept beside the run, "measure" to choose the
+            fastest where nothing is, or the name of one.
+    """
+
+    name: str = "model"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_batch: int = 65536
+    max_request_bytes: int = 32 * 2**20
+    max_in_flight: int = 64
+    receive_timeout_seconds: float = 30.0
+    tables: ServedTablesSpec | None = None
+    executor: str = "auto"
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "executor", EXECUTOR_MODES)
+        checks.positive_int(self, "port", minimum=0)
+        checks.positive_int(self, "max_batch")
+        checks.positive_int(self, "max_request_bytes")
+        checks.positive_int(self, "max_in_flight")
+        checks.finite_float(self, "receive_timeout_seconds", low=0, open_low=True)
+        checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
+        if self.port > 65535:
+            checks.fail(self, "port", "a TCP port from 0 to 65535")
+
+
+_NAME = re.compile(r"[A-Za-z0-9._\-]{1,200}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RedisStreamSpec:
+    """A stream of Redis or Valkey. It is cut at each base, so that the server holds one base and its deltas.
+
+    Attributes:
+        server: The server or cluster.
+        stream: Name of the stream.
+        record_bytes: Most bytes of a record's content.
+    """
+
+    server: RedisSpec = field(default_factory=RedisSpec)
+    stream: str = "terarec"
+    record_bytes: int = 524288
+
+    def __post_init__(self) -> None:
+        checks.instance(self, "server", RedisSpec, "RedisSpec(...)")
+        if not isinstance(self.stream, str) or not _NAME.fullmatch(self.stream):
+            checks.fail(self, "stream", "1 to 200 letters, digits, '.', '_' and '-'")
+        checks.positive_int(self, "record_bytes")
+
+
+SearchMethod = Literal["auto", "exact", "lists"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemIndexSpec:
+    """Search of the items whose vectors have the largest dot products with a query.
+
+    Attributes:
+        method: "exact" for all products; "lists" for inverted lists, which find most of the best items in a fraction
+            of the time; "auto" for the exact one up to `exact_items`.
+        exact_items: Most items that "auto" searches exactly.
+        lists: Lists that the items are divided into; None for four times the root of their number.
+        probes: Lists that a search reads, those nearest to a query; None for a sixteenth of them.
+    """
+
+    method: SearchMethod = "auto"
+    exact_items: int = 50_000
+    lists: int | None = None
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "method", ("auto", "exact", "lists"))
+        checks.positive_int(self, "exact_items", minimum=0)
+        for name in ("lists", "probes"):
+            if getattr(self, name) is not None:
+                checks.positive_int(self, name)
