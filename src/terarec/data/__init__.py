@@ -2,7 +2,7 @@
 
 from terarec.data.open import open_reader, read_spec
 from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, Source
-from terarec.data.shares import RankShare
+from terarec.data.sampling import RankShare
 
 __all__ = [
     "BatchReader",

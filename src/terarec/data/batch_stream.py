@@ -1,4 +1,4 @@
-"""Batches from a position on, read ahead by threads: the order of samples, and the stream that all readers share."""
+"""The stream of batches that all readers share: from a saved position on, read ahead by threads."""
 
 from __future__ import annotations
 
@@ -10,102 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, groupby, pairwise
 from operator import itemgetter
 
-import numpy as np
-from numpy.typing import NDArray
-
 from terarec.batch import Batch
 from terarec.data.decode import cut
-from terarec.data.shares import OwnRows, RankShare, mixed_places, places_in_order, read_rows
+from terarec.data.sampling import OwnRows, RankShare, Sampler, mixed_places, places_in_order, read_rows
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock, merge
 from terarec.parallel import ordered_map, prefetched
 from terarec.spec import checks
-
-SHUFFLE_GROUPS = 4
-"""Row groups whose samples are mixed with each other. Four of 65,536 Criteo samples are 42 MB once decoded."""
-
-_GROUP_STREAM = 0
-_ROW_STREAM = 1
-
-
-class Sampler:
-    """Order of the samples of every epoch.
-
-    Shuffled, an epoch takes the row groups in random order, `SHUFFLE_GROUPS` at a time (a window), and mixes
-    the samples of a window. Otherwise a window is one row group, and samples come in input order.
-
-    Args:
-        group_rows: Samples in each row group, in input order.
-        shuffle: Whether to shuffle, in a new order every epoch.
-        seed: Shuffle seed, 0 <= seed < 2^64.
-        runs: Lengths of the runs of groups that stay in order when shuffling, such as the pieces of a large row group
-            of a Parquet file, which can only be decoded from its start. None if each group is a run of its own.
-        mixes_rows: Whether shuffling mixes the samples of a window. Otherwise a window is one group, its samples stay
-            in order.
-        parts: Numbers of the consecutive groups of each part; shuffling mixes those of one part. None for one part.
-    """
-
-    def __init__(
-        self,
-        group_rows: Sequence[int],
-        *,
-        shuffle: bool,
-        seed: int,
-        runs: Sequence[int] | None = None,
-        mixes_rows: bool = True,
-        parts: Sequence[int] | None = None,
-    ) -> None:
-        self._group_rows = tuple(group_rows)
-        self._parts = (len(self._group_rows),) if parts is None else tuple(parts)
-        self._shuffle = shuffle
-        self._seed = seed
-        self._runs = None if runs is None else tuple(runs)
-        self._mixes_rows = mixes_rows
-
-    def windows(self, epoch: int) -> list[tuple[int, ...]]:
-        """Return the row groups of each window of `epoch`, in order; each window is in one part."""
-        if not self._shuffle:
-            return [(group,) for group in range(len(self._group_rows))]
-        size = SHUFFLE_GROUPS if self._mixes_rows else 1
-        found = []
-        for part, end in enumerate(accumulate(self._parts)):
-            order = self._group_order(epoch, part, end - self._parts[part], end)
-            found += [tuple(order[start : start + size]) for start in range(0, len(order), size)]
-        return found
-
-    def window_rows(self, window: Sequence[int]) -> int:
-        """Return the number of samples in the row groups of `window`."""
-        return sum(self._group_rows[group] for group in window)
-
-    def order(self, epoch: int, index: int, num_rows: int) -> NDArray[np.int64] | None:
-        """Return the order int64[n] of the `num_rows` samples in a window of `epoch`; None for input order."""
-        if not (self._shuffle and self._mixes_rows):
-            return None
-        return _permutation(num_rows, self._seed, epoch, _ROW_STREAM, index)
-
-    def _group_order(self, epoch: int, part: int, first: int, end: int) -> list[int]:
-        """Return the groups ``first <= group < end`` of a part in random order, another one in every epoch."""
-        runs = [range(group, group + 1) for group in range(first, end)]
-        if self._runs is not None:
-            ends = accumulate(self._runs)
-            runs = [range(stop - length, stop) for stop, length in zip(ends, self._runs, strict=True)]
-        order = _permutation(len(runs), self._seed, epoch, _GROUP_STREAM, part).tolist()
-        return [group for run in order for group in runs[run]]
-
-
-def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> NDArray[np.int64]:
-    """Return a random permutation of ``range(size)``, the same on every machine and with every NumPy.
-
-    Random words come from the counter-based Philox generator, whose raw output NumPy fixes permanently (it does not
-    fix ``Generator.permutation``). Each word's low bits are replaced by its position: sorted, they are the permutation.
-    """
-    counter = np.array([0, index, stream, 0], dtype=np.uint64)
-    words = np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64)).random_raw(size)
-    bits = np.uint64(max(size - 1, 1).bit_length())
-    words = (words >> bits << bits) | np.arange(size, dtype=np.uint64)
-    words.sort()
-    return (words & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-
 
 ReadGroup = Callable[[int], tuple[ColumnBlock, int]]
 """Group number -> its rows, and how many more were left out; called from several threads."""

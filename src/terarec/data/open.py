@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from terarec.data.reader import BatchReader, DatasetSource, Reader
-from terarec.data.records.reader import RecordReader
-from terarec.data.records.sources import ColumnSource
-from terarec.data.shares import RankShare
+from terarec.data.records.reader import ColumnSource, RecordReader
+from terarec.data.sampling import RankShare
 from terarec.errors import ConfigError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.formats.hugectr import RECORDS_FILE, base_name, describe_dataset, read_records

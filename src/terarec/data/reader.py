@@ -19,7 +19,7 @@ from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
 from terarec.data.keysets import PartKeysets
-from terarec.data.shares import RankShare
+from terarec.data.sampling import RankShare
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import (
     METADATA_TYPES,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from terarec.data import read_spec
-from terarec.data.batch_stream import SHUFFLE_GROUPS
+from terarec.data.sampling import SHUFFLE_GROUPS
 from terarec.embedding.recording import RecordedTables, record_tables
 from terarec.errors import StorageError
 from terarec.formats import default_group_rows

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import MISSING_CATEGORY, ClickModel, SignalShape, plant
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
 
@@ -94,7 +94,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 def _pieces(rows: int, seed: int) -> Iterator[Piece]:
     pilot = _draw(seed, (_PILOT_STREAM,), 0, _PILOT_ROWS)
     num_values = tuple(len(words.values) for words in _WORDS.values())
-    model = plant(streams.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot, _SHAPE)
+    model = plant(draws.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot, _SHAPE)
     train = rows * 2 // 3
     for start in range(0, train, _BLOCK_ROWS):
         yield _piece(model, seed, TRAIN_FILE, start, min(start + _BLOCK_ROWS, train))
@@ -106,9 +106,9 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
 def _piece(model: ClickModel, seed: int, file: str, start: int, stop: int) -> Piece:
     numbers, ranks = _draw(seed, (), start, stop)
     chances = model.probabilities(numbers, ranks).astype(np.float64)
-    is_rich, packed = drawn(chances, streams.uniforms(seed, (_LABEL_STREAM,), start, stop))
+    is_rich, packed = drawn(chances, draws.uniforms(seed, (_LABEL_STREAM,), start, stop))
     age, gain, loss, hours = numbers
-    weight = (20_000 + 380_000 * streams.uniforms(seed, (_WEIGHT_STREAM,), start, stop)).astype(np.int64)
+    weight = (20_000 + 380_000 * draws.uniforms(seed, (_WEIGHT_STREAM,), start, stop)).astype(np.int64)
     words = {name: _texts(column, ranks[index]) for index, (name, column) in enumerate(_WORDS.items())}
     schooling = np.array(_EDUCATION_NUMBERS)[ranks[_NAMES.index("education")]]
     dot = "." if file == TEST_FILE else ""
@@ -116,15 +116,15 @@ def _piece(model: ClickModel, seed: int, file: str, start: int, stop: int) -> Pi
         *(age, words["workclass"], weight, words["education"], schooling),
         *(words["marital_status"], words["occupation"], words["relationship"], words["race"], words["sex"]),
         *(gain, loss, hours, words["native_country"]),
-        raw_lines.choose([f"<=50K{dot}", f">50K{dot}"], is_rich.astype(np.int64)),
+        raw_log.choose([f"<=50K{dot}", f">50K{dot}"], is_rich.astype(np.int64)),
     ]
-    return Piece(file, raw_lines.joined(columns, ", "), stop - start, packed)
+    return Piece(file, raw_log.joined(columns, ", "), stop - start, packed)
 
 
 def _draw(seed: int, stream: tuple[int, ...], start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Draw age, gain, loss and hours int32[4, n], and ranks int64[8, n] of the columns of texts."""
     age, gain, loss, hours = (
-        streams.uniforms(seed, (*stream, _NUMBER_STREAM + index), start, stop) for index in range(len(_SHAPE.medians))
+        draws.uniforms(seed, (*stream, _NUMBER_STREAM + index), start, stop) for index in range(len(_SHAPE.medians))
     )
     numbers = np.stack(
         [
@@ -135,7 +135,7 @@ def _draw(seed: int, stream: tuple[int, ...], start: int, stop: int) -> tuple[ND
         ]
     )
     ranks = [
-        _draw_words(words, streams.uniforms(seed, (*stream, _COLUMN_STREAM + index), start, stop))
+        _draw_words(words, draws.uniforms(seed, (*stream, _COLUMN_STREAM + index), start, stop))
         for index, words in enumerate(_WORDS.values())
     ]
     return numbers.astype(np.int32), np.stack(ranks)
@@ -149,4 +149,4 @@ def _draw_words(words: _Words, uniforms: NDArray[np.float64]) -> NDArray[np.int6
 
 
 def _texts(words: _Words, ranks: NDArray[np.int64]) -> pa.Array:
-    return raw_lines.choose([*words.values, "?"], np.where(ranks == MISSING_CATEGORY, len(words.values), ranks))
+    return raw_log.choose([*words.values, "?"], np.where(ranks == MISSING_CATEGORY, len(words.values), ranks))

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import bias_for, category_values
+from terarec.data.synthetic.draws import Tastes, chance
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
-from terarec.data.synthetic.tastes import Tastes, chance
 
 Layout = Literal["2018", "2023"]
 FILES = {"2018": ("reviews.json", "meta.json"), "2023": ("reviews.jsonl", "meta.jsonl")}
@@ -85,12 +85,12 @@ class _Products:
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the brand's number of each of `products`; the last means none."""
         seed = self.tastes.seed
-        brands = (streams.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
-        return np.where(streams.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
+        brands = (draws.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
+        return np.where(draws.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
 
     def logits(self, users: NDArray[np.int64], products: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the logits of P(rating >= 4)."""
-        taste = streams.normal_traits(self.tastes.seed, _BRAND_TASTE, self.brands(products))
+        taste = draws.normal_traits(self.tastes.seed, _BRAND_TASTE, self.brands(products))
         return self.bias + self.tastes.logits(users, products) + _BRAND_EFFECT * taste
 
 
@@ -107,33 +107,33 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
     seed = products.tastes.seed
     users = products.tastes.draw_users(numbers)
     bought = products.tastes.draw_items(users, numbers)
-    liked, packed = drawn(chance(products.logits(users, bought)), streams.traits(seed, _LABEL, numbers))
-    place = streams.traits(seed, _STARS, numbers)
+    liked, packed = drawn(chance(products.logits(users, bought)), draws.traits(seed, _LABEL, numbers))
+    place = draws.traits(seed, _STARS, numbers)
     stars = np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int))
-    seconds = (_FIRST_DAY + (streams.traits(seed, _DAY, numbers) * _DAYS).astype(np.int64)) * 86_400
-    review = raw_lines.choose([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
+    seconds = (_FIRST_DAY + (draws.traits(seed, _DAY, numbers) * _DAYS).astype(np.int64)) * 86_400
+    review = raw_log.choose([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
     reviewers = pc.binary_join_element_wise("A", pc.utf8_upper(_hidden(users)), "")
     if layout == "2018":
         columns = [
-            *('{"overall": ', stars, '.0, "verified": true, "reviewTime": "', raw_lines.clock(seconds, "%m %d, %Y")),
+            *('{"overall": ', stars, '.0, "verified": true, "reviewTime": "', raw_log.clock(seconds, "%m %d, %Y")),
             *('", "reviewerID": "', reviewers, '", "asin": "', _asins(bought), '", "reviewerName": "Reader"'),
             *(', "reviewText": "', review, '", "summary": "Tried it", "unixReviewTime": ', seconds, "}"),
         ]
     else:
-        second = (streams.traits(seed, _SECOND, numbers) * 86_400_000).astype(np.int64)
+        second = (draws.traits(seed, _SECOND, numbers) * 86_400_000).astype(np.int64)
         columns = [
             *('{"rating": ', stars, '.0, "title": "Tried it", "text": "', review, '", "images": [], "asin": "'),
             *(_asins(bought), '", "parent_asin": "', _asins(bought), '", "user_id": "', reviewers),
             *('", "timestamp": ', seconds * 1000 + second, ', "helpful_vote": 0, "verified_purchase": true}'),
         ]
-    return Piece(file, raw_lines.joined(columns, ""), len(numbers), packed)
+    return Piece(file, raw_log.joined(columns, ""), len(numbers), packed)
 
 
 def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
     """Return the metadata lines of the products `numbers`."""
-    category = raw_lines.choose(CATEGORIES, products.tastes.groups(numbers))
-    brand = raw_lines.choose([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
-    price = raw_lines.decimals(5 + 200 * streams.traits(products.tastes.seed, _PRICE, numbers) ** 2, 2)
+    category = raw_log.choose(CATEGORIES, products.tastes.groups(numbers))
+    brand = raw_log.choose([*(f"Brand {number}" for number in range(_BRANDS)), ""], products.brands(numbers))
+    price = raw_log.decimals(5 + 200 * draws.traits(products.tastes.seed, _PRICE, numbers) ** 2, 2)
     if layout == "2018":
         columns = [
             *('{"category": ["Electronics", "', category, '"], "title": "Product ', numbers, '", "brand": "', brand),
@@ -145,12 +145,12 @@ def _meta(products: _Products, file: str, layout: Layout, numbers: NDArray[np.in
             *('", "price": ', price, ', "parent_asin": "', _asins(numbers), '", "categories": ["Electronics", "'),
             *(category, '"]}'),
         ]
-    return Piece(file, raw_lines.joined(columns, ""))
+    return Piece(file, raw_log.joined(columns, ""))
 
 
 def _hidden(numbers: NDArray[np.int64]) -> pa.Array:
     """Return eight hexadecimal digits for each of `numbers`, all different, that hide their order."""
-    return raw_lines.hexadecimal(category_values(0, numbers).astype(np.uint32))
+    return raw_log.hexadecimal(category_values(0, numbers).astype(np.uint32))
 
 
 def _asins(products: NDArray[np.int64]) -> pa.Array:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import (
     CategoryColumn,
     ClickModel,
@@ -116,7 +116,7 @@ class _Log:
         hours = np.arange(_PILOT_ROWS) * DAYS * 24 // _PILOT_ROWS
         pilot = _draw_ranks(num_values, hours, seed, (_PILOT_STREAM,), 0)
         model = plant(
-            streams.numbers(seed, (_MODEL_STREAM,)),
+            draws.numbers(seed, (_MODEL_STREAM,)),
             rows,
             (*num_values, 24),
             (np.empty((0, _PILOT_ROWS), dtype=np.int32), pilot),
@@ -130,12 +130,12 @@ class _Log:
         hours = numbers * (DAYS * 24) // self.rows
         ranks = _draw_ranks(self.num_values, hours, self.seed, (), start)
         chances = self.model.probabilities(np.empty((0, stop - start), dtype=np.int32), ranks)
-        uniforms = streams.uniforms(self.seed, (_LABEL_STREAM,), start, stop)
+        uniforms = draws.uniforms(self.seed, (_LABEL_STREAM,), start, stop)
         clicked, packed = drawn(chances.astype(np.float64), uniforms)
-        ids = np.uint64(10**19) + (streams.traits(self.seed, _ID_STREAM, numbers) * 8e18).astype(np.uint64)
+        ids = np.uint64(10**19) + (draws.traits(self.seed, _ID_STREAM, numbers) * 8e18).astype(np.uint64)
         values = [_texts(column, ranks[column]) for column in range(len(_NAMES))]
-        stamps = raw_lines.clock(_FIRST_SECOND + 3600 * hours, "%y%m%d%H")
-        text = raw_lines.joined([ids, clicked.astype(np.int8), stamps, *values], ",")
+        stamps = raw_log.clock(_FIRST_SECOND + 3600 * hours, "%y%m%d%H")
+        text = raw_log.joined([ids, clicked.astype(np.int8), stamps, *values], ",")
         return Piece(FILE, text, stop - start, packed)
 
 
@@ -153,9 +153,9 @@ def _draw_ranks(
     stop = start + len(hours)
     ranks = np.empty((len(num_values) + 1, len(hours)), dtype=np.int64)
     for index, (name, count) in enumerate(zip(_NAMES, num_values, strict=True)):
-        uniforms = streams.uniforms(seed, (*stream, _COLUMN_STREAM + index), start, stop)
+        uniforms = draws.uniforms(seed, (*stream, _COLUMN_STREAM + index), start, stop)
         ranks[index] = draw_categories(CategoryColumn(num_values=_VALUES[name]), count, uniforms)
-    in_app = streams.uniforms(seed, (*stream, _PLACE_STREAM), start, stop) < _APP_SHARE
+    in_app = draws.uniforms(seed, (*stream, _PLACE_STREAM), start, stop) < _APP_SHARE
     for names, is_elsewhere in ((_SITE, in_app), (_APP, ~in_app)):
         for name in names:
             ranks[_NAMES.index(name), is_elsewhere] = 0
@@ -163,11 +163,11 @@ def _draw_ranks(
     return ranks
 
 
-def _texts(column: int, ranks: NDArray[np.int64]) -> raw_lines.Column:
+def _texts(column: int, ranks: NDArray[np.int64]) -> raw_log.Column:
     name = _NAMES[column]
     if name in _CODES:
         return np.array(_CODES[name])[ranks]
     if name in _FIRST_CODE:
         # C20 is -1 where it is not known, which is the most frequent of its values.
         return np.where((name == "C20") & (ranks == 0), -1, _FIRST_CODE[name] + ranks)
-    return raw_lines.hexadecimal(category_values(column, ranks).astype(np.uint32))
+    return raw_log.hexadecimal(category_values(column, ranks).astype(np.uint32))

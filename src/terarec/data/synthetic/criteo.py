@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import streams
+from terarec.data.synthetic import draws
 from terarec.data.synthetic.click_model import (
     CATEGORIES,
     INTEGERS,
@@ -75,16 +75,14 @@ class _Log:
     @classmethod
     def plan(cls, rows: int, seed: int) -> _Log:
         num_values = tuple(scaled_values(column, rows) for column in CATEGORIES)
-        pilot = _draw_features(
-            num_values, lambda stream: streams.uniforms(seed, (_PILOT_STREAM, stream), 0, _PILOT_ROWS)
-        )
-        return cls(seed, num_values, plant(streams.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot))
+        pilot = _draw_features(num_values, lambda stream: draws.uniforms(seed, (_PILOT_STREAM, stream), 0, _PILOT_ROWS))
+        return cls(seed, num_values, plant(draws.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot))
 
     def text(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
         """Return rows `start` to `stop` as text, and their packed probabilities and labels."""
 
         def uniforms(stream: int) -> NDArray[np.float64]:
-            return streams.uniforms(self.seed, (stream,), start, stop)
+            return draws.uniforms(self.seed, (stream,), start, stop)
 
         integers, ranks = _draw_features(self.num_values, uniforms)
         scores = self.model.probabilities(integers, ranks)

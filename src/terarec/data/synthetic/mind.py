@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.draws import Tastes, chance
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
-from terarec.data.synthetic.tastes import Tastes, chance
 
 CATEGORIES = {
     "sports": ("football_nfl", "golf", "soccer"),
@@ -89,47 +89,47 @@ class _Site:
         """Return the articles that each of `users` has read, separated by spaces."""
         seed = self.tastes.seed
         span = _MOST_READ + 1 - _FEWEST_READ
-        count = _FEWEST_READ + (streams.traits(seed, _READ, users) * span).astype(np.int64)
-        count[streams.traits(seed, _NEW, users) < _NEW_SHARE] = 0
+        count = _FEWEST_READ + (draws.traits(seed, _READ, users) * span).astype(np.int64)
+        count[draws.traits(seed, _NEW, users) < _NEW_SHARE] = 0
         readers = np.repeat(users, count)
         offsets = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place, _READ_FAVOURITES)
-        return raw_lines.lists_joined(_names(read), offsets, " ")
+        return raw_log.lists_joined(_names(read), offsets, " ")
 
     def piece(self, split: str, start: int, stop: int, seconds: NDArray[np.int64]) -> Piece:
         """Return pages `start` to `stop`, shown at `seconds`."""
         seed, pages = self.tastes.seed, np.arange(start, stop)
         users = self.tastes.draw_users(pages)
         span = _MOST_SHOWN + 1 - _FEWEST_SHOWN
-        count = _FEWEST_SHOWN + (streams.traits(seed, _SHOWN, pages) * span).astype(np.int64)
+        count = _FEWEST_SHOWN + (draws.traits(seed, _SHOWN, pages) * span).astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         encounters = np.repeat(pages, count) * _MOST_SHOWN + place
         readers = np.repeat(users, count)
         shown = self.tastes.draw_items(readers, encounters)
         chances = chance(self.bias + self.tastes.logits(readers, shown))
-        clicked, packed = drawn(chances, streams.traits(seed, _LABEL, encounters))
-        impressions = pc.binary_join_element_wise(_names(shown), raw_lines.choose(["0", "1"], clicked * 1), "-")
+        clicked, packed = drawn(chances, draws.traits(seed, _LABEL, encounters))
+        impressions = pc.binary_join_element_wise(_names(shown), raw_log.choose(["0", "1"], clicked * 1), "-")
         columns = [
             pages + 1,
             pc.binary_join_element_wise("U", pa.array(users).cast(pa.string()), ""),
             _timestamps(_FIRST_SECOND + seconds),
             self.histories(users),
-            raw_lines.lists_joined(impressions, offsets, " "),
+            raw_log.lists_joined(impressions, offsets, " "),
         ]
-        return Piece(f"{split}/behaviors.tsv", raw_lines.joined(columns, "\t"), stop - start, packed)
+        return Piece(f"{split}/behaviors.tsv", raw_log.joined(columns, "\t"), stop - start, packed)
 
     def news(self, split: str, start: int, stop: int) -> Piece:
         """Return articles `start` to `stop`."""
         articles = np.arange(start, stop)
         groups = self.tastes.groups(articles)
-        part = (streams.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
+        part = (draws.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
         subcategories = [name for names in CATEGORIES.values() for name in names]
-        topic = raw_lines.choose(subcategories, 3 * groups + part)
+        topic = raw_log.choose(subcategories, 3 * groups + part)
         columns = [
             _names(articles),
-            raw_lines.choose(list(CATEGORIES), groups),
+            raw_log.choose(list(CATEGORIES), groups),
             topic,
             pc.binary_join_element_wise("What is new in", topic, " "),
             'It is called "news" for a reason',
@@ -137,7 +137,7 @@ class _Site:
             "[]",
             "[]",
         ]
-        return Piece(f"{split}/news.tsv", raw_lines.joined(columns, "\t"))
+        return Piece(f"{split}/news.tsv", raw_log.joined(columns, "\t"))
 
 
 def _pieces(rows: int, seed: int) -> Iterator[Piece]:
@@ -148,7 +148,7 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
         first, last, opens, lasts = bounds[split]
         for start in range(first, last, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, last)
-            moments = streams.traits(seed, _MOMENT, np.arange(start, stop))  # pages are in no order, as in MIND
+            moments = draws.traits(seed, _MOMENT, np.arange(start, stop))  # pages are in no order, as in MIND
             yield site.piece(split, start, stop, opens + (moments * lasts).astype(np.int64))
     for split in SPLITS:
         for start in range(0, site.tastes.num_items, _BLOCK_ROWS):
@@ -161,4 +161,4 @@ def _names(articles: NDArray[np.int64]) -> pa.Array:
 
 def _timestamps(seconds: NDArray[np.int64]) -> pa.Array:
     """Format times like ``11/9/2019 9:05:58 AM``: MIND writes day and hour without a leading zero."""
-    return pc.replace_substring_regex(raw_lines.clock(seconds, "%m/%d/%Y %I:%M:%S %p"), r"([/ ])0", r"\1")
+    return pc.replace_substring_regex(raw_log.clock(seconds, "%m/%d/%Y %I:%M:%S %p"), r"([/ ])0", r"\1")

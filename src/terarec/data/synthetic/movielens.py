@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.draws import Tastes, chance
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
-from terarec.data.synthetic.tastes import Tastes, chance
 
 Layout = Literal["latest", "1m"]
 
@@ -89,8 +89,8 @@ class _Films:
     def genres(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and second genre of each of `films`; -1 for none."""
         first = self.tastes.groups(films)
-        further = 1 + (streams.traits(self.tastes.seed, _GENRE, films) * (len(GENRES) - 1)).astype(np.int64)
-        kind = streams.traits(self.tastes.seed, _HAS_GENRE, films)
+        further = 1 + (draws.traits(self.tastes.seed, _GENRE, films) * (len(GENRES) - 1)).astype(np.int64)
+        kind = draws.traits(self.tastes.seed, _HAS_GENRE, films)
         second = np.where(kind < _SECOND_GENRE_SHARE, (first + further) % len(GENRES), -1)
         return np.where(kind > 1.0 - _UNSORTED_SHARE, -1, first), second
 
@@ -111,7 +111,7 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
     while done < rows:
         users = np.arange(user, user + _BLOCK_ROWS // _FEWEST_RATINGS)
         user += len(users)
-        further = -_MEAN_FURTHER * np.log1p(-streams.traits(seed, _COUNT, users))
+        further = -_MEAN_FURTHER * np.log1p(-draws.traits(seed, _COUNT, users))
         raters = np.repeat(users, _FEWEST_RATINGS + further.astype(np.int64))[: rows - done]
         yield _ratings(films, ratings, layout, raters, done)
         if layout == "1m":
@@ -127,45 +127,45 @@ def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64],
     seen = films.tastes.draw_items(users, encounters)
     order = np.lexsort((seen, users))
     encounters, seen = encounters[order], seen[order]
-    liked, packed = drawn(chance(films.logits(users, seen)), streams.traits(seed, _LABEL, encounters))
-    place = streams.traits(seed, _STARS, encounters)
+    liked, packed = drawn(chance(films.logits(users, seen)), draws.traits(seed, _LABEL, encounters))
+    place = draws.traits(seed, _STARS, encounters)
     if layout == "latest":
-        stars = raw_lines.decimals(np.where(liked, 8 + (place * 3).astype(int), 1 + (place * 7).astype(int)) / 2, 1)
+        stars = raw_log.decimals(np.where(liked, 8 + (place * 3).astype(int), 1 + (place * 7).astype(int)) / 2, 1)
     else:
         stars = pa.array(np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int)))
-    comes = (streams.traits(seed, _COMES, users) * _YEARS).astype(np.int64)
-    seconds = _FIRST_SECOND + comes + (streams.traits(seed, _MOMENT, encounters) * _STAY).astype(np.int64)
-    text = raw_lines.joined([users + 1, seen + 1, stars, seconds], _separator(layout))
+    comes = (draws.traits(seed, _COMES, users) * _YEARS).astype(np.int64)
+    seconds = _FIRST_SECOND + comes + (draws.traits(seed, _MOMENT, encounters) * _STAY).astype(np.int64)
+    text = raw_log.joined([users + 1, seen + 1, stars, seconds], _separator(layout))
     return Piece(file, text, len(users), packed)
 
 
 def _users(seed: int, numbers: NDArray[np.int64]) -> Piece:
     def drawn_of(trait: int, choices: int) -> NDArray[np.int64]:
-        return (streams.traits(seed, trait, numbers) * choices).astype(np.int64)
+        return (draws.traits(seed, trait, numbers) * choices).astype(np.int64)
 
-    genders = raw_lines.choose(["F", "M"], drawn_of(_GENDER, 2))
-    ages = raw_lines.choose(_AGES, drawn_of(_AGE, len(_AGES)))
+    genders = raw_log.choose(["F", "M"], drawn_of(_GENDER, 2))
+    ages = raw_log.choose(_AGES, drawn_of(_AGE, len(_AGES)))
     codes = pc.utf8_lpad(pa.array(drawn_of(_ZIP, _ZIP_CODES) * 31).cast(pa.string()), 5, "0")
     columns = [numbers + 1, genders, ages, drawn_of(_OCCUPATION, _OCCUPATIONS), codes]
-    return Piece("users.dat", raw_lines.joined(columns, _separator("1m")))
+    return Piece("users.dat", raw_log.joined(columns, _separator("1m")))
 
 
 def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
     first, second = films.genres(numbers)
-    names = raw_lines.choose([*GENRES, "(no genres listed)"], first)
-    further = raw_lines.choose([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
-    years = 1930 + (streams.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
+    names = raw_log.choose([*GENRES, "(no genres listed)"], first)
+    further = raw_log.choose([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
+    years = 1930 + (draws.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
     has_comma = numbers % 4 == 0
     special = "Film, The " if layout == "latest" else "L'\u00e9toile "
     titles = pc.binary_join_element_wise(
-        raw_lines.choose(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
+        raw_log.choose(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
     )
     titles = pc.binary_join_element_wise(titles, pa.array(years).cast(pa.string()), ")", "")
     if layout == "latest":
-        quote = raw_lines.choose(["", '"'], has_comma * 1)
+        quote = raw_log.choose(["", '"'], has_comma * 1)
         titles = pc.binary_join_element_wise(quote, titles, quote, "")
     genres = pc.binary_join_element_wise(names, further, "")
-    text = raw_lines.joined([numbers + 1, titles, genres], _separator(layout))
+    text = raw_log.joined([numbers + 1, titles, genres], _separator(layout))
     return Piece(file, text if layout == "latest" else text.decode().encode("latin-1"))
 
 

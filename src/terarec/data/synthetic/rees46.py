@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import raw_lines, streams
+from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import bias_for
+from terarec.data.synthetic.draws import Tastes, chance
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, pack, write_log
-from terarec.data.synthetic.tastes import Tastes, chance
 
 FILE = "2019-Oct.csv"
 CATEGORIES = (
@@ -106,7 +106,7 @@ class _Shop:
         )
         shop = cls(tastes, max(rows / _EVENTS_A_VISIT, 1.0) / _SECONDS, 0.0)
         pilot = -1 - np.arange(_PILOT_VISITS)  # no visit of the log
-        moments = (streams.traits(seed, _MOMENT, pilot) * _SECONDS).astype(np.int64)
+        moments = (draws.traits(seed, _MOMENT, pilot) * _SECONDS).astype(np.int64)
         return cls(tastes, shop.visits_a_second, bias_for(shop.logits(pilot, moments), _BOUGHT_SHARE))
 
     def people_and_products(self, visits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -121,16 +121,16 @@ class _Shop:
         brands = self.brands(products)
         evening = np.where(seconds % 86_400 >= 16 * 3600, 1.0, -1.0)
         total = self.bias + self.tastes.logits(users, products)
-        total += _PRICE_EFFECT * streams.normal_traits(seed, _EXPENSIVE, products)
-        total += _BRAND_EFFECT * streams.normal_traits(seed, _BRAND_TASTE, brands)
-        total += _EVENING_EFFECT * streams.normal_traits(seed, _HOUR_TASTE, brands) * evening
+        total += _PRICE_EFFECT * draws.normal_traits(seed, _EXPENSIVE, products)
+        total += _BRAND_EFFECT * draws.normal_traits(seed, _BRAND_TASTE, brands)
+        total += _EVENING_EFFECT * draws.normal_traits(seed, _HOUR_TASTE, brands) * evening
         return total
 
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the brand's number of each of `products`; the last means none."""
         seed = self.tastes.seed
-        brands = (streams.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
-        return np.where(streams.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
+        brands = (draws.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
+        return np.where(draws.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
 
     def starts(self, visits: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the start of each visit: ascending, and before all events of the visit."""
@@ -141,15 +141,15 @@ class _Shop:
         seed = self.tastes.seed
         ends = self.starts(visits) + _LONGEST_LOOK
         logits = self.logits(visits, ends)
-        views = 1 + (streams.traits(seed, _VIEWS, visits) * 3).astype(np.int64)
+        views = 1 + (draws.traits(seed, _VIEWS, visits) * 3).astype(np.int64)
         looked = np.repeat(visits, views)
         order = np.arange(len(looked)) - np.repeat(np.cumsum(views) - views, views)
-        before = 1 + (streams.traits(seed, _LOOK, looked * 4 + order) * (_LONGEST_LOOK - 1)).astype(np.int64)
+        before = 1 + (draws.traits(seed, _LOOK, looked * 4 + order) * (_LONGEST_LOOK - 1)).astype(np.int64)
         seen = _Events(looked, np.full(len(looked), _VIEW), np.repeat(ends, views) - before, np.zeros(len(looked)))
-        is_ended = streams.traits(seed, _ENDS, visits) < _ENDED_SHARE
+        is_ended = draws.traits(seed, _ENDS, visits) < _ENDED_SHARE
         chances = chance(logits)
         # The packed scores of the AUC are of float32, so the label is drawn with these.
-        bought = streams.traits(seed, _LABEL, visits) < chances.astype(np.float32)
+        bought = draws.traits(seed, _LABEL, visits) < chances.astype(np.float32)
         ended = _Events(visits, np.where(bought, _PURCHASE, _CART), ends, chances).at(is_ended)
         return seen.followed_by(ended)
 
@@ -173,29 +173,29 @@ def _piece(shop: _Shop, events: _Events) -> Piece:
     users, products = shop.people_and_products(events.visit)
     groups = shop.tastes.groups(products)
     seed = shop.tastes.seed
-    is_codeless = streams.traits(seed, _CODELESS, products) < _UNNAMED_CATEGORIES
-    dearness = streams.normal_traits(seed, _EXPENSIVE, products)
+    is_codeless = draws.traits(seed, _CODELESS, products) < _UNNAMED_CATEGORIES
+    dearness = draws.normal_traits(seed, _EXPENSIVE, products)
     columns = [
-        raw_lines.clock(_FIRST_SECOND + events.second, "%Y-%m-%d %H:%M:%S UTC"),
-        raw_lines.choose(["view", "cart", "purchase"], events.kind),
+        raw_log.clock(_FIRST_SECOND + events.second, "%Y-%m-%d %H:%M:%S UTC"),
+        raw_log.choose(["view", "cart", "purchase"], events.kind),
         1_000_000 + 17 * products,
         2_053_013_550_000_000_000 + 100_000_007 * groups,
-        raw_lines.choose([*CATEGORIES, ""], np.where(is_codeless, len(CATEGORIES), groups)),
-        raw_lines.choose([*(f"brand{number}" for number in range(_BRANDS)), ""], shop.brands(products)),
-        raw_lines.decimals(np.exp(3.0 + 0.3 * groups + 0.5 * dearness), 2),
+        raw_log.choose([*CATEGORIES, ""], np.where(is_codeless, len(CATEGORIES), groups)),
+        raw_log.choose([*(f"brand{number}" for number in range(_BRANDS)), ""], shop.brands(products)),
+        raw_log.decimals(np.exp(3.0 + 0.3 * groups + 0.5 * dearness), 2),
         512_000_000 + users,
         _sessions(seed, events.visit),
     ]
     is_sample = events.kind != _VIEW
     labels = (events.kind[is_sample] == _PURCHASE).astype(np.uint8)
     packed = pack(events.chance[is_sample].astype(np.float32), labels)
-    return Piece(FILE, raw_lines.joined(columns, ","), len(events.visit), packed)
+    return Piece(FILE, raw_log.joined(columns, ","), len(events.visit), packed)
 
 
 def _sessions(seed: int, visits: NDArray[np.int64]) -> pa.Array:
     """Return a text like a UUID for each of `visits`; all differ, since the last 8 digits count the visits."""
     first, second, third = (
-        raw_lines.hexadecimal((streams.traits(seed, _SESSION + part, visits) * 2**32).astype(np.uint32))
+        raw_log.hexadecimal((draws.traits(seed, _SESSION + part, visits) * 2**32).astype(np.uint32))
         for part in range(3)
     )
     parts = [first, *(pc.utf8_slice_codeunits(text, at, at + 4) for text in (second, third) for at in (0, 4))]
@@ -203,4 +203,4 @@ def _sessions(seed: int, visits: NDArray[np.int64]) -> pa.Array:
 
 
 def _counted(visits: NDArray[np.int64]) -> pa.Array:
-    return raw_lines.hexadecimal(visits.astype(np.uint32))
+    return raw_log.hexadecimal(visits.astype(np.uint32))

@@ -1,4 +1,4 @@
-"""Users who like groups of items, for logs of users and items."""
+"""Random numbers of any part of a log, none of which depends on others; and users who like groups of items."""
 
 from __future__ import annotations
 
@@ -7,7 +7,46 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.data.synthetic import streams
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniforms(seed: int, stream: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
+    """Return numbers `start` to `stop` of a stream; one number is one step of the bit generator, so it can jump."""
+    bits = np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream))
+    return np.random.Generator(bits.advance(start)).random(stop - start)
+
+
+def numbers(seed: int, stream: tuple[int, ...]) -> np.random.Generator:
+    """Return a generator for the parameters of a log."""
+    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream)))
+
+
+def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a uniform number in [0, 1) for each of `indices` (users, items, pairs of them), in any order.
+
+    A trait is computed at each request, so there may be any number of users. Steele, Lea and Flood's
+    SplitMix64: the finalizer of its counter.
+    """
+    first = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)
+    bits = _mixed(indices.astype(np.uint64) * _GOLDEN + first)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def normal_traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return nearly normal `traits` of mean 0 and deviation 1: sums of four uniform numbers, from four streams."""
+    total = np.full(indices.shape, -2.0)
+    for part in range(4):
+        total += traits(seed, stream + part, indices)
+    total *= 3.0**0.5
+    return total
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
+
 
 _APPEAL = 0.9
 """Deviation of what an item adds to the logit for every user."""
@@ -39,8 +78,8 @@ class Tastes:
 
     def favourites(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the two different groups int64[n, 2] that each of `users` likes."""
-        first = _number(self.num_groups, streams.traits(self.seed, _FIRST, users))
-        further = 1 + _number(self.num_groups - 1, streams.traits(self.seed, _SECOND, users))
+        first = _number(self.num_groups, traits(self.seed, _FIRST, users))
+        further = 1 + _number(self.num_groups - 1, traits(self.seed, _SECOND, users))
         return np.stack([first, (first + further) % self.num_groups], axis=-1)
 
     def groups(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -49,13 +88,13 @@ class Tastes:
 
     def draw_users(self, encounters: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw a user for each encounter (identified by a number), all equally likely."""
-        return _number(self.num_users, streams.traits(self.seed, _USER, encounters))
+        return _number(self.num_users, traits(self.seed, _USER, encounters))
 
     def draw_items(
         self, users: NDArray[np.int64], encounters: NDArray[np.int64], favourites: float = MET_FAVOURITES
     ) -> NDArray[np.int64]:
         """Draw an item for each of `users`: a share `favourites` of favourite groups, and rather low numbers."""
-        place, which, why = (streams.traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
+        place, which, why = (traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
         items = _number(self.num_items, place**2)
         wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
         moved = np.minimum(items - items % self.num_groups + wanted, self.num_items - 1)
@@ -71,8 +110,8 @@ class Tastes:
         self, users: NDArray[np.int64], items: NDArray[np.int64], fits: NDArray[np.bool_] | None = None
     ) -> NDArray[np.float64]:
         """Return how much each of `users` likes the item at the same index; `fits` marks favourite groups."""
-        appeal = _APPEAL * streams.normal_traits(self.seed, _APPEAL_STREAM, items)
-        leaning = _LEANING * streams.normal_traits(self.seed, _LEANING_STREAM, users)
+        appeal = _APPEAL * normal_traits(self.seed, _APPEAL_STREAM, items)
+        leaning = _LEANING * normal_traits(self.seed, _LEANING_STREAM, users)
         is_wanted = self.fits(users, self.groups(items)) if fits is None else fits
         return appeal + leaning + self.fit * is_wanted
 

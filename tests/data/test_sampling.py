@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terarec.data import Reader
-from terarec.data.batch_stream import SHUFFLE_GROUPS, Sampler
+from terarec.data.sampling import SHUFFLE_GROUPS, Sampler
 from tests.data.sources import TinyGroups, row_numbers
 
 GROUPS = (50,) * 12
