@@ -12,7 +12,7 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageE
 from terarec.formats.hugectr import SparseFileLayout, SparseRows, write_sparse_file, write_sparse_folder
 from terarec.ps import ParameterServer
 from terarec.ps import server as server_module
-from terarec.ps.sources import RowChunk, TableSource
+from terarec.ps.loading import RowChunk, TableSource
 from terarec.spec import (
     HostMemorySpec,
     ParameterServerSpec,

@@ -1,14 +1,21 @@
 """The parameter server: tables of served models in tiers (host memory, Redis or Valkey, disk), looked up in batches."""
 
 from terarec.ps.cache import CacheStatistics, EmbeddingCache
-from terarec.ps.defaults import DefaultRows, constant_rows, default_rows
 from terarec.ps.disk import RowStoreTier
 from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.loading import Loading, LoadProgress
 from terarec.ps.model_caches import ModelCaches
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
-from terarec.ps.server import Loading, LoadProgress, ParameterServer
-from terarec.ps.table import TableStatistics, TableTiers, TierUseStatistics
+from terarec.ps.server import ParameterServer
+from terarec.ps.table import (
+    DefaultRows,
+    TableStatistics,
+    TableTiers,
+    TierUseStatistics,
+    constant_rows,
+    default_rows,
+)
 from terarec.ps.tier import Found, Tier, TierStatistics
 
 __all__ = [

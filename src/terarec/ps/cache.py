@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,16 +15,14 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.kernels.slots import new_slot_map, row_set
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
+from terarec.ops.layout import single_layout
 from terarec.ps.cache_memory import CacheMemory
 from terarec.ps.table import TableTiers, find_together
-from terarec.ps.tier import Found
+from terarec.ps.tier import INSERT_ROWS, Found
 from terarec.spec import CacheSpec
-from terarec.storage.slots import SLOT_BYTES
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
-INSERT_ROWS = 4_096
-"""Rows inserted under one hold of the lock, for which a lookup waits."""
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
 _REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
 
@@ -95,16 +93,8 @@ class EmbeddingCache:
         self.first = first
         self.table = table
         self.memory = memory or CacheMemory(rows, table.width, self.device, is_coded=spec.form == "int8")
-        self._slots = new_slot_map(rows, self.device)
-        self.layout = BagLayout(
-            table_names=("cache",),
-            table_base=(first,),
-            table_rows=(rows,),
-            feature_names=("keys",),
-            feature_table=(0,),
-            pooling=("none",),
-            width=table.width,
-        )
+        self.slots = new_slot_map(rows, self.device)
+        self.layout = replace(single_layout(rows, table.width, "none"), table_base=(first,))
         self._lock = self.memory.lock
         self._changes = 0  # updates so far: rows that were read from the tiers before one may be old
         self._count = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
@@ -122,12 +112,7 @@ class EmbeddingCache:
     @property
     def capacity(self) -> int:
         """Most rows C."""
-        return self._slots.capacity
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of rows and index."""
-        return self.capacity * (SLOT_BYTES + self.memory.row_bytes)
+        return self.slots.capacity
 
     def lookup(self, keys: Tensor) -> Tensor:
         """Return the rows float32[n, D] of ``keys int64[n]`` on any device.
@@ -165,16 +150,16 @@ class EmbeddingCache:
         """
         if changes is not None and changes != self._changes:
             return torch.full_like(keys, -1)
-        slots, num_new, num_released = self._slots.admit(keys, self.capacity // _EVICTED_SHARE)
+        slots, num_new, num_released = self.slots.admit(keys, self.capacity // _EVICTED_SHARE)
         self._count["inserted"] += num_new
         self._count["evicted"] += num_released
         return torch.where(slots >= 0, slots + self.first, -1)
 
     def fill(self, keys: Tensor, rows: Tensor) -> bool:
         """Insert rows while there is room, as before the first lookup; return whether there is room for more."""
-        room = self._slots.room
+        room = self.slots.room
         self.insert(keys[:room], rows[:room])
-        return self._slots.room > 0
+        return self.slots.room > 0
 
     def update(self, keys: Tensor, rows: Tensor) -> None:
         """Set the rows ``float32[n, D]`` of those ``keys int64[n]``, distinct, that the cache has."""
@@ -183,7 +168,7 @@ class EmbeddingCache:
             some = keys[part].to(self.device)
             with self._lock:
                 self._changes += 1
-                slots = self._slots.find(some)
+                slots = self.slots.find(some)
                 is_held = slots >= 0
                 if bool(is_held.any()):
                     values = self.memory.packed(rows[part].to(self.device)[is_held])
@@ -196,11 +181,7 @@ class EmbeddingCache:
             self._release(torch.unique(keys.to(self.device)))
 
     def refresh(self) -> int:
-        """Read all rows again from the tiers, a part at a time; those that no tier has any more leave.
-
-        Returns:
-            How many rows were read.
-        """
+        """Read all rows again from the tiers in parts; those that no tier has leave. Return the number of rows read."""
         step = max(1, int(self.capacity * self.spec.refresh_share))
         return sum(self._refresh(begin, begin + step) for begin in range(0, self.capacity, step))
 
@@ -211,7 +192,7 @@ class EmbeddingCache:
     def statistics(self) -> CacheStatistics:
         """Return the counters of the cache."""
         with self._lock:
-            return CacheStatistics(**{**self._count, "rows": len(self._slots)})
+            return CacheStatistics(**{**self._count, "rows": len(self.slots)})
 
     def close(self) -> None:
         """End the work in the background."""
@@ -223,19 +204,11 @@ class EmbeddingCache:
         self._workers = []
 
     def begin(self, keys: Tensor) -> _Asked:
-        """Find the slots of ``keys int64[n]``, which keep their rows until `end`. The caller holds the lock."""
-        slots, used, absent = self._slots.touch(keys, pins=True)
+        """Find the slots of ``keys int64[n]``, which are held until they are let go. The caller holds the lock."""
+        asked = _Asked(self, keys, self._changes)
         self._count["keys"] += keys.numel()
-        self._count["hits"] += keys.numel() - absent.numel()
-        return _Asked(self, keys, slots, used, absent, self._changes)
-
-    def end(self, used: Tensor) -> None:
-        """Let slots that `begin` found go. The caller holds the lock."""
-        self._slots.let_go(used)
-
-    def find(self, keys: Tensor) -> Tensor:
-        """Return the slots int64[n] of ``keys int64[n]``, -1 where a key has none. The caller holds the lock."""
-        return self._slots.find(keys)
+        self._count["hits"] += keys.numel() - asked.absent.numel()
+        return asked
 
     def note_read(self, count: int) -> None:
         """Count distinct keys that were read from the tiers. The caller holds the lock."""
@@ -253,9 +226,13 @@ class EmbeddingCache:
             with self._lock:
                 self._count["dropped"] += missing.numel()
 
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Return the rows float32[n, D] of ``slots int64[n]``. The caller holds the lock."""
+        return self.memory.lookup(slots, torch.tensor([0, slots.numel()], device=self.device), self.layout)
+
     def _release(self, keys: Tensor) -> None:
-        slots = self._slots.find(keys)
-        self._slots.release(slots[slots >= 0])
+        slots = self.slots.find(keys)
+        self.slots.release(slots[slots >= 0])
 
     def _read_waiting(self) -> None:
         while True:
@@ -264,7 +241,7 @@ class EmbeddingCache:
                 if missing is None or self._is_closed.is_set():
                     return
                 with self._lock:
-                    missing, changes = missing[self._slots.find(missing) < 0], self._changes
+                    missing, changes = missing[self.slots.find(missing) < 0], self._changes
                 found = self.table.find(missing.cpu())
                 with self._lock:
                     self.note_read(missing.numel())
@@ -287,7 +264,7 @@ class EmbeddingCache:
     def _refresh(self, begin: int, end: int) -> int:
         for _ in range(_REFRESH_ATTEMPTS):
             with self._lock:
-                keys = self._slots.owners.rows[begin:end][self._slots.is_held[begin:end]]
+                keys = self.slots.owners.rows[begin:end][self.slots.is_held[begin:end]]
                 changes = self._changes
             if not keys.numel() or self._is_closed.is_set():
                 return 0
@@ -297,7 +274,7 @@ class EmbeddingCache:
             with self._lock:
                 if changes != self._changes:
                     continue
-                slots = self._slots.find(keys)
+                slots = self.slots.find(keys)
                 stays = (slots >= 0) & mask
                 self.memory.write(slots[stays] + self.first, values[stays])
                 self._count["refreshed"] += int(stays.count_nonzero())
@@ -315,15 +292,9 @@ class EmbeddingCache:
 class _Asked:
     """Keys that one lookup asks of one cache."""
 
-    def __init__(
-        self, cache: EmbeddingCache, keys: Tensor, slots: Tensor, used: Tensor, absent: Tensor, changes: int
-    ) -> None:
-        self.cache = cache
-        self.slots = slots
-        self.used = used
-        self.absent = absent
-        self._keys = keys
-        self.changes = changes
+    def __init__(self, cache: EmbeddingCache, keys: Tensor, changes: int) -> None:
+        self.cache, self._keys, self.changes = cache, keys, changes
+        self.slots, self.used, self.absent = cache.slots.touch(keys, pins=True)
         self.missing = self.new_keys = self._places = keys[:0]
         self._rows = self.new_rows = torch.empty(0, cache.width, device=keys.device)
         self._is_deferred = False
@@ -350,9 +321,10 @@ class _Asked:
         self.new_rows = self._rows if is_complete else self._rows[mask]
 
     def find_again(self) -> None:
-        """Find the slots that the rows were inserted in. The caller holds the lock."""
+        """Find the slots that the rows were inserted in, and count them. The caller holds the lock."""
         if not self._is_deferred:
-            self.slots[self.absent] = self.cache.find(self.missing)[self._places]
+            self.cache.note_read(self.missing.numel())
+            self.slots[self.absent] = self.cache.slots.find(self.missing)[self._places]
 
     def copy_rows(self, rows: Tensor) -> None:
         """Copy the rows of absent keys that have no slot to ``rows float32[n, D]`` of all keys."""
@@ -401,13 +373,11 @@ def look_up(
             if bool((slots >= 0).all()):
                 return memory.lookup(slots, offsets, layout, key_weights)
             counts = [part.slots.numel() for part in parts]
-            rows = torch.cat(
-                [memory.lookup(part.slots.clamp(min=0), _one_bag(part), part.cache.layout) for part in parts]
-            )
+            rows = torch.cat([part.cache.rows_of(part.slots.clamp(min=0)) for part in parts])
     finally:
         with memory.lock:
             for part in parts:
-                part.cache.end(part.used)
+                part.cache.slots.let_go(part.used)
     for part, held in zip(parts, torch.split(rows, counts), strict=True):
         part.copy_rows(held)
     return pool_rows(rows, offsets, layout, key_weights)
@@ -421,9 +391,6 @@ def _read(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
         parts, find_together([(part.cache.table, part.missing.cpu()) for part in parts]), strict=True
     ):
         part.take(found)
-    with memory.lock:
-        for part in parts:
-            part.cache.note_read(part.missing.numel())
     waiting: list[_Asked] = []
     for part in parts:
         if part.cache.spec.form == "static":
@@ -450,7 +417,3 @@ def _insert(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
 
 def _joined(parts: Sequence[_Asked]) -> Tensor:
     return parts[0].slots if len(parts) == 1 else torch.cat([part.slots for part in parts])
-
-
-def _one_bag(part: _Asked) -> Tensor:
-    return torch.tensor([0, part.slots.numel()], device=part.slots.device)

@@ -16,12 +16,11 @@ class CacheMemory:
     """Rows of one width, as float32 or as 8-bit codes with a scale and an offset.
 
     Attributes:
-        num_rows: Number of rows V.
         device: Device of the rows.
         lock: Held by whoever reads or writes rows or the slots of the caches that share them.
 
     Args:
-        num_rows: As above.
+        num_rows: Number of rows V.
         width: Length D of a vector.
         device: As above.
         is_coded: Whether rows are 8-bit codes.
@@ -31,7 +30,6 @@ class CacheMemory:
     """
 
     def __init__(self, num_rows: int, width: int, device: torch.device, *, is_coded: bool) -> None:
-        self.num_rows = num_rows
         self.device = device
         self.lock = FairLock()
         self._is_coded = is_coded
@@ -41,11 +39,6 @@ class CacheMemory:
             self._rows = torch.from_numpy(allocate_rows((num_rows, width)))
         else:
             self._rows = torch.zeros(num_rows, width, device=device)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self._rows.shape[1] * self._rows.element_size()
 
     def packed(self, rows: Tensor) -> Tensor:
         """Return ``rows float32[n, D]`` on any device in the form in which they are held."""

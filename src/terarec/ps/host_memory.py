@@ -10,18 +10,12 @@ from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.ps.tier import Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
+from terarec.ps.tier import INSERT_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
 from terarec.storage.fair_lock import FairLock
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
-INSERT_ROWS = 4_096
-"""Rows inserted under one hold of the lock, for which a lookup waits: some 1 ms at 512 bytes.
-
-Pieces this small are also sorted without torch's threads, which lookups need: while 400,000 rows came in calls of
-65,536, the longest lookup took 2 to 5 ms, in calls of 4,096 1.6 ms (two Zen 4 cores).
-"""
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 _CPU = torch.device("cpu")

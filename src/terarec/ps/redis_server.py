@@ -25,6 +25,13 @@ class Request(NamedTuple):
     command: bytes
 
 
+def request(name: str, command: bytes, *arguments: bytes) -> Request:
+    """Return a command on the hash, or other value, of a name."""
+    words = (command, name.encode(), *arguments)
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return Request(name, b"*%d\r\n" % len(words) + packed)
+
+
 class RedisServer:
     """A server or a cluster that the tiers of many tables share. Connections are made when they are first needed.
 

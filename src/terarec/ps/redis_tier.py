@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from terarec.ps.redis_server import RedisServer, Request
+from terarec.ps.redis_server import RedisServer, Request, request
 from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, by_partition, check_insert, check_keys
 
 _KEY_BYTES = 8
@@ -48,7 +48,7 @@ class RedisTier:
     def count(self) -> int:
         """See `Tier.count`."""
         names = [self._hash(number) for number in range(self._spec.num_partitions)]
-        return sum(self._server.run([Request(name, _command("HLEN", name)) for name in names]))
+        return sum(self._server.run([request(name, b"HLEN") for name in names]))
 
     @property
     def server(self) -> RedisServer:
@@ -111,7 +111,7 @@ class RedisTier:
         """See `Tier.clear`."""
         names = [self._hash(number) for number in range(self._spec.num_partitions)]
         names += [_times_of(name) for name in names]
-        self._server.run([Request(name, _command("UNLINK", name)) for name in names])
+        self._server.run([request(name, b"UNLINK") for name in names])
 
     def flush(self) -> None:
         """Do nothing: the server decides when its rows are durable."""
@@ -157,18 +157,18 @@ class RedisTier:
         overflow = self._spec.overflow
         if overflow.max_rows is None:
             return
-        held = int(self._server.run([Request(name, _command("HLEN", name))])[0])
+        held = int(self._server.run([request(name, b"HLEN")])[0])
         if held <= overflow.max_rows:
             return
         most = held - int(overflow.max_rows * overflow.keep)
         if self._tracks_use:
             times = _times_of(name)
-            pairs = self._server.run([Request(times, _command("HGETALL", times))])[0]
+            pairs = self._server.run([request(times, b"HGETALL")])[0]
             fields, found = _pairs(pairs)
             order = np.argsort(found, kind="stable")[:most]
             gone = fields[order]
         else:
-            fields_found = self._server.run([Request(name, _command("HRANDFIELD", name, str(most)))])[0]
+            fields_found = self._server.run([request(name, b"HRANDFIELD", b"%d" % most)])[0]
             gone = np.frombuffer(b"".join(fields_found), np.int64)
         names = [name, _times_of(name)] if self._tracks_use else [name]
         self._server.run([Request(held_name, _packed_keys("HDEL", held_name, gone)) for held_name in names])
@@ -229,11 +229,6 @@ def _packed_keys(command: str, name: str, keys: NDArray[np.int64]) -> bytes:
 def _start(command: str, name: str, num_arguments: int) -> bytes:
     text = name.encode()
     return b"*%d\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (num_arguments + 2, len(command), command.encode(), len(text), text)
-
-
-def _command(*words: str) -> bytes:
-    encoded = [word.encode() for word in words]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
 
 
 def _times_of(name: str) -> str:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,16 +13,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from terarec.errors import ConfigError, StorageError, TerarecError
+from terarec.errors import ConfigError, TerarecError
 from terarec.ps.cache import EmbeddingCache
-from terarec.ps.defaults import DefaultRows, constant_rows
-from terarec.ps.disk import RowStoreTier, rocksdb_tier, row_file_tier
+from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.ps.host_memory import HostMemoryTier
+from terarec.ps.loading import Loading, TableSource, fill_tiers, open_source
 from terarec.ps.model_caches import ModelCaches
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
-from terarec.ps.sources import RowChunk, TableSource, open_source
-from terarec.ps.table import TableStatistics, TableTiers
+from terarec.ps.table import DefaultRows, TableStatistics, TableTiers, constant_rows
 from terarec.ps.tier import Tier
 from terarec.spec import (
     CacheSpec,
@@ -35,77 +33,6 @@ from terarec.spec import (
     ServedTableSpec,
     TierSpec,
 )
-
-_LOADED = "loaded"  # key in a row store's metadata: what its rows were loaded from
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far a model is loaded: rows so far, and all."""
-
-    rows: int
-    total: int
-
-
-class Loading:
-    """A version of a model that is being loaded in the background.
-
-    Attributes:
-        spec: The version.
-    """
-
-    def __init__(self, spec: ServedModelSpec, total: int, work: Callable[[Callable[[int], None]], None]) -> None:
-        self.spec = spec
-        self._total = total
-        self._rows = 0
-        self._error: BaseException | None = None
-        self._is_cancelled = False
-        self._thread = threading.Thread(target=self._run, args=(work,), name=f"terarec-load-{spec.name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def progress(self) -> LoadProgress:
-        """Progress so far."""
-        return LoadProgress(self._rows, self._total)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it ended, with or without an error."""
-        return not self._thread.is_alive()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error with which it ended; None while it runs or if it succeeded."""
-        return self._error if self.is_done else None
-
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the end, and raise the error with which it ended.
-
-        Raises:
-            TimeoutError: It has not ended by then.
-            TerarecError: The version was refused; the active one is as before.
-        """
-        self._thread.join(timeout_seconds)
-        if not self.is_done:
-            raise TimeoutError(f"model {self.spec.name!r}: still loading, {self._rows:,} of {self._total:,} rows")
-        if self._error is not None:
-            raise self._error
-
-    def cancel(self) -> None:
-        """Stop after the present part, and wait for that; the version is refused then."""
-        self._is_cancelled = True
-        self._thread.join()
-
-    def _run(self, work: Callable[[Callable[[int], None]], None]) -> None:
-        try:
-            work(self._add)
-        except BaseException as error:  # raised by `wait`
-            self._error = error
-
-    def _add(self, rows: int) -> None:
-        self._rows += rows
-        if self._is_cancelled:
-            raise StorageError(f"model {self.spec.name!r}", "loading was cancelled")
 
 
 class _Version:
@@ -440,7 +367,7 @@ class ParameterServer:
         try:
             for table, source in version.sources.items():
                 if source is not None:
-                    self._fill_table(version.tables[table], source, add)
+                    fill_tiers(version.tables[table].tiers, self.spec.tiers, source, add)
             with self._lock:
                 self._versions[name] = version
                 self._active[name[0]] = name[1]
@@ -450,26 +377,6 @@ class ParameterServer:
         finally:
             with self._lock:
                 self._loading.pop(name, None)
-
-    def _fill_table(self, table: TableTiers, source: TableSource, add: Callable[[int], None]) -> None:
-        """Insert the rows of a source into the tiers that take them."""
-        takers: list[tuple[Tier, int]] = []
-        for spec, tier in zip(self.spec.tiers, table.tiers, strict=True):
-            share = spec.load_share
-            has_them = isinstance(tier, RowStoreTier) and tier.metadata.get(_LOADED) == source.identity
-            if tier.is_writable and share and not has_them:
-                takers.append((tier, round(share * source.num_rows)))
-        begin = 0
-        for chunk in source.read():
-            for tier, most in takers:
-                if begin < most:
-                    part = RowChunk(chunk.keys[: most - begin], chunk.rows[: most - begin])
-                    tier.insert(*part)
-            begin += chunk.keys.numel()
-            add(chunk.keys.numel())
-        for tier, _ in takers:
-            if isinstance(tier, RowStoreTier):
-                tier.commit({_LOADED: source.identity})
 
     def _discard(self, version: _Version) -> None:
         """Remove what a version that is refused has left in tiers that outlive this process."""

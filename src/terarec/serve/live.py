@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -41,7 +39,7 @@ class UpdateStatistics:
     last_error: str = ""
 
 
-class LiveUpdates:
+class LiveUpdates(Repeating):
     """Keeps a session at the newest checkpoint of its run.
 
     Deltas are checked as a whole before the first is applied; then rows change table by table, and the dense weights
@@ -69,7 +67,7 @@ class LiveUpdates:
         self._lock = threading.Lock()
         self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "refused"), 0)
         self._last_error = ""
-        self._repeating = Repeating("terarec-live-updates", self.poll, every_seconds)
+        super().__init__("terarec-live-updates", every_seconds)
 
     def poll(self) -> bool:
         """Move on to the newest checkpoint; return whether there was a newer one.
@@ -95,16 +93,6 @@ class LiveUpdates:
     def statistics(self) -> UpdateStatistics:
         """Return the counters of updates."""
         return UpdateStatistics(step=self._session.step, last_error=self._last_error, **self._count)
-
-    def close(self) -> None:
-        """Stop following, after an update that is under way."""
-        self._repeating.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _move_to(self, checkpoint: Checkpoint) -> bool:
         state = self._session.state

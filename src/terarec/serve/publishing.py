@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from terarec.checkpoint import complete_checkpoints
 from terarec.checkpoint.directory import (
@@ -82,7 +81,7 @@ class ReceiveStatistics:
     last_error: str = ""
 
 
-class UpdatePublisher:
+class UpdatePublisher(Repeating):
     """Publishes the checkpoints of a run, complete ones and deltas, as a trainer writes them.
 
     What was published last is asked of the stream, so that a publisher that was killed goes on where it ended. Where no
@@ -100,7 +99,7 @@ class UpdatePublisher:
         self._stream = stream
         self._lock = threading.Lock()
         self._counted = PublishStatistics()
-        self._repeating = Repeating("terarec-publish", self.poll, every_seconds)
+        super().__init__("terarec-publish", every_seconds)
 
     def poll(self) -> int:
         """Publish what is newer; return the number of checkpoints.
@@ -120,16 +119,6 @@ class UpdatePublisher:
     def statistics(self) -> PublishStatistics:
         """Return what was done so far."""
         return self._counted
-
-    def close(self) -> None:
-        """Stop, after a checkpoint that is under way."""
-        self._repeating.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _publish(self) -> int:
         newest = newest_checkpoint(self._directory)
@@ -183,7 +172,7 @@ class UpdatePublisher:
         return first
 
 
-class UpdateReceiver:
+class UpdateReceiver(Repeating):
     """Receives checkpoints from a stream into the directory of a replica, which looks like the run then.
 
     A checkpoint appears when all of it has come and its checksums are right. A delta whose predecessor is missing is
@@ -203,7 +192,7 @@ class UpdateReceiver:
         self._counted = ReceiveStatistics(step=max(map(step_of, complete_checkpoints(self._checkpoints)), default=0))
         self._after = self._read_position()
         self._partial: _Partial | None = None
-        self._repeating = Repeating("terarec-receive", self.poll, every_seconds)
+        super().__init__("terarec-receive", every_seconds)
 
     def poll(self) -> int:
         """Receive what has come; return the number of checkpoints that are new.
@@ -240,14 +229,8 @@ class UpdateReceiver:
 
     def close(self) -> None:
         """Stop, after what is under way; a checkpoint that has come in part is received again."""
-        self._repeating.close()
+        super().close()
         self._drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _take(self, position: str, content: bytes) -> int:
         """Process a record; return 1 if it completes a checkpoint that is new."""

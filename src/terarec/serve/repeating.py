@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
 
 from terarec.errors import TerarecError
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class Repeating:
-    """Calls a function every so many seconds in a thread. What it raises is logged, and it is called again.
+class Repeating(ABC):
+    """Calls `poll` every so many seconds in a thread. What it raises is logged, and it is called again.
+
+    A subclass calls `__init__` last, since the thread may call `poll` before that returns.
 
     Args:
         name: Name of the thread.
-        work: The function.
         every_seconds: Seconds between the end of a call and the next one; None for no thread.
     """
 
-    def __init__(self, name: str, work: Callable[[], object], every_seconds: float | None) -> None:
-        self._work = work
+    def __init__(self, name: str, every_seconds: float | None) -> None:
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
         if every_seconds is not None:
-            self._thread = threading.Thread(target=self._run, args=(every_seconds,), name=name, daemon=True)
+            self._thread = threading.Thread(target=self._repeat, args=(every_seconds,), name=name, daemon=True)
             self._thread.start()
+
+    @abstractmethod
+    def poll(self) -> int:
+        """Do the work that there is; return how much there was."""
 
     def close(self) -> None:
         """Stop, after a call that is under way."""
@@ -34,10 +40,16 @@ class Repeating:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, every_seconds: float) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _repeat(self, every_seconds: float) -> None:
         while not self._is_closed.wait(every_seconds):
             try:
-                self._work()
+                self.poll()
             except (TerarecError, OSError) as error:
                 # A trainer may also have removed the checkpoint for a newer one meanwhile.
                 _LOGGER.warning("%s: %s; it is tried again", threading.current_thread().name, error)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from terarec.errors import StorageError
-from terarec.ps.redis_server import RedisServer, Request
+from terarec.ps.redis_server import RedisServer, Request, request
 from terarec.spec import RedisStreamSpec
 
 _FIELD = b"record"
@@ -84,40 +84,33 @@ class RedisStream:
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
         """See `UpdateStream.append`."""
-        replies = self._run([[b"XADD", self._name.encode(), b"*", _FIELD, content] for content in contents])
+        replies = self._server.run([request(self._name, b"XADD", b"*", _FIELD, content) for content in contents])
         return [reply.decode() for reply in replies]
 
     def read(self, after: str | None) -> list[StreamRecord]:
         """See `UpdateStream.read`."""
         begin = b"-" if after is None else b"(" + after.encode()
         count = str(_READ_AT_ONCE).encode()
-        return self._records(self._run([[b"XRANGE", self._name.encode(), begin, b"+", b"COUNT", count]])[0])
+        return self._records(request(self._name, b"XRANGE", begin, b"+", b"COUNT", count))
 
     def last(self) -> bytes | None:
         """See `UpdateStream.last`."""
-        found = self._records(self._run([[b"XREVRANGE", self._name.encode(), b"+", b"-", b"COUNT", b"1"]])[0])
+        found = self._records(request(self._name, b"XREVRANGE", b"+", b"-", b"COUNT", b"1"))
         return found[0].content if found else None
 
     def trim(self, before: str) -> None:
         """See `UpdateStream.trim`."""
-        self._run([[b"XTRIM", self._name.encode(), b"MINID", before.encode()]])
+        self._server.run([request(self._name, b"XTRIM", b"MINID", before.encode())])
 
     def close(self) -> None:
         """See `UpdateStream.close`."""
         self._server.close()
 
-    def _run(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
-        return self._server.run([Request(self._name, _packed(words)) for words in commands])
-
-    def _records(self, reply: Any) -> list[StreamRecord]:
+    def _records(self, asked: Request) -> list[StreamRecord]:
         found = []
-        for position, fields in reply:
+        for position, fields in self._server.run([asked])[0]:
             if len(fields) != 2 or fields[0] != _FIELD:
                 problem = f"record {position.decode()} has other fields, expected those of updates"
                 raise StorageError(f"stream {self._name!r}", problem)
             found.append(StreamRecord(position.decode(), fields[1]))
         return found
-
-
-def _packed(words: Sequence[bytes]) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
