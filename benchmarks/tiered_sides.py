@@ -62,7 +62,7 @@ from terarec.storage.row_levels import BudgetError
 from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_budget import INDEX_ALLOWANCE
 from terarec.train import Optimizers, Trainer
-from terarec.train.row_tiers import read_ahead
+from terarec.train.devices import read_ahead
 
 FEATURES, WIDTH = 26, 64
 BOTTOM, TOP = (512, 256, WIDTH), (1024, 1024, 512, 256)

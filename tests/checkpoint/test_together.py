@@ -11,8 +11,8 @@ import pytest
 
 from terarec.checkpoint import MANIFEST, complete_checkpoints
 from terarec.checkpoint.directory import FileEntry
+from terarec.checkpoint.save_load import save_together
 from terarec.checkpoint.table_files import TableShare
-from terarec.checkpoint.together import save_together
 from terarec.errors import StorageError
 from tests.checkpoint.small_state import make_state
 

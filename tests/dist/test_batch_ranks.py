@@ -33,7 +33,8 @@ from terarec.spec import (
 )
 from terarec.spec.run import PairwiseSpec
 from terarec.train import Optimizers, Trainer
-from terarec.train.evaluation import Evaluator, share_batches
+from terarec.train.evaluation import Evaluator
+from terarec.train.step import share_batches
 from tests.dist.launch import Raised, run_ranks
 from tests.errors import at
 

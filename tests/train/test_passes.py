@@ -14,7 +14,7 @@ from terarec.formats.block import bags_of
 from terarec.formats.container import read_tensors, write_tensors
 from terarec.spec import AdaGradSpec, DLRMSpec, DynamicTablesSpec, Tiers, TrainingSpec, freq
 from terarec.train import build
-from terarec.train.row_tiers import collections_in_tiers
+from terarec.train.devices import collections_in_tiers
 from tests.train.small_run import assert_same, changed, weights
 from tests.train.test_tiers import with_tiers
 

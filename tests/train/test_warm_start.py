@@ -11,7 +11,7 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.models.artifact import find_checkpoint
 from terarec.spec import AdaGradSpec, AdamSpec, DLRMSpec, RowOptions, RunSpec, SGDSpec, StaticTablesSpec
 from terarec.train import Callback, Trainer, build
-from terarec.train.run import start_from
+from terarec.train.checkpointing import start_from
 from tests.errors import at
 from tests.train.planted import make_planted
 from tests.train.small_run import assert_same, changed, weights

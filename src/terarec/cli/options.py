@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from terarec.spec import TrainingSpec
-from terarec.spec.fields import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
+from terarec.spec.codec import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
 _MOST_KINDS = 3
 """Kinds of models that a line of help names."""
@@ -201,6 +201,13 @@ AllowImport = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace what is at --out.")]
 """Without it nothing that exists is replaced."""
 
+RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Numbers of the tables' rows.")]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fp32|bf16|fp16|int8", help="Numbers of the layers' products; those of the training if unset."
+    ),
+]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(

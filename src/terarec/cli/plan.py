@@ -162,7 +162,7 @@ def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
     """Return the costs that the options give or ask to measure."""
     from terarec.dist.planner import MachineCosts
     from terarec.spec.tiers import parse_size
-    from terarec.train.probe import probe
+    from terarec.train.sharding import probe
 
     found = probe(ranks) if options.probe else MachineCosts()
     given = {"bandwidth": options.bandwidth, "local_bandwidth": options.local_bandwidth}

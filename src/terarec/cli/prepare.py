@@ -1,4 +1,4 @@
-"""Commands that make data sets: ``terarec prepare criteo``, ``csv`` and ``WORKFLOW``, and ``terarec workflow``."""
+"""``terarec prepare criteo``, ``csv`` and ``WORKFLOW``: data sets from raw logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from terarec.cli.options import AllowImport, Force, SpecFields, comma_separated, spec_option
+from terarec.cli.options import AllowImport, SpecFields, comma_separated, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import (
@@ -383,79 +383,3 @@ def _find(name: str, allow_import: Sequence[str]) -> Workflow:
         return Workflow.from_json(path, allow_import=allow_import)
     known = ", ".join(sorted({"criteo", "csv", *PRESETS}))
     raise ConfigError("WORKFLOW", f"got {name}, expected a file, a directory, or one of {known}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkflowOptions:
-    """Options of ``terarec workflow``."""
-
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
-    out: Annotated[Path, typer.Option(help="JSON file to write.")]
-    min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
-    layout: Annotated[str | None, typer.Option(help="Of movielens (latest, 1m) or amazon (2018, 2023).")] = None
-    force: Force = False
-
-
-def workflow(options: WorkflowOptions, show: Show) -> None:
-    """Run ``terarec workflow``."""
-    from terarec.etl.ready import PRESETS
-    from terarec.etl.workflow import Workflow
-    from terarec.io import check_new_file
-
-    preset = PRESETS.find(options.name, "NAME")
-    if options.layout is not None and options.name not in {"movielens", "amazon"}:
-        raise ConfigError("--layout", f"got {options.layout!r} for {options.name}, which has one layout")
-    check_new_file(options.out, replace=options.force)
-    chosen = {"min_count": options.min_count, "layout": options.layout}
-    spec = preset(**{name: value for name, value in chosen.items() if value is not None})
-    Workflow.of(spec).to_json(options.out, replace=options.force)
-    figures = {
-        "out": str(options.out),
-        "name": spec.name,
-        "steps": len(spec.steps),
-        "tables": list(spec.tables),
-        "labels": [label.name for label in spec.labels],
-        "dense": list(spec.dense),
-        "categorical": list(spec.categorical),
-    }
-    show.result(f"Wrote {options.out}", figures)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """Options of ``terarec workflow draft``."""
-
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files, directories, patterns or URLs of one format.")
-    ]
-    out: Annotated[Path, typer.Option(help="JSON file to write.")]
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict; guessed if unset.")] = None
-    force: Force = False
-
-
-def draft(options: DraftOptions, show: Show) -> None:
-    """Run ``terarec workflow draft``."""
-    from terarec.etl.draft import draft_workflow
-    from terarec.etl.workflow import Workflow
-    from terarec.io import check_new_file
-
-    check_new_file(options.out, replace=options.force)
-    found = draft_workflow(options.files, options.label, name=options.out.stem)
-    Workflow.of(found.spec).to_json(options.out, replace=options.force)
-    source = found.spec.source
-    is_text = source.format == "delimited"
-    figures: dict[str, Any] = {
-        "out": str(options.out),
-        "format": source.format,
-        "delimiter": source.delimiter if is_text else None,
-        "header": source.header if is_text else None,
-        "sample_rows": found.sample_rows,
-        "label": found.spec.labels[0].name,
-        "label_reason": found.label_reason,
-        "split_reason": found.split_reason,
-        "steps": len(found.spec.steps),
-        "columns": [dataclasses.asdict(choice) for choice in found.choices],
-    }
-    show.figures(f"Wrote {options.out}", figures)
-    show.table("Columns", figures["columns"])
-    show.json(figures)

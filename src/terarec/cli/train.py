@@ -30,7 +30,8 @@ from terarec.spec.registry import Registry
 if TYPE_CHECKING:
     from terarec.train.run import Run
     from terarec.train.seeds import SeedResult
-    from terarec.train.trainer import Callback, FitReport
+    from terarec.train.stopping import FitReport
+    from terarec.train.trainer import Callback
 
 
 _MODELS = Registry("MODEL", ((spec.kind, spec) for spec in typing.get_args(ModelSpec)))

@@ -5,11 +5,12 @@ from terarec.config.files import (
     load_run,
     load_served_tables,
     load_update_stream,
+    override,
+    parse_assignments,
     read_graph,
     save_run,
     with_graph,
 )
-from terarec.config.overrides import override, parse_assignments
 from terarec.config.starting_run import StartingRun, starting_run
 
 __all__ = [

@@ -21,7 +21,7 @@ from terarec.hugectr.weights import EmbeddingFile, FileNames, load_sparse, save_
 from terarec.hugectr.weights.sparse import held_rows
 from terarec.io import is_remote
 from terarec.kernels.hash_index import HashIndex, new_hash_index
-from terarec.train.row_tiers import PartKeys, PartRows
+from terarec.train.passes import PartKeys, PartRows
 
 IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
 

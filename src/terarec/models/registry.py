@@ -16,7 +16,7 @@ from terarec.models.factorization import FM, DeepFM, XDeepFM
 from terarec.models.graph import graph_model
 from terarec.models.two_tower import TwoTower
 from terarec.models.wide_deep import DNN, LR, WideDeep
-from terarec.spec import DatasetSpec
+from terarec.spec import DatasetSpec, GraphModelSpec
 from terarec.spec.model import (
     AutoIntSpec,
     DCNSpec,
@@ -26,7 +26,6 @@ from terarec.spec.model import (
     DLRMSpec,
     DNNSpec,
     FMSpec,
-    GraphModelSpec,
     LRSpec,
     ModelSpec,
     PythonModelSpec,
@@ -34,7 +33,7 @@ from terarec.spec.model import (
     WideDeepSpec,
     XDeepFMSpec,
 )
-from terarec.spec.named_code import check_allowed, imported
+from terarec.spec.registry import check_allowed, imported
 
 
 def python_model(

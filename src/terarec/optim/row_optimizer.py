@@ -7,13 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn, optim
 
 from terarec.errors import ConfigError, TrainingError
-from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_update_, state_shapes
+from terarec.ops import BagGradient, RowRule, state_shapes
 from terarec.ops.row_update import find_non_finite
 from terarec.optim.row_parameters import (
     RowParameters,
@@ -25,26 +25,17 @@ from terarec.optim.row_parameters import (
     state_of,
     state_writes,
 )
-from terarec.optim.rules import check_options, check_tables, table_factors, table_rules
+from terarec.optim.rules import (
+    ArenaStep,
+    RowRules,
+    check_options,
+    check_tables,
+    described,
+    gradient_norm,
+    update_arenas,
+)
 from terarec.spec import SparseOptimizerSpec
-from terarec.spec.quoting import did_you_mean
-from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena, ChangedRows, DynamicArena, TieredRows
-
-
-class _Part(NamedTuple):
-    """The share of an arena in a step."""
-
-    arena: AnyArena
-    gradients: Sequence[BagGradient]
-    rule: RowRule
-    table_lr: Tensor | None
-    counted: Tensor | None
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether any table of the arena does."""
-        return self.table_lr is None or bool(self.table_lr.any())
+from terarec.storage import AnyArena
 
 
 class RowOptimizer(optim.Optimizer):
@@ -93,8 +84,7 @@ class RowOptimizer(optim.Optimizer):
         *,
         seed: int = 0,
     ) -> None:
-        self._rules = table_rules(spec)
-        self._is_by_name = isinstance(spec, Mapping)
+        self._rules = RowRules(spec)
         self.spec = spec
         self.num_steps = self.num_skipped = 0
         self.is_skipped = False
@@ -110,10 +100,10 @@ class RowOptimizer(optim.Optimizer):
         for owners in per_group:
             check_names(owners)
         check_distinct(per_group)
-        tables = self._tables_by_rule([owner for owners in per_group for owner in owners])
-        for name, rule in self._rules.items():
+        tables = self._rules.tables([owner for owners in per_group for owner in owners])
+        for name, rule in self._rules.by_name.items():
             check_options(rule.options, tables.get(name, []))
-        super().__init__(groups, {"lr": next(iter(self._rules.values())).spec.lr})
+        super().__init__(groups, {"lr": next(iter(self._rules.by_name.values())).spec.lr})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Train further tables.
@@ -132,21 +122,20 @@ class RowOptimizer(optim.Optimizer):
         check_distinct([self._owners, owners])
         for owner in owners:
             for arena in owner.arenas:
-                self._check_mode(arena)
-                self._check_placement(owner, arena)
+                self._rules.check(owner, arena)
         numbers: dict[str, int] = {}
-        for name in self._tables_by_rule(owners):
-            first = [owner for owner in owners if owner.arenas and self._rule_name(owner.arenas[0]) == name]
+        for name in self._rules.tables(owners):
+            first = [owner for owner in owners if owner.arenas and self._rules.name_of(owner.arenas[0]) == name]
             parameters = {id(owner.pending.parameter): owner.pending.parameter for owner in first}
-            group = {"lr": self._rules[name].spec.lr, **param_group, "params": list(parameters.values())}
-            super().add_param_group(group | ({"optimizer": name} if self._is_by_name else {}))
+            group = {"lr": self._rules.by_name[name].spec.lr, **param_group, "params": list(parameters.values())}
+            super().add_param_group(group | ({"optimizer": name} if self._rules.are_named else {}))
             numbers[name] = len(self.param_groups) - 1
         self._owners += owners
         self._groups_of += [numbers] * len(owners)
         for arena in (arena for owner in owners for arena in owner.arenas):
             if any(arena is held for held, _ in self._tokens):
                 continue  # modules may share a weight
-            spec, _, rule = self._rules[self._rule_name(arena)]
+            spec, _, rule = self._rules.by_name[self._rules.name_of(arena)]
             shapes = state_shapes(rule.kind, arena.num_rows, arena.width, mode=rule.mode)
             arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
             arena.attached = object()
@@ -223,7 +212,7 @@ class RowOptimizer(optim.Optimizer):
                 )
             return loss
         arenas = self._arenas()
-        names = [self._rule_name(arena) for arena in arenas]
+        names = [self._rules.name_of(arena) for arena in arenas]
         if self._found_inf() or not self._accepts(names, gradients):
             self.num_skipped += 1
             self.is_skipped = True
@@ -231,7 +220,13 @@ class RowOptimizer(optim.Optimizer):
         numbers = [groups for groups, (lists, _) in zip(self._groups_of, taken, strict=True) for _ in lists]
         factors = [factor / scale for scale, (lists, factor) in zip(scales, taken, strict=True) for _ in lists]
         parts = [
-            _Part(arena, mine, self._row_rule(name, groups[name], factor), self._table_lr(name, arena), counted)
+            ArenaStep(
+                arena,
+                mine,
+                self._row_rule(name, groups[name], factor),
+                self._rules.table_lr(arena, self._frozen),
+                counted,
+            )
             for arena, mine, name, groups, factor, counted in zip(
                 arenas, gradients, names, numbers, factors, self._counted(), strict=True
             )
@@ -366,102 +361,30 @@ class RowOptimizer(optim.Optimizer):
         keyed = [(id(owner.pending.parameter), owner) for owner in self._owners]
         return [(numbers[key], owner) for key, owner in keyed if key in numbers]
 
-    def _rule_name(self, arena: AnyArena) -> str:
-        return arena.optimizer if self._is_by_name else DEFAULT_OPTIMIZER
-
-    def _tables_by_rule(self, owners: Sequence[RowParameters]) -> dict[str, list[str]]:
-        """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas.
-
-        Raises:
-            ConfigError: A rule that is not there.
-        """
-        tables: dict[str, list[str]] = {}
-        for arena in (arena for owner in owners for arena in owner.arenas):
-            name = self._rule_name(arena)
-            if name not in self._rules:
-                raise ConfigError(
-                    "row optimizer",
-                    f"{_described(arena)}: got the optimizer {name!r}"
-                    f"{did_you_mean(name, self._rules)}, expected one of {', '.join(map(repr, self._rules))}",
-                )
-            tables.setdefault(name, [])
-        for table in (table for owner in owners for table in owner.tables.values()):
-            tables[self._rule_name(table.arena)].append(table.name)
-        return tables
-
     def _kinds(self) -> dict[str, str]:
         """Return the kind of each rule that moves tables."""
         names = dict.fromkeys(name for groups in self._groups_of for name in groups)
-        return {name: self._rules[name].row_rule.kind for name in names}
-
-    def _check_mode(self, arena: AnyArena) -> None:
-        """Raise `ConfigError` for a rule that moves all rows in every step and rows in tiers."""
-        name = self._rule_name(arena)
-        if _tiers_of(arena) is not None and name in self._rules and self._rules[name].row_rule.updates_all_rows:
-            raise ConfigError(
-                "row optimizer: rows.mode",
-                f"got 'global', which moves all rows in every step, for {_described(arena)}, "
-                "which are in tiers; expected 'local' or 'lazy_global'",
-            )
-
-    def _check_placement(self, owner: RowParameters, arena: AnyArena) -> None:
-        """Raise `ConfigError` for a rule that needs what no rank has alone, where tables are on several ranks."""
-        name = self._rule_name(arena)
-        if name not in self._rules or not getattr(owner, "is_exchanged", False):
-            return
-        _, options, rule = self._rules[name]
-        if options.clip_global_norm is not None and getattr(owner, "has_hot_rows", False):
-            raise ConfigError(
-                "row optimizer: rows.clip_global_norm",
-                f"got {options.clip_global_norm} for {_described(arena)}, of which some rows have copies on all ranks, "
-                "expected another placement",
-            )
-        split = sorted(getattr(owner, "split_tables", frozenset()) & set(arena.table_names))
-        if split and (rule.row_states or options.clip_norm is not None):
-            what = "rows.clip_norm" if options.clip_norm is not None else repr(rule.kind)
-            raise ConfigError(
-                f"row optimizer: table {split[0]!r}",
-                f"got {what}, which takes all columns of a row, for a table whose columns are on several ranks, "
-                "expected another placement",
-            )
-
-    def _table_lr(self, name: str, arena: AnyArena) -> Tensor | None:
-        return table_factors(self._rules[name].options, arena.table_names, self._frozen)
+        return {name: self._rules.by_name[name].row_rule.kind for name in names}
 
     def _update_factors(self) -> None:
         """Let the joint norm of `torch.nn.utils.clip_grad_norm_` leave out the frozen tables."""
         for owner in self._owners:
-            owner.pending.table_lr = [self._table_lr(self._rule_name(arena), arena) for arena in owner.arenas]
+            owner.pending.table_lr = [self._rules.table_lr(arena, self._frozen) for arena in owner.arenas]
 
     def _row_rule(self, name: str, group: int, factor: float) -> RowRule:
         """Return the rule `name` at the rate of a group, for gradients that are to be multiplied by `factor`."""
-        rule, rate = self._rules[name].row_rule, float(self.param_groups[group]["lr"])
+        rule, rate = self._rules.by_name[name].row_rule, float(self.param_groups[group]["lr"])
         if rate == rule.lr and factor == 1.0:  # a new rule is checked, which takes as long as a small update
             return rule
         return replace(rule, lr=rate, grad_scale=rule.grad_scale * factor)
 
-    def _move(self, name: str, parts: Sequence[_Part]) -> bool:
+    def _move(self, name: str, parts: Sequence[ArenaStep]) -> bool:
         """Move the arenas of the rule `name`; return whether there was anything to move."""
         if not any(part.gradients and part.is_trained for part in parts):
             return False
         self._rule_steps[name] += 1
-        clipping = self._clipping(self._rules[name].options.clip_global_norm, parts)
-        for index, (arena, gradients, rule, table_lr, _) in enumerate(parts):
-            row_update_(
-                arena.weights,
-                tuple(arena.state.values()),
-                gradients,
-                rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
-                step=self._rule_steps[name],
-                table_lr=table_lr,
-                rounding_seed=(self._seed * 2**16 + index) % 2**63,
-            )
-            _note_changes(arena, gradients, rule, table_lr)
-            if gradients and isinstance(arena, DynamicArena):
-                arena.reset_defaults()
-            tiers = _tiers_of(arena)
-            if gradients and tiers is not None:
-                tiers.placement.updated([held.places for held in gradients], table_lr)
+        clipping = self._clipping(self._rules.by_name[name].options.clip_global_norm, parts)
+        update_arenas(parts, clipping=clipping, step=self._rule_steps[name], seed=self._seed)
         return True
 
     # `torch.amp.GradScaler` sets the two attributes around a step.
@@ -478,7 +401,7 @@ class RowOptimizer(optim.Optimizer):
             if arena.attached is not token:
                 raise ConfigError(
                     "row optimizer",
-                    f"{_described(arena)} were given to a later RowOptimizer, which replaced their "
+                    f"{described(arena)} were given to a later RowOptimizer, which replaced their "
                     "state; expected one row optimizer for each collection: options for single tables are table_lr and "
                     "frozen",
                 )
@@ -499,7 +422,7 @@ class RowOptimizer(optim.Optimizer):
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
         """Whether the step is to be done; asks no more of the gradients than the rules of these `names` ask for."""
-        policies = [self._rules[name].options.non_finite for name in names]
+        policies = [self._rules.by_name[name].options.non_finite for name in names]
         if not {"raise", "skip"} & set(policies):
             return True
         found = [
@@ -513,18 +436,14 @@ class RowOptimizer(optim.Optimizer):
             raise TrainingError(f"step {self.num_steps + 1}", f"{where}, expected finite numbers")
         return self._sum_over_ranks(float(any(found))) == 0.0
 
-    def _clipping(self, bound: float | None, parts: Sequence[_Part]) -> float:
+    def _clipping(self, bound: float | None, parts: Sequence[ArenaStep]) -> float:
         """Return what the gradients are multiplied by for a global norm of at most `bound`.
 
         The formula is that of `torch.nn.utils.clip_grad_norm_`.
         """
         if bound is None:
             return 1.0
-        norms = []
-        for arena, mine, rule, table_lr, counted in parts:
-            rates = table_lr if counted is None else counted if table_lr is None else table_lr * counted
-            norms.append(row_gradient_norm(arena.weights, mine, rule, table_lr=rates, first_row=arena.num_defaults))
-        norm = math.hypot(*norms)
+        norm = gradient_norm(parts)
         if any(owner.pending.over_ranks is not None for owner in self._owners):
             norm = math.sqrt(self._sum_over_ranks(norm * norm))
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
@@ -542,35 +461,6 @@ class RowOptimizer(optim.Optimizer):
 
     def _arenas(self) -> list[AnyArena]:
         return [arena for owner in self._owners for arena in owner.arenas]
-
-
-def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:
-    """Note which rows an update by `gradients` changed, where delta checkpoints ask for them."""
-    changes = getattr(arena, "changes", None)  # a weight that is a parameter has none
-    if not isinstance(changes, ChangedRows):
-        return
-    if rule.updates_all_rows:
-        changes.discard()
-        return
-    is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
-    for held in gradients:
-        layout = held.layout
-        ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
-        for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
-            if is_trained[table]:
-                changes.mark(held.keys[begin:end] + layout.table_base[table])
-
-
-def _described(arena: AnyArena) -> str:
-    """Return name the first tables of `arena` for an error."""
-    return "the tables " + (
-        ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
-    )
-
-
-def _tiers_of(arena: AnyArena) -> TieredRows | None:
-    data = getattr(arena, "data", None)  # a weight that is a parameter has none
-    return data if isinstance(data, TieredRows) else None
 
 
 def _listed(kinds: Any) -> str:

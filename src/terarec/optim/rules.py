@@ -1,10 +1,10 @@
-"""Specs of row optimizers -> arguments of kernels: a `RowRule`, and a factor of the learning rate for each table."""
+"""The rules of a row optimizer: from their specs to arguments of kernels, and an update of arenas by them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import UnionType
 from typing import NamedTuple, get_args
 
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.ops import RowRule, row_rule
+from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_rule, row_update_
+from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
+from terarec.storage import AnyArena, ChangedRows, DynamicArena, TieredRows
 
 _RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
 """Fields of specs that have another name in the row rule."""
@@ -104,3 +106,172 @@ def check_tables(what: str, names: Collection[str], tables: Sequence[str]) -> No
         if name not in tables:
             known = f"one of {', '.join(map(repr, tables))}" if tables else "none, as no weight is a table"
             raise ConfigError(what, f"got table {name!r}{did_you_mean(name, tables)}, expected {known}")
+
+
+class RowRules:
+    """The rules of a row optimizer, and which of them each arena follows.
+
+    Attributes:
+        by_name: The rules by name.
+        are_named: Whether arenas name the rule that they follow; otherwise one rule moves all.
+
+    Args:
+        spec: One rule, or rules by name.
+
+    Raises:
+        ConfigError: No rule, or what is not the spec of one.
+    """
+
+    def __init__(self, spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -> None:
+        self.by_name = table_rules(spec)
+        self.are_named = isinstance(spec, Mapping)
+
+    def name_of(self, arena: AnyArena) -> str:
+        """Return the name of the rule of an arena."""
+        return arena.optimizer if self.are_named else DEFAULT_OPTIMIZER
+
+    def tables(self, owners: Sequence[RowParameters]) -> dict[str, list[str]]:
+        """Return the tables of each rule that arenas of `owners` name, rules in the order of the arenas.
+
+        Raises:
+            ConfigError: A rule that is not there.
+        """
+        tables: dict[str, list[str]] = {}
+        for arena in (arena for owner in owners for arena in owner.arenas):
+            name = self.name_of(arena)
+            if name not in self.by_name:
+                raise ConfigError(
+                    "row optimizer",
+                    f"{described(arena)}: got the optimizer {name!r}"
+                    f"{did_you_mean(name, self.by_name)}, expected one of {', '.join(map(repr, self.by_name))}",
+                )
+            tables.setdefault(name, [])
+        for table in (table for owner in owners for table in owner.tables.values()):
+            tables[self.name_of(table.arena)].append(table.name)
+        return tables
+
+    def table_lr(self, arena: AnyArena, frozen: Collection[str]) -> Tensor | None:
+        """Return float32[T], factors of the rate for the tables of an arena; None if all are 1."""
+        return table_factors(self.by_name[self.name_of(arena)].options, arena.table_names, frozen)
+
+    def check(self, owner: RowParameters, arena: AnyArena) -> None:
+        """Check that the rule of an arena of `owner` can move rows where they lie.
+
+        Raises:
+            ConfigError: A rule that moves all rows in every step, for rows in tiers; one that needs what no rank has
+                alone, for tables on several ranks.
+        """
+        rule = self.by_name.get(self.name_of(arena))
+        if rule is None:
+            return  # `tables` raises for it
+        if rule.row_rule.updates_all_rows and _tiers_of(arena) is not None:
+            raise ConfigError(
+                "row optimizer: rows.mode",
+                f"got 'global', which moves all rows in every step, for {described(arena)}, "
+                "which are in tiers; expected 'local' or 'lazy_global'",
+            )
+        if not getattr(owner, "is_exchanged", False):
+            return
+        options = rule.options
+        if options.clip_global_norm is not None and getattr(owner, "has_hot_rows", False):
+            raise ConfigError(
+                "row optimizer: rows.clip_global_norm",
+                f"got {options.clip_global_norm} for {described(arena)}, of which some rows have copies on all ranks, "
+                "expected another placement",
+            )
+        split = sorted(getattr(owner, "split_tables", frozenset()) & set(arena.table_names))
+        if split and (rule.row_rule.row_states or options.clip_norm is not None):
+            what = "rows.clip_norm" if options.clip_norm is not None else repr(rule.row_rule.kind)
+            raise ConfigError(
+                f"row optimizer: table {split[0]!r}",
+                f"got {what}, which takes all columns of a row, for a table whose columns are on several ranks, "
+                "expected another placement",
+            )
+
+
+class ArenaStep(NamedTuple):
+    """An arena in a step of a row optimizer.
+
+    Attributes:
+        arena: The arena.
+        gradients: Gradients of its bags since the last step.
+        rule: The rule at the rate of the step.
+        table_lr: float32[T], factors of the rate for its tables; None for 1.
+        counted: float32[T], 0 for tables whose rows are counted on another rank; None for 1.
+    """
+
+    arena: AnyArena
+    gradients: Sequence[BagGradient]
+    rule: RowRule
+    table_lr: Tensor | None
+    counted: Tensor | None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether any table of the arena does."""
+        return self.table_lr is None or bool(self.table_lr.any())
+
+
+def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, seed: int) -> None:
+    """Update the rows of arenas that one rule moves, and note what changed.
+
+    Args:
+        parts: The arenas.
+        clipping: Factor of all gradients.
+        step: Number of the step, from 1.
+        seed: Seed with which rows of 16 bits are rounded.
+    """
+    for index, (arena, gradients, rule, table_lr, _) in enumerate(parts):
+        row_update_(
+            arena.weights,
+            tuple(arena.state.values()),
+            gradients,
+            rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
+            step=step,
+            table_lr=table_lr,
+            rounding_seed=(seed * 2**16 + index) % 2**63,
+        )
+        _note_changes(arena, gradients, rule, table_lr)
+        if gradients and isinstance(arena, DynamicArena):
+            arena.reset_defaults()
+        tiers = _tiers_of(arena)
+        if gradients and tiers is not None:
+            tiers.placement.updated([held.places for held in gradients], table_lr)
+
+
+def gradient_norm(parts: Sequence[ArenaStep]) -> float:
+    """Return the norm of the gradients of the trained rows that are counted on this rank."""
+    norms = []
+    for arena, mine, rule, table_lr, counted in parts:
+        rates = table_lr if counted is None else counted if table_lr is None else table_lr * counted
+        norms.append(row_gradient_norm(arena.weights, mine, rule, table_lr=rates, first_row=arena.num_defaults))
+    return math.hypot(*norms)
+
+
+def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:
+    """Note which rows an update by `gradients` changed, where delta checkpoints ask for them."""
+    changes = getattr(arena, "changes", None)  # a weight that is a parameter has none
+    if not isinstance(changes, ChangedRows):
+        return
+    if rule.updates_all_rows:
+        changes.discard()
+        return
+    is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
+    for held in gradients:
+        layout = held.layout
+        ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
+        for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
+            if is_trained[table]:
+                changes.mark(held.keys[begin:end] + layout.table_base[table])
+
+
+def _tiers_of(arena: AnyArena) -> TieredRows | None:
+    data = getattr(arena, "data", None)  # a weight that is a parameter has none
+    return data if isinstance(data, TieredRows) else None
+
+
+def described(arena: AnyArena) -> str:
+    """Return a name of the first tables of `arena` for an error."""
+    return "the tables " + (
+        ", ".join(map(repr, arena.table_names[:3])) or f"of a weight {[arena.num_rows, arena.width]}"
+    )

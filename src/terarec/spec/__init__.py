@@ -20,7 +20,7 @@ from terarec.spec.dataset import (
     ShardSpec,
     SparseInput,
 )
-from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphSpec
+from terarec.spec.graph import GraphEmbedding, GraphFeature, GraphLabel, GraphLayer, GraphModelSpec, GraphSpec
 from terarec.spec.model import (
     Activation,
     AutoIntSpec,
@@ -33,7 +33,6 @@ from terarec.spec.model import (
     DLRMSpec,
     DNNSpec,
     FMSpec,
-    GraphModelSpec,
     LRSpec,
     ModelSpec,
     PythonModelSpec,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.tables import DynamicTableSpec, TableSpec
@@ -212,3 +212,24 @@ def _without_lists(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_without_lists(item) for item in value)
     return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphModelSpec:
+    """Model as a graph of named tensors: either of the two fields describes it.
+
+    Attributes:
+        file: A JSON file of a `GraphSpec`; a relative path counts from the file that names it.
+        graph: The graph itself.
+    """
+
+    kind: ClassVar[str] = "graph"
+    file: str | None = None
+    graph: GraphSpec | None = None
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.graph is None):
+            got = "neither file nor graph" if self.file is None else "both file and graph"
+            checks.reject(self, "", f"got {got}, expected one of them")
+        if self.file is not None and (not isinstance(self.file, str) or not self.file):
+            checks.fail(self, "file", "the path of a JSON file")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from terarec.spec import checks
-from terarec.spec.graph import GraphSpec
+from terarec.spec.graph import GraphModelSpec
 from terarec.spec.tables import Initializer, StaticTablesSpec, TablesSpec
 
 Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid", "prelu", "dice"]
@@ -387,27 +387,6 @@ class TwoTowerSpec(NetworkSpec):
         checks.one_of(self, "correct_sampling", _FLAGS)
         checks.finite_float(self, "frequency_decay", low=0.0, high=1.0, open_low=True)
         checks.positive_int(self, "frequency_buckets")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphModelSpec:
-    """Model as a graph of named tensors: either of the two fields describes it.
-
-    Attributes:
-        file: A JSON file of a `GraphSpec`; a relative path counts from the file that names it.
-        graph: The graph itself.
-    """
-
-    kind: ClassVar[str] = "graph"
-    file: str | None = None
-    graph: GraphSpec | None = None
-
-    def __post_init__(self) -> None:
-        if (self.file is None) == (self.graph is None):
-            got = "neither file nor graph" if self.file is None else "both file and graph"
-            checks.reject(self, "", f"got {got}, expected one of them")
-        if self.file is not None and (not isinstance(self.file, str) or not self.file):
-            checks.fail(self, "file", "the path of a JSON file")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

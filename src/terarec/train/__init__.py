@@ -5,7 +5,8 @@ from terarec.train.loggers import ProgressBar
 from terarec.train.optimizers import Optimizers, Schedule
 from terarec.train.predict import PredictReport, predict
 from terarec.train.run import Run, build
-from terarec.train.trainer import Callback, FitReport, Trainer
+from terarec.train.stopping import FitReport
+from terarec.train.trainer import Callback, Trainer
 
 __all__ = [
     "Callback",

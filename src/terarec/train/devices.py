@@ -1,10 +1,11 @@
-"""Where a model trains: its device, batches that are copied there ahead of the compute, and the allocator."""
+"""Where a model trains: its device, batches and rows of tiers that come there ahead of the compute, the allocator."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import reduce
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -13,13 +14,18 @@ from torch import nn
 import terarec
 from terarec.batch import Batch, to_device
 from terarec.data.reader import BatchReader, Reader
+from terarec.dist.shard import ShardedCollection
+from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import triton_interprets
 from terarec.kernels.registry import OPS, active
+from terarec.parallel import prefetched
 from terarec.spec import TrainingSpec
-from terarec.train.row_tiers import collections_in_tiers, read_ahead
+from terarec.storage import TierUse
 
 CPU = torch.device("cpu")
+
+_AHEAD = 1  # batches whose rows are read while one trains, besides the one that is being read
 
 
 class ReadBatch(NamedTuple):
@@ -89,6 +95,32 @@ def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, Rea
     for batch in reader:
         rows = reader.batch_rows if reads_share(reader) else batch.batch_size
         yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)
+
+
+def collections_in_tiers(model: nn.Module) -> list[EmbeddingCollection | ShardedCollection]:
+    """Return the collections of `model` with tables in tiers; for those on several ranks, not their parts."""
+    found = [module for module in model.modules() if isinstance(module, EmbeddingCollection | ShardedCollection)]
+    parts = {id(collection.local) for collection in found if isinstance(collection, ShardedCollection)}
+    return [held for held in found if id(held) not in parts and held.tier_use() is not None]
+
+
+def tier_use(model: nn.Module) -> TierUse | None:
+    """Return the counters of the tiers of all tables of `model`; None without tiers."""
+    uses = [collection.tier_use() or TierUse() for collection in collections_in_tiers(model)]
+    return reduce(TierUse.plus, uses) if uses else None
+
+
+def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
+    """Yield `batches`, each with what came with it, drawn by a thread that has their rows read for `model`'s tables."""
+    collections = collections_in_tiers(model)
+
+    def drawn() -> Generator[tuple[Batch, T], None, None]:
+        for batch, payload in batches:
+            for collection in collections:
+                collection.prefetch(batch.sparse, _AHEAD + 1)
+            yield batch, payload
+
+    return prefetched(drawn(), _AHEAD)
 
 
 def reads_share(reader: BatchReader) -> TypeGuard[Reader]:

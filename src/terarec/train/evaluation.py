@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, column, slice_samples
 from terarec.dist.ranks import Ranks
-from terarec.errors import ConfigError
 from terarec.metrics import MetricSet, Results, Throughput
 from terarec.models.contract import device_of, logits_of, training_loss
-from terarec.nn.normalization import BatchNorm1d
 from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import TrainingSpec
 from terarec.spec.codec import finite_data
 from terarec.train.devices import copied_ahead
+from terarec.train.step import loss_share
 
 
 class Scored(NamedTuple):
@@ -94,48 +93,6 @@ def _forward_on_ranks(
         return joined, None
     own = loss * loss_share(model, objective, part.stop - part.start, total) if part.stop > part.start else 0.0
     return joined, float(ranks.all_reduce_("loss of an evaluation", torch.tensor([own], dtype=torch.float64)))
-
-
-def share_batches(model: nn.Module, objective: Objective, ranks: Ranks) -> None:
-    """Let layers and losses that compare the samples of a batch, of which each rank has a part, see those of all.
-
-    torch's batch norm of columns is replaced by `terarec.nn.normalization.BatchNorm1d` with the same parameters.
-
-    Raises:
-        ConfigError: Another batch norm of torch.
-    """
-    if ranks.size > 1:
-        for parent in list(model.modules()):
-            for name, module in parent.named_children():
-                if type(module) is nn.BatchNorm1d:
-                    parent._modules[name] = BatchNorm1d.like(module)
-    for module in model.modules():
-        is_other = isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, BatchNorm1d)
-        if is_other and ranks.size > 1:
-            raise ConfigError(
-                "ranks",
-                f"got {ranks.size} processes for {type(module).__name__}, which has the statistics of one, expected "
-                "BatchNorm1d",
-            )
-    comparing: list[Any] = [objective, *model.modules()]
-    for held in comparing:
-        if hasattr(held, "batch_ranks"):
-            held.batch_ranks = ranks if ranks.size > 1 else None
-
-
-def loss_share(model: nn.Module, objective: Objective, own: int, whole: int) -> float:
-    """Return the factor of a rank's loss in that of the batch: its share of the samples, or 1 for losses that add up.
-
-    Args:
-        model: The model.
-        objective: Loss of models that have none of their own.
-        own: Samples of this rank.
-        whole: Samples of the batch.
-    """
-    source = model if hasattr(model, "training_loss") else objective
-    if getattr(source, "adds_up", False):
-        return 1.0
-    return own / whole if whole else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from terarec.optim import (
     scheduler_states,
 )
 from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
+from terarec.spec.quoting import did_you_mean
 
 Interval = Literal["step", "epoch", "evaluation"]
 
@@ -122,6 +123,29 @@ class Optimizers:
                     schedule.scheduler.step(value_of(schedule.metric))
             else:
                 schedule.scheduler.step()
+
+    def check_metrics(self, metrics: Sequence[str]) -> None:
+        """Check that evaluations compute what plateau schedules wait for.
+
+        Args:
+            metrics: Metrics of the evaluations; empty for a training without any.
+
+        Raises:
+            ConfigError: There is no evaluation, or not of such a metric.
+        """
+        for schedule in self.schedules:
+            if not isinstance(schedule.scheduler, ReduceLROnPlateau):
+                continue
+            if not metrics:
+                raise ConfigError(
+                    "training.schedule", "got a plateau without a split to evaluate on, expected one, or another kind"
+                )
+            if schedule.metric is not None and schedule.metric not in metrics:
+                raise ConfigError(
+                    "training.schedule.metric",
+                    f"got {schedule.metric!r}{did_you_mean(schedule.metric, metrics)}, "
+                    f"expected one of the metrics {', '.join(metrics)}",
+                )
 
     def schedule_state(self) -> list[Any]:
         """Return the state of each schedule as JSON data.

@@ -1,16 +1,22 @@
-"""Early stopping: after evaluations without improvement, or by a signal."""
+"""The end of a training: after evaluations without improvement, by a signal, and the report of what was done."""
 
 from __future__ import annotations
 
 import math
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from terarec.errors import ConfigError
 from terarec.metrics import find_metric
 from terarec.spec import TrainingSpec
+from terarec.spec.quoting import did_you_mean
+from terarec.storage import TierUse
+from terarec.train.evaluation import Evaluation
 
 
 class EarlyStopping:
@@ -35,6 +41,21 @@ class EarlyStopping:
         self._spec = spec
         self._reference: float | None = None  # what an improvement is measured from
         self._num_without_improvement = 0
+
+    @classmethod
+    def of(cls, spec: TrainingSpec, metrics: Sequence[str]) -> EarlyStopping:
+        """Return early stopping by ``spec.monitor``, or else by the first of the `metrics` of evaluations.
+
+        Raises:
+            ConfigError: A monitor that is none of them.
+        """
+        monitor = spec.monitor or metrics[0]
+        if monitor not in metrics:
+            raise ConfigError(
+                "training.monitor",
+                f"got {monitor!r}{did_you_mean(monitor, metrics)}, expected one of the metrics {', '.join(metrics)}",
+            )
+        return cls(spec, monitor)
 
     @property
     def is_over(self) -> bool:
@@ -113,3 +134,40 @@ class Interrupts:
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitReport:
+    """Results of `Trainer.fit`.
+
+    Attributes:
+        steps: Steps of the complete run, those before a resume included.
+        samples: Samples trained in this call.
+        seconds: Wall-clock time of this call without evaluations; reading and checkpoints included.
+        total_seconds: Wall-clock time of this call, evaluations included.
+        samples_per_second: Samples / seconds.
+        loss: Loss of the last step's batch; NaN if there was no step.
+        device: Where the model trained.
+        evaluation: The last one; None without a validation split.
+        highest_auc: The highest AUC of all evaluations of the run, or None.
+        best_step: Step of the evaluation that was best by ``training.monitor``, or None.
+        stopped_early: Whether ``training.patience`` ended the training.
+        peak_memory_bytes: Most physical memory that this process ever held.
+        tiers: What the tiers of tables did in this call; None without any.
+        checkpoint: The newest checkpoint, if the run writes any.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    total_seconds: float
+    samples_per_second: float
+    loss: float
+    device: str
+    evaluation: Evaluation | None
+    highest_auc: float | None
+    best_step: int | None
+    stopped_early: bool
+    peak_memory_bytes: int
+    tiers: TierUse | None = None
+    checkpoint: Path | None = None

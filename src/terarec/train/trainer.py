@@ -1,4 +1,4 @@
-"""The training loop, its callbacks, and its report."""
+"""The training loop and its callbacks."""
 
 from __future__ import annotations
 
@@ -6,35 +6,29 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from terarec.batch import Batch, slice_samples
+from terarec.batch import Batch
 from terarec.data.reader import BatchReader
-from terarec.dist.ranks import Ranks, sum_gradients
-from terarec.dist.shard import ShardedCollection
-from terarec.errors import ConfigError, RunInterruptedError, TerarecError, TrainingError
+from terarec.dist.ranks import Ranks
+from terarec.errors import ConfigError, RunInterruptedError, TerarecError
 from terarec.kernels import memory
 from terarec.metrics import Throughput
-from terarec.models.contract import device_of, training_loss
+from terarec.models.contract import device_of
 from terarec.nn.objectives import BinaryObjective, Objective
-from terarec.nn.precision import autocast, warn_if_slow
-from terarec.optim import LossScaler, freeze
+from terarec.nn.precision import warn_if_slow
+from terarec.optim import freeze
 from terarec.spec import TrainingSpec
-from terarec.spec.quoting import did_you_mean
-from terarec.storage import BudgetError, TierUse
-from terarec.train.devices import batches_on, reads_share
-from terarec.train.evaluation import Evaluation, Evaluator, loss_share, share_batches
+from terarec.storage import TierUse
+from terarec.train.devices import batches_on, reads_share, tier_use
+from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
-from terarec.train.row_tiers import use_of
-from terarec.train.stopping import EarlyStopping, Interrupts
+from terarec.train.step import TrainingStep
+from terarec.train.stopping import EarlyStopping, FitReport, Interrupts
 
 
 class Callback:
@@ -73,46 +67,6 @@ class Callback:
         """`fit` ends, with or without an error: release resources."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitReport:
-    """Results of `Trainer.fit`.
-
-    Attributes:
-        steps: Steps of the complete run, those before a resume included.
-        samples: Samples trained in this call.
-        seconds: Wall-clock time of this call without evaluations; reading and checkpoints included.
-        total_seconds: Wall-clock time of this call, evaluations included.
-        samples_per_second: Samples / seconds.
-        loss: Loss of the last step's batch; NaN if there was no step.
-        device: Where the model trained.
-        evaluation: The last one; None without a validation split.
-        highest_auc: The highest AUC of all evaluations of the run, or None.
-        best_step: Step of the evaluation that was best by ``training.monitor``, or None.
-        stopped_early: Whether ``training.patience`` ended the training.
-        peak_memory_bytes: Most physical memory that this process ever held.
-        tiers: What the tiers of tables did in this call; None without any.
-        checkpoint: The newest checkpoint, if the run writes any.
-    """
-
-    steps: int
-    samples: int
-    seconds: float
-    total_seconds: float
-    samples_per_second: float
-    loss: float
-    device: str
-    evaluation: Evaluation | None
-    highest_auc: float | None
-    best_step: int | None
-    stopped_early: bool
-    peak_memory_bytes: int
-    tiers: TierUse | None = None
-    checkpoint: Path | None = None
-
-
-FIRST_DYNAMIC_SCALE = 65536.0
-"""First scale of `torch.amp.GradScaler`."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -125,7 +79,6 @@ class Trainer:
         step: Steps done.
         epoch: Epochs done.
         samples: Samples done.
-        output: What the model returned for the last step's last batch.
         evaluation: The last one of this object, or None.
         highest_auc: Highest AUC so far, or None.
         early_stopping: The best evaluation so far, and whether training stops since none improved on it.
@@ -173,24 +126,15 @@ class Trainer:
         self.objective: Objective = objective or BinaryObjective()
         self.callbacks = list(callbacks)
         self.device = device_of(model)
-        share_batches(model, self.objective, self.ranks)
+        self._stepping = TrainingStep(
+            model, spec, optimizers, self.objective, ranks=self.ranks, device=self.device, check_loss=check_loss
+        )
         self.evaluator = Evaluator.of(spec, self.objective, labels, ranks=self.ranks)
         self.step = self.epoch = self.samples = 0
-        self.output: object = None
         self.evaluation: Evaluation | None = None
         self.highest_auc: float | None = None
-        self.early_stopping = EarlyStopping(spec, self._monitor())
+        self.early_stopping = EarlyStopping.of(spec, self.evaluator.metrics)
         self.reader: BatchReader | None = None
-        self._module = cast(nn.Module, torch.compile(model)) if spec.compile else model
-        self._parameters = list(model.parameters())
-        self._is_scale_dynamic = spec.loss_scale == "dynamic"
-        self._scaler = LossScaler(
-            FIRST_DYNAMIC_SCALE if isinstance(spec.loss_scale, str) else spec.loss_scale,
-            dynamic=self._is_scale_dynamic,
-            device=self.device.type,
-        )
-        self._loss: Tensor | None = None
-        self._check_loss = check_loss
         self._reader_state: dict[str, Any] | None = None
         self._steps_per_epoch = 0
         self._steps_in_epoch: int | None = 0
@@ -199,22 +143,23 @@ class Trainer:
         self._evaluation_seconds = 0.0
         self._tiers_before: TierUse | None = None
         self._interrupts = Interrupts()
-        self._is_interrupted = False
-        self._stepped = tuple(optimizers)
-        self._exchanged = [module for module in model.modules() if isinstance(module, ShardedCollection)]
-        self._own_next: tuple[Batch, Batch] | None = None
         if spec.freeze:
             freeze(model, spec.freeze, rows=optimizers.rows)
 
     @property
     def loss(self) -> float:
         """The loss of the last step's batch; NaN before the first step."""
-        return math.nan if self._loss is None else float(self._loss)
+        return math.nan if self.last_loss is None else float(self.last_loss)
 
     @property
     def last_loss(self) -> Tensor | None:
         """The loss of the last step as a scalar on the model's device, which reads without waiting for a GPU."""
-        return self._loss
+        return self._stepping.loss
+
+    @property
+    def output(self) -> object:
+        """What the model returned for the last step's last batch."""
+        return self._stepping.output
 
     @property
     def steps_per_epoch(self) -> int:
@@ -267,15 +212,15 @@ class Trainer:
         """
         if len(train_reader) == 0:
             raise ConfigError("fit", "the train split gives no batch, expected at least one")
-        self._check_plateaus(has_evaluations=valid_reader is not None)
+        self.optimizers.check_metrics(self.evaluator.metrics if valid_reader is not None else ())
         warn_if_slow(self.spec.precision, self.device)
         self.reader, self._reader_state = train_reader, None
         self._steps_per_epoch = -(-len(train_reader) // self.spec.accumulate)
         if self._steps_in_epoch is None:  # restored from a checkpoint that did not hold it
             self._steps_in_epoch = (self.step - 1) % self.steps_per_epoch + 1 if self.step else 0
-        self._is_stopped = self._is_interrupted = False
+        self._is_stopped = self._stepping.is_interrupted = False
         self._evaluation_seconds = 0.0
-        self._tiers_before = use_of(self.model)
+        self._tiers_before = tier_use(self.model)
         samples_before, throughput = self.samples, Throughput()
         try:
             with Interrupts() as self._interrupts:
@@ -331,122 +276,20 @@ class Trainer:
                 before is checked, so that the processor need not wait for this one's. With a dynamic loss scale the
                 step is skipped instead.
         """
-        self.output = None  # frees the last step's tensors before this one's are made
-        if not self.model.training:
-            self.model.train()
-        self.optimizers.zero_grad()
-        before = self._loss
-        self.ranks.step = self.step + 1
         sizes = [batch.batch_size for batch in batches] if totals is None else totals
-        total = sum(sizes)
-        try:
-            if self.ranks.size == 1:
-                parts = [self._backward(batch, batch.batch_size / total) for batch in batches]
-            else:
-                parts = [
-                    self._backward_of_share(batch, size, size / total, then, is_own=totals is not None)
-                    for batch, size, then in zip(batches, sizes, (*batches[1:], following), strict=True)
-                ]
-        except BudgetError as error:
-            raise error.during(f"step {self.step + 1}") from None
-        loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
-        if self.ranks.size > 1:
-            loss = self._sum_over_ranks(loss)
-        if self._check_loss and self.device.type != "cpu" and not self._is_scale_dynamic and before is not None:
-            self._check_finite(before, self.step)
-        if self.spec.clip_norm is not None:
-            self._scaler.unscale_(self._stepped)
-            clip_grad_norm_(self._parameters, self.spec.clip_norm)
-        is_done = self._scaler.step(self._stepped)
-        self._scaler.update()
-        if is_done:
-            self.optimizers.advance("step")
-        self._loss = loss
+        self._stepping.run(
+            batches,
+            sizes,
+            number=self.step + 1,
+            epoch=self.epoch + 1,
+            following=following,
+            is_own=totals is not None,
+            is_interrupted=self._interrupts.received is not None,
+        )
         self.step += 1
-        self.samples += total
-        return loss
-
-    def _monitor(self) -> str:
-        monitor = self.spec.monitor or self.evaluator.metrics[0]
-        if monitor not in self.evaluator.metrics:
-            known = self.evaluator.metrics
-            raise ConfigError(
-                "training.monitor",
-                f"got {monitor!r}{did_you_mean(monitor, known)}, expected one of the metrics {', '.join(known)}",
-            )
-        return monitor
-
-    def _check_plateaus(self, *, has_evaluations: bool) -> None:
-        known = self.evaluator.metrics
-        for schedule in self.optimizers.schedules:
-            if not isinstance(schedule.scheduler, ReduceLROnPlateau):
-                continue
-            if not has_evaluations:
-                raise ConfigError(
-                    "training.schedule", "got a plateau without a split to evaluate on, expected one, or another kind"
-                )
-            if schedule.metric is not None and schedule.metric not in known:
-                raise ConfigError(
-                    "training.schedule.metric",
-                    f"got {schedule.metric!r}{did_you_mean(schedule.metric, known)}, "
-                    f"expected one of the metrics {', '.join(known)}",
-                )
-
-    def _backward(self, batch: Batch, share: float) -> Tensor:
-        """Add the gradients of `batch`, which is `share` of the step's samples; return its share of the loss."""
-        with autocast(self.spec.precision, self.device):
-            output = self._module(batch)
-            loss = training_loss(self.model, output, batch, self.objective)
-        if share != 1.0:
-            loss = loss * share
-        if self.ranks.size > 1 and not batch.batch_size:
-            loss = loss.nan_to_num()  # the mean of no samples
-        value = loss.detach()
-        if self._check_loss and self.device.type == "cpu" and not self._is_scale_dynamic and self.ranks.size == 1:
-            self._check_finite(value, self.step + 1)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self.output = output
-        return value
-
-    def _backward_of_share(
-        self, batch: Batch, size: int, share: float, following: Batch | None, *, is_own: bool
-    ) -> Tensor:
-        """Call `_backward` for this rank's samples of a batch of `size`, while the keys of the following one travel."""
-        known = self._own_next
-        own = known[1] if known is not None and known[0] is batch else self._own_share(batch, is_own=is_own)
-        for collection in self._exchanged:
-            collection.start(own.sparse)
-        if following is not None:
-            self._own_next = (following, self._own_share(following, is_own=is_own))
-            for collection in self._exchanged:
-                collection.announce(self._own_next[1].sparse)
-        return self._backward(own, share * loss_share(self.model, self.objective, own.batch_size, size))
-
-    def _own_share(self, batch: Batch, *, is_own: bool) -> Batch:
-        if is_own:
-            return batch
-        part = self.ranks.share(batch.batch_size)
-        return slice_samples(batch, part.start, part.stop)
-
-    def _sum_over_ranks(self, loss: Tensor) -> Tensor:
-        """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""
-        is_interrupted = float(self._interrupts.received is not None)
-        numbers = torch.stack([loss.float().cpu(), torch.tensor(is_interrupted)])
-        summed = sum_gradients(self.ranks, self._parameters, also=numbers)
-        assert summed is not None, "numbers were given"
-        self._is_interrupted |= bool(summed[1] > 0)
-        if self._check_loss and not self._is_scale_dynamic:
-            self._check_finite(summed[0], self.step + 1)
-        return summed[0]
-
-    def _check_finite(self, loss: Tensor, step: int) -> None:
-        value = loss.item()
-        if not math.isfinite(value):
-            self.optimizers.zero_grad()
-            raise TrainingError(
-                f"step {step} (epoch {self.epoch + 1})",
-                f"the loss is {value}, expected a finite number; a lower learning rate may help",
-            )
+        self.samples += sum(sizes)
+        assert self._stepping.loss is not None, "a step has a loss"
+        return self._stepping.loss
 
     def seed_rank(self) -> None:
         """Seed the random numbers of each rank but the first differently, such as for dropout."""
@@ -463,11 +306,11 @@ class Trainer:
 
     def evaluate(self, reader: BatchReader) -> Evaluation:
         """Score all batches of `reader` with the present weights."""
-        return self.evaluator.evaluate(self._module, reader)
+        return self.evaluator.evaluate(self._stepping.module, reader)
 
     def tier_use(self) -> TierUse | None:
         """Return the counters of the tables' tiers since the last `fit` began; None without tiers."""
-        now, before = use_of(self.model), self._tiers_before
+        now, before = tier_use(self.model), self._tiers_before
         return now if now is None or before is None else now.minus(before)
 
     def reader_state(self) -> dict[str, Any]:
@@ -486,7 +329,7 @@ class Trainer:
             "evaluated_step": self._evaluated_step,
             "early_stopping": self.early_stopping.state_dict(),
             "schedules": self.optimizers.schedule_state(),
-            "loss_scaler": self._scaler.state_dict(),
+            "loss_scaler": self._stepping.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -503,7 +346,7 @@ class Trainer:
         if "early_stopping" in state:
             self.early_stopping.load_state_dict(state["early_stopping"])
         if "loss_scaler" in state:
-            self._scaler.load_state_dict(state["loss_scaler"])
+            self._stepping.scaler.load_state_dict(state["loss_scaler"])
 
     def _run(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         try:
@@ -532,7 +375,7 @@ class Trainer:
 
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
-        is_ahead = bool(self._exchanged) and self.ranks.size > 1
+        is_ahead = self._stepping.exchanges_keys
         is_shared = reads_share(train_reader)
         batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
         following = list(islice(batches, self.spec.accumulate))
@@ -581,7 +424,9 @@ class Trainer:
     def _validate(self, reader: BatchReader) -> None:
         """Score the validation split and call `on_evaluation`."""
         is_repeated = self._evaluated_step == self.step
-        evaluation = self.evaluator.evaluate(self._module, reader, progress=lambda _samples: self._stop_if_asked())
+        evaluation = self.evaluator.evaluate(
+            self._stepping.module, reader, progress=lambda _samples: self._stop_if_asked()
+        )
         self.evaluation, self._evaluated_step = evaluation, self.step
         self._evaluation_seconds += evaluation.seconds
         if not math.isnan(evaluation.auc):
@@ -598,7 +443,7 @@ class Trainer:
 
     def _stop_if_asked(self) -> None:
         if self.ranks.size > 1:  # they stop after the same step
-            if self._is_interrupted:
+            if self._stepping.is_interrupted:
                 raise _StopRequestedError
         elif self._interrupts.received is not None:
             raise _StopRequestedError

@@ -20,7 +20,7 @@ from terarec.etl.ready import PRESETS, criteo
 from terarec.etl.workflow import Workflow, workflow_of
 from terarec.etl.workflow.saved import PRESET_FUNCTIONS
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
-from terarec.spec.named_code import imported
+from terarec.spec.registry import imported
 from tests.errors import at
 
 system = os.system  # what another module defines

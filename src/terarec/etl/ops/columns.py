@@ -40,8 +40,8 @@ from terarec.etl.ops.record_values import (
 from terarec.etl.ops.values import ValueType, is_among, value_of
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import checks, register
-from terarec.spec.named_code import imported
 from terarec.spec.quoting import quoted
+from terarec.spec.registry import imported
 
 if TYPE_CHECKING:  # it loads torch
     from terarec.etl.tensors import TensorDevice, TensorFunction

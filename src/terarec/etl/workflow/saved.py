@@ -17,7 +17,7 @@ from terarec.etl.ops.base import operators
 from terarec.etl.workflow.plan import Plan
 from terarec.io import read_json_and_version, write_versioned_json
 from terarec.spec import OperatorSpec, WorkflowSpec, from_data, to_data
-from terarec.spec.named_code import check_allowed, imported
+from terarec.spec.registry import check_allowed, imported
 
 FORMAT = "terarec.workflow"
 VERSION = 3

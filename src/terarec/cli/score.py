@@ -1,9 +1,8 @@
-"""Commands on a trained RUN: ``terarec evaluate``, ``predict``, ``export`` and ``serve``."""
+"""``terarec evaluate`` and ``predict``: metrics and scores of a trained RUN."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,28 +17,19 @@ from terarec.cli.options import (
     Force,
     GroupOption,
     MetricsOption,
+    PrecisionOption,
+    RowTypeOption,
     SlicesOption,
-    SpecFields,
     comma_separated,
 )
 from terarec.cli.show import Show
-from terarec.errors import ConfigError, StorageError
-from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions, ServingSpec
+from terarec.errors import ConfigError
+from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions
 
 if TYPE_CHECKING:
     from terarec.etl.engine import Progress
-    from terarec.export import EmbeddingsReport, ExportReport, TableReport
     from terarec.models.two_tower import TwoTower
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
-
-
-RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Numbers of the tables' rows.")]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="fp32|bf16|fp16|int8", help="Numbers of the layers' products; those of the training if unset."
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,182 +295,3 @@ def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:
 
     shown = {"out": str(options.out), **figures, "peak_memory_bytes": memory.peak_bytes()}
     show.result(f"Scores in {options.out}", shown)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of ``terarec export``."""
-
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
-    out: Annotated[Path, typer.Option(help="Directory to make.")]
-    format: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            "--format",
-            metavar="onnx|torch|aotinductor|torchscript|triton|embeddings|parquet|npy|faiss",
-            help="An ONNX file, a program for torch.export.load, one compiled for this machine, a trace, a model "
-            "repository of Triton; or the vectors of the tables: embeddings is parquet.",
-        ),
-    ] = "onnx"
-    backend: Annotated[
-        str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
-    ] = "python"
-    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="How Triton takes text columns.")] = "bytes"
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows in Triton; its memory if unset."),
-    ] = None
-    no_tables: Annotated[
-        bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
-    ] = False
-    table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="The one table to write with parquet, npy or faiss.")
-    ] = None
-    checkpoint: CheckpointOption = None
-    allow_import: AllowImport = None
-
-
-def export(options: ExportOptions, show: Show) -> None:
-    """Run ``terarec export``."""
-    from terarec.kernels import memory
-    from terarec.train.run_dir import check_run
-
-    started = time.perf_counter()
-    check_run(options.run)
-    report = dataclasses.asdict(_exported(options))
-    figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
-    spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
-    told = {**figures, "file": str(report["file"]), **spent}
-    if isinstance(report.get("tables"), tuple):  # of vectors of all tables
-        told["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
-        show.table("tables", told["tables"])
-    show.figures(f"Exported {options.out}", told)
-    show.json(told)
-
-
-def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:
-    from terarec.export import export_embeddings, export_run, export_table
-    from terarec.export.table_rows import TABLE_FORMATS
-    from terarec.serve.triton import TritonSpec, export_triton
-
-    allowed = options.allow_import or ()
-    form = "parquet" if options.format == "embeddings" else options.format
-    if options.table is not None:
-        return export_table(
-            options.run, options.table, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
-        )
-    if form in TABLE_FORMATS:
-        return export_embeddings(
-            options.run, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
-        )
-    if options.format == "triton":
-        tables = None if options.tables is None else str(options.tables)
-        spec = TritonSpec(
-            backend=options.backend,  # type: ignore[arg-type]  # which it checks
-            text=options.text,  # type: ignore[arg-type]
-            tables=tables,
-        )
-        return export_triton(options.run, options.out, spec, checkpoint=options.checkpoint, allow_import=allowed)
-    return export_run(
-        options.run,
-        options.out,
-        format=options.format,
-        tables=not options.no_tables,
-        checkpoint=options.checkpoint,
-        allow_import=allowed,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """Options of ``terarec serve``."""
-
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
-    server: Annotated[
-        ServingSpec,
-        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
-    ]
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
-    ] = None
-    stream: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of a stream, from which checkpoints are received into RUN."),
-    ] = None
-    checkpoint: CheckpointOption = None
-    device: DeviceOption = None
-    row_type: RowTypeOption = "fp32"
-    precision: PrecisionOption = None
-    allow_import: AllowImport = None
-
-
-def serve(options: ServeOptions, show: Show) -> None:
-    """Run ``terarec serve``."""
-    from terarec.config import load_served_tables, load_update_stream
-    from terarec.models.narrow import Numbers
-    from terarec.serve import run
-    from terarec.train.devices import describe_device, resolve_device
-
-    device = resolve_device(options.device or "auto")
-    spec = options.server
-    if options.tables is not None:
-        spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))
-
-    def ready(server: run.RunningServer) -> None:
-        url = f"{server.url}/v2/models/{options.server.name}"
-        show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
-        show.json(
-            {
-                "url": server.url,
-                "host": server.host,
-                "port": server.port,
-                "name": options.server.name,
-                "device": describe_device(device),
-            }
-        )
-
-    run.serve(
-        options.run,
-        spec,
-        ready,
-        checkpoint=options.checkpoint,
-        device=device,
-        allow_import=options.allow_import or (),
-        numbers=Numbers(row_type=options.row_type, precision=options.precision),
-        stream=None if options.stream is None else load_update_stream(options.stream),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishOptions:
-    """Options of ``terarec publish``."""
-
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train writes.")]
-    stream: Annotated[Path, typer.Option(metavar="FILE", help="JSON of a stream of Redis or Valkey.")]
-    every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks for a checkpoint.")] = 1.0
-    once: Annotated[bool, typer.Option("--once", help="End when what is there is published.")] = False
-
-
-def publish(options: PublishOptions, show: Show) -> None:
-    """Run ``terarec publish``."""
-    from terarec.config import load_update_stream
-    from terarec.serve import RedisStream, UpdatePublisher
-    from terarec.train.run_dir import check_run
-
-    check_run(options.run)
-    stream = RedisStream(load_update_stream(options.stream))
-    publisher = UpdatePublisher(options.run, stream, every_seconds=None)
-    try:
-        publisher.poll()
-        while not options.once:
-            time.sleep(options.every_seconds)
-            try:
-                if publisher.poll():
-                    show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
-            except (StorageError, OSError) as error:
-                show.line(f"{error}; it is tried again")
-    finally:
-        stream.close()
-    show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))

@@ -1,0 +1,381 @@
+"""Commands around data: ``terarec generate``, ``workflow``, ``convert`` and ``drift``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from terarec.cli.options import AllowImport, Force
+from terarec.cli.show import Show
+from terarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from terarec.data.synthetic import GenerateReport
+    from terarec.etl.drift import DataSummary
+    from terarec.spec import RecordsSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """Options of every ``terarec generate``."""
+
+    rows: Annotated[int, typer.Option(min=1, help="Rows in all.")]
+    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCriteoOptions(GenerateOptions):
+    """Options of ``terarec generate criteo``."""
+
+    days: Annotated[int, typer.Option(min=1, help="Files day_0.tsv, day_1.tsv, ... to share the rows among.")] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateMovielensOptions(GenerateOptions):
+    """Options of ``terarec generate movielens``."""
+
+    layout: Annotated[Literal["latest", "1m"], typer.Option(help="CSV files, or those of MovieLens 1M.")] = "latest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateAmazonOptions(GenerateOptions):
+    """Options of ``terarec generate amazon``."""
+
+    layout: Annotated[Literal["2018", "2023"], typer.Option(help="Release of the reviews.")] = "2018"
+
+
+def criteo(options: GenerateCriteoOptions, show: Show) -> None:
+    """Run ``terarec generate criteo``."""
+    from terarec.data.synthetic import criteo as source
+
+    _generate(source.generate, "rows", options, show)
+
+
+def avazu(options: GenerateOptions, show: Show) -> None:
+    """Run ``terarec generate avazu``."""
+    from terarec.data.synthetic import avazu as source
+
+    _generate(source.generate, "rows", options, show)
+
+
+def rees46(options: GenerateOptions, show: Show) -> None:
+    """Run ``terarec generate rees46``."""
+    from terarec.data.synthetic import rees46 as source
+
+    _generate(source.generate, "events", options, show)
+
+
+def mind(options: GenerateOptions, show: Show) -> None:
+    """Run ``terarec generate mind``."""
+    from terarec.data.synthetic import mind as source
+
+    _generate(source.generate, "pages", options, show)
+
+
+def movielens(options: GenerateMovielensOptions, show: Show) -> None:
+    """Run ``terarec generate movielens``."""
+    from terarec.data.synthetic import movielens as source
+
+    _generate(source.generate, "ratings", options, show)
+
+
+def adult(options: GenerateOptions, show: Show) -> None:
+    """Run ``terarec generate adult``."""
+    from terarec.data.synthetic import adult as source
+
+    _generate(source.generate, "people", options, show)
+
+
+def amazon(options: GenerateAmazonOptions, show: Show) -> None:
+    """Run ``terarec generate amazon``."""
+    from terarec.data.synthetic import amazon as source
+
+    _generate(source.generate, "reviews", options, show)
+
+
+def _generate(generate: Callable[..., GenerateReport], unit: str, options: GenerateOptions, show: Show) -> None:
+    arguments = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    out = arguments.pop("out")
+    with show.progress("generating", unit) as progress:
+        report = generate(out, **arguments, progress=progress)
+    known = {"days": arguments["days"]} if "days" in arguments else {}
+    show.result(f"Generated {out}", {**known, "out": str(out), **dataclasses.asdict(report)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkflowOptions:
+    """Options of ``terarec workflow``."""
+
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
+    layout: Annotated[str | None, typer.Option(help="Of movielens (latest, 1m) or amazon (2018, 2023).")] = None
+    force: Force = False
+
+
+def workflow(options: WorkflowOptions, show: Show) -> None:
+    """Run ``terarec workflow``."""
+    from terarec.etl.ready import PRESETS
+    from terarec.etl.workflow import Workflow
+    from terarec.io import check_new_file
+
+    preset = PRESETS.find(options.name, "NAME")
+    if options.layout is not None and options.name not in {"movielens", "amazon"}:
+        raise ConfigError("--layout", f"got {options.layout!r} for {options.name}, which has one layout")
+    check_new_file(options.out, replace=options.force)
+    chosen = {"min_count": options.min_count, "layout": options.layout}
+    spec = preset(**{name: value for name, value in chosen.items() if value is not None})
+    Workflow.of(spec).to_json(options.out, replace=options.force)
+    figures = {
+        "out": str(options.out),
+        "name": spec.name,
+        "steps": len(spec.steps),
+        "tables": list(spec.tables),
+        "labels": [label.name for label in spec.labels],
+        "dense": list(spec.dense),
+        "categorical": list(spec.categorical),
+    }
+    show.result(f"Wrote {options.out}", figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Options of ``terarec workflow draft``."""
+
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files, directories, patterns or URLs of one format.")
+    ]
+    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict; guessed if unset.")] = None
+    force: Force = False
+
+
+def draft(options: DraftOptions, show: Show) -> None:
+    """Run ``terarec workflow draft``."""
+    from terarec.etl.draft import draft_workflow
+    from terarec.etl.workflow import Workflow
+    from terarec.io import check_new_file
+
+    check_new_file(options.out, replace=options.force)
+    found = draft_workflow(options.files, options.label, name=options.out.stem)
+    Workflow.of(found.spec).to_json(options.out, replace=options.force)
+    source = found.spec.source
+    is_text = source.format == "delimited"
+    figures: dict[str, Any] = {
+        "out": str(options.out),
+        "format": source.format,
+        "delimiter": source.delimiter if is_text else None,
+        "header": source.header if is_text else None,
+        "sample_rows": found.sample_rows,
+        "label": found.spec.labels[0].name,
+        "label_reason": found.label_reason,
+        "split_reason": found.split_reason,
+        "steps": len(found.spec.steps),
+        "columns": [dataclasses.asdict(choice) for choice in found.choices],
+    }
+    show.figures(f"Wrote {options.out}", figures)
+    show.table("Columns", figures["columns"])
+    show.json(figures)
+
+
+_OF_RUNS = ("records", "dense", "sparse", "dense_states", "sparse_states", "step", "batch_size", "lr", "seed")
+_KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_async"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of ``terarec convert``."""
+
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A data set; a records.json (dataset), or a graph's JSON (run).")
+    ]
+    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="What to write.")]
+    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    key_bytes: Annotated[int | None, typer.Option(metavar="4|8", help="Bytes of a key; 4 if all fit.")] = None
+    no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Norm files without checksums.")] = False
+    keysets: Annotated[bool, typer.Option("--keysets", help="Write a keyset for each split, too.")] = False
+    storage: Annotated[
+        str | None, typer.Option("--format", metavar="parquet|raw", help="Format of a data set's shards.")
+    ] = None
+    records: Annotated[Path | None, typer.Option(help="records.json of a model's data (run).")] = None
+    dense: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense weights (run).")] = None
+    sparse: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="Rows of an embedding (run); repeatable, in order.")
+    ] = None
+    dense_states: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense optimizer states (run).")] = None
+    sparse_states: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="An embedding's optimizer states (run); repeatable.")
+    ] = None
+    step: Annotated[int | None, typer.Option(help="Iterations behind a model's files (run); 0.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Samples in an iteration (run); 2048.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate to go on with (run); 0.001.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of new rows and dropout (run); 1.")] = None
+
+
+def convert(options: ConvertOptions, show: Show) -> None:
+    """Run ``terarec convert``."""
+    _check(options)
+    started = time.perf_counter()
+    if options.to == "run":
+        figures = _to_run(options)
+        show.result(f"Converted {options.out}", {**figures, "seconds": time.perf_counter() - started})
+        return
+    to_dataset = options.to == "dataset"
+    figures = _to_dataset(options, show) if to_dataset else _to_records(options, show)
+    seconds = time.perf_counter() - started
+    speed = {"seconds": seconds, "rows_per_second": figures["rows"] / seconds}
+    show.result(f"Converted {options.out}", {"out": str(options.out), "kind": options.to, **figures, **speed})
+
+
+def _check(options: ConvertOptions) -> None:
+    targets = (*_KINDS, "dataset", "run")
+    if options.to not in targets:
+        raise ConfigError("--to", f"got {options.to!r}, expected one of {', '.join(targets)}")
+    is_dataset, is_run = options.to == "dataset", options.to == "run"
+    is_records = not (is_dataset or is_run)
+    for name, is_given, is_wanted in (
+        ("--key-bytes", options.key_bytes is not None, is_records),
+        ("--no-checksum", options.no_checksum, options.to == "norm"),
+        ("--keysets", options.keysets, is_records),
+        ("--format", options.storage is not None, is_dataset),
+        *((f"--{name.replace('_', '-')}", getattr(options, name) is not None, is_run) for name in _OF_RUNS),
+    ):
+        if is_given and not is_wanted:
+            raise ConfigError(name, f"has no meaning with --to {options.to}")
+    for name in ("records", "dense"):
+        if is_run and getattr(options, name) is None:
+            raise ConfigError(f"--{name}", "got none, expected a path with --to run")
+
+
+def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
+    from terarec.data.records import RecordOptions, write_as_records
+    from terarec.formats import read_dataset
+
+    asked = RecordOptions(
+        kind=_KINDS[options.to],  # type: ignore[arg-type]  # the words are checked
+        key_bytes=options.key_bytes,
+        checksum=not options.no_checksum,
+        keysets=options.keysets,
+    )
+    spec = read_dataset(options.data)
+    dropped = (*(() if spec.weight is None else (spec.weight,)), *(column.name for column in spec.metadata))
+    if dropped:
+        show.line(f"left out, as HugeCTR's files hold neither weights nor metadata: {', '.join(dropped)}")
+    with show.progress("converting", "rows") as progress:
+        records: RecordsSpec = write_as_records(options.data, options.out, asked, progress)
+    return {
+        "rows": sum(split.rows for split in records.splits.values()),
+        "key_bytes": records.layout.key_bytes,
+        "slot_sizes": list(records.layout.slot_sizes),
+    }
+
+
+def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
+    from terarec.data.records import write_as_dataset
+    from terarec.formats.hugectr import RECORDS_FILE
+
+    path = options.data / RECORDS_FILE if options.data.is_dir() else options.data
+    storage: Any = options.storage or "parquet"  # the spec checks the word
+    with show.progress("converting", "rows") as progress:
+        imported = write_as_dataset(path, options.out, storage=storage, progress=progress)
+    dataset = imported.dataset
+    return {
+        "rows": sum(dataset.num_rows(split) for split in dataset.splits),
+        "skipped_rows": imported.num_skipped,
+    }
+
+
+def _to_run(options: ConvertOptions) -> dict[str, Any]:
+    from terarec.formats.hugectr import RECORDS_FILE
+    from terarec.hugectr.saved_model import SavedModel, convert_model
+    from terarec.models.artifact import tables
+
+    assert options.records is not None  # checked
+    assert options.dense is not None
+    given = {name: getattr(options, name) for name in ("step", "batch_size", "lr", "seed")}
+    saved = SavedModel(
+        graph=options.data,
+        records=options.records / RECORDS_FILE if options.records.is_dir() else options.records,
+        dense=options.dense,
+        sparse=tuple(options.sparse or ()),
+        dense_states=options.dense_states,
+        sparse_states=tuple(options.sparse_states or ()),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    held = tables(convert_model(saved, options.out).module)
+    return {
+        "out": str(options.out),
+        "kind": options.to,
+        "step": saved.step,
+        "tables": len(held),
+        "table_rows": sum(map(len, held.values())),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftOptions:
+    """Options of ``terarec drift``."""
+
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The data set to compare with.")]
+    current: Annotated[
+        list[str],
+        typer.Argument(metavar="CURRENT...", help="A data set, or raw logs for the reference's workflow to encode."),
+    ]
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write; FILE.json is written beside it.")]
+    reference_split: Annotated[str | None, typer.Option(help="Rows of the reference; train if unset.")] = None
+    current_split: Annotated[str | None, typer.Option(help="Rows of the current data; all if unset.")] = None
+    force: Force = False
+    allow_import: AllowImport = None
+
+
+def drift(options: DriftOptions, show: Show) -> None:
+    """Run ``terarec drift``."""
+    from terarec.etl.drift import compare, names_apart, summarize_dataset, write_drift_report
+    from terarec.formats import read_dataset
+    from terarec.io import check_new_file
+
+    if options.out.suffix != ".html":
+        raise ConfigError("--out", f"got {options.out}, expected a file that ends in .html")
+    for file in (options.out, options.out.with_suffix(".json")):
+        check_new_file(file, replace=options.force)  # before a long look at the data
+    splits = read_dataset(options.reference).splits
+    before = options.reference_split or ("train" if "train" in splits else None)
+    allowed = options.allow_import or ()
+    name, current_name = names_apart(options.reference, Path(options.current[0]))
+    current = _summarize_current(options, current_name)
+    wanted = None if before is None else [before]
+    reference = summarize_dataset(options.reference, wanted, name=name, allow_import=allowed)
+    report = compare(reference, current)
+    page, figures = write_drift_report(report, options.out, replace=options.force)
+    moved = sorted(report.columns, key=lambda column: -column.stability_index)
+    show.result(
+        f"Compared {len(moved)} columns",
+        {
+            "page": str(page),
+            "figures": str(figures),
+            "reference_rows": report.reference.rows,
+            "current_rows": report.current.rows,
+            "most_moved": moved[0].name,
+            "stability_index": moved[0].stability_index,
+        },
+    )
+
+
+def _summarize_current(options: DriftOptions, name: str) -> DataSummary:
+    from terarec.etl.drift import summarize_dataset, summarize_raw
+    from terarec.formats import DATASET_FILE
+
+    first, allowed = Path(options.current[0]), options.allow_import or ()
+    if len(options.current) == 1 and (first / DATASET_FILE).is_file():
+        wanted = None if options.current_split is None else [options.current_split]
+        return summarize_dataset(first, wanted, name=name, allow_import=allowed)
+    if options.current_split is not None:
+        raise ConfigError("--current-split", "raw logs have no splits, expected a data set as CURRENT")
+    return summarize_raw(options.current, options.reference, allow_import=allowed)

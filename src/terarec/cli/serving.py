@@ -1,0 +1,320 @@
+"""A trained RUN for others to score with: ``terarec export``, ``serve``, ``publish`` and ``recommend``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from terarec.cli.options import (
+    AllowImport,
+    CheckpointOption,
+    DeviceOption,
+    Force,
+    PrecisionOption,
+    RowTypeOption,
+    SpecFields,
+)
+from terarec.cli.show import Show
+from terarec.errors import ConfigError, StorageError
+from terarec.spec import ItemIndexSpec, ServingSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from terarec.export import EmbeddingsReport, ExportReport, TableReport
+    from terarec.serve import InputColumn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``terarec export``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    format: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            "--format",
+            metavar="onnx|torch|aotinductor|torchscript|triton|embeddings|parquet|npy|faiss",
+            help="An ONNX file, a program for torch.export.load, one compiled for this machine, a trace, a model "
+            "repository of Triton; or the vectors of the tables: embeddings is parquet.",
+        ),
+    ] = "onnx"
+    backend: Annotated[
+        str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
+    ] = "python"
+    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="How Triton takes text columns.")] = "bytes"
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows in Triton; its memory if unset."),
+    ] = None
+    no_tables: Annotated[
+        bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
+    ] = False
+    table: Annotated[
+        str | None, typer.Option(metavar="TABLE", help="The one table to write with parquet, npy or faiss.")
+    ] = None
+    checkpoint: CheckpointOption = None
+    allow_import: AllowImport = None
+
+
+def export(options: ExportOptions, show: Show) -> None:
+    """Run ``terarec export``."""
+    from terarec.kernels import memory
+    from terarec.train.run_dir import check_run
+
+    started = time.perf_counter()
+    check_run(options.run)
+    report = dataclasses.asdict(_exported(options))
+    figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
+    spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
+    told = {**figures, "file": str(report["file"]), **spent}
+    if isinstance(report.get("tables"), tuple):  # of vectors of all tables
+        told["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
+        show.table("tables", told["tables"])
+    show.figures(f"Exported {options.out}", told)
+    show.json(told)
+
+
+def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:
+    from terarec.export import export_embeddings, export_run, export_table
+    from terarec.export.table_rows import TABLE_FORMATS
+    from terarec.serve.triton import TritonSpec, export_triton
+
+    allowed = options.allow_import or ()
+    form = "parquet" if options.format == "embeddings" else options.format
+    if options.table is not None:
+        return export_table(
+            options.run, options.table, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
+        )
+    if form in TABLE_FORMATS:
+        return export_embeddings(
+            options.run, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
+        )
+    if options.format == "triton":
+        tables = None if options.tables is None else str(options.tables)
+        spec = TritonSpec(
+            backend=options.backend,  # type: ignore[arg-type]  # which it checks
+            text=options.text,  # type: ignore[arg-type]
+            tables=tables,
+        )
+        return export_triton(options.run, options.out, spec, checkpoint=options.checkpoint, allow_import=allowed)
+    return export_run(
+        options.run,
+        options.out,
+        format=options.format,
+        tables=not options.no_tables,
+        checkpoint=options.checkpoint,
+        allow_import=allowed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Options of ``terarec serve``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    server: Annotated[
+        ServingSpec,
+        SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
+    ]
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
+    ] = None
+    stream: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON of a stream, from which checkpoints are received into RUN."),
+    ] = None
+    checkpoint: CheckpointOption = None
+    device: DeviceOption = None
+    row_type: RowTypeOption = "fp32"
+    precision: PrecisionOption = None
+    allow_import: AllowImport = None
+
+
+def serve(options: ServeOptions, show: Show) -> None:
+    """Run ``terarec serve``."""
+    from terarec.config import load_served_tables, load_update_stream
+    from terarec.models.narrow import Numbers
+    from terarec.serve import run
+    from terarec.train.devices import describe_device, resolve_device
+
+    device = resolve_device(options.device or "auto")
+    spec = options.server
+    if options.tables is not None:
+        spec = dataclasses.replace(spec, tables=load_served_tables(options.tables))
+
+    def ready(server: run.RunningServer) -> None:
+        url = f"{server.url}/v2/models/{options.server.name}"
+        show.line(f"Serving {options.run} at {url}/infer; Ctrl-C stops.")
+        show.json(
+            {
+                "url": server.url,
+                "host": server.host,
+                "port": server.port,
+                "name": options.server.name,
+                "device": describe_device(device),
+            }
+        )
+
+    run.serve(
+        options.run,
+        spec,
+        ready,
+        checkpoint=options.checkpoint,
+        device=device,
+        allow_import=options.allow_import or (),
+        numbers=Numbers(row_type=options.row_type, precision=options.precision),
+        stream=None if options.stream is None else load_update_stream(options.stream),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
+    """Options of ``terarec publish``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train writes.")]
+    stream: Annotated[Path, typer.Option(metavar="FILE", help="JSON of a stream of Redis or Valkey.")]
+    every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks for a checkpoint.")] = 1.0
+    once: Annotated[bool, typer.Option("--once", help="End when what is there is published.")] = False
+
+
+def publish(options: PublishOptions, show: Show) -> None:
+    """Run ``terarec publish``."""
+    from terarec.config import load_update_stream
+    from terarec.serve import RedisStream, UpdatePublisher
+    from terarec.train.run_dir import check_run
+
+    check_run(options.run)
+    stream = RedisStream(load_update_stream(options.stream))
+    publisher = UpdatePublisher(options.run, stream, every_seconds=None)
+    try:
+        publisher.poll()
+        while not options.once:
+            time.sleep(options.every_seconds)
+            try:
+                if publisher.poll():
+                    show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
+            except (StorageError, OSError) as error:
+                show.line(f"{error}; it is tried again")
+    finally:
+        stream.close()
+    show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))
+
+
+_USERS = 1024  # scored at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommendOptions:
+    """Options of ``terarec recommend``."""
+
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote of a two-tower model.")]
+    users: Annotated[Path, typer.Argument(metavar="USERS", help="Raw columns of users: .parquet, .csv or .jsonl.")]
+    items: Annotated[Path, typer.Option(metavar="FILE", help="Raw columns of all items: .parquet, .csv or .jsonl.")]
+    key: Annotated[str, typer.Option(metavar="COLUMN", help="Column that identifies items.")]
+    out: Annotated[Path, typer.Option(help="File to write, a line per user and item: .parquet, .csv or .jsonl.")]
+    ranker: Annotated[Path | None, typer.Option(metavar="RUN", help="The model that ranks the candidates.")] = None
+    k: Annotated[int, typer.Option("--k", min=1, help="Items for a user.")] = 10
+    candidates: Annotated[int, typer.Option(min=1, help="Items that are retrieved for the ranker.")] = 200
+    exclude: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of USERS: lists of items that a user does not get.")
+    ] = None
+    allow: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the column of --key: the only items to recommend.")
+    ] = None
+    index: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory that keeps the items' index.")] = None
+    search: Annotated[ItemIndexSpec, SpecFields("method", "exact_items", "lists", "probes")]
+    checkpoint: CheckpointOption = None
+    device: DeviceOption = None
+    force: Force = False
+    allow_import: AllowImport = None
+
+
+def recommend(options: RecommendOptions, show: Show) -> None:
+    """Run ``terarec recommend``."""
+    import pyarrow as pa
+
+    from terarec.formats import check_suffix, table_file
+    from terarec.io import check_new_file
+    from terarec.serve import Catalogue, InferenceSession, Recommender, Towers
+    from terarec.train.devices import resolve_device
+    from terarec.train.run_dir import check_run
+
+    started = time.perf_counter()
+    check_new_file(options.out, replace=options.force)  # before large models are loaded
+    check_suffix(options.out)
+    device, allowed = resolve_device(options.device or "auto"), options.allow_import or ()
+    check_run(options.run)
+    if options.ranker is not None:
+        check_run(options.ranker)
+    towers = Towers.open(options.run, options.checkpoint, device=device, allow_import=allowed)
+    ranker = None
+    if options.ranker is not None:
+        ranker = InferenceSession.open(options.ranker, device=device, allow_import=allowed)
+    inputs = [*towers.inputs, *(() if ranker is None else ranker.inputs)]
+    catalogue = Catalogue(_read(options.items, inputs), options.key)
+    allow = None if options.allow is None else _column(_read(options.allow, inputs), options.key, "--allow")
+    users = _read(options.users, inputs)
+    if options.exclude is not None:
+        _column(users, options.exclude, "--exclude")
+    recommender = Recommender.open(towers, catalogue, ranker=ranker, index=options.search, index_dir=options.index)
+    given = [name for name in recommender.user_columns if name in users.column_names]
+    rows: int = users.num_rows
+    kind = catalogue.columns.schema.field(options.key).type
+    schema = pa.schema([("row", pa.int64()), ("rank", pa.int64()), (options.key, kind), ("score", pa.float32())])
+    recommended = 0
+    with table_file(options.out, schema, replace=options.force) as file, show.progress("recommending", "users") as tell:
+        for begin in range(0, rows, _USERS):
+            part = users.slice(begin, _USERS)
+            found = recommender.recommend(
+                {name: part.column(name) for name in given},
+                options.k,
+                candidates=options.candidates,
+                exclude=None if options.exclude is None else _lists(part.column(options.exclude)),
+                allow=allow,
+            )
+            row = [begin + number for number, items in enumerate(found.items) for _ in items]
+            rank = [place for items in found.items for place in range(1, 1 + len(items))]
+            items, scores = (_flat(lists) for lists in (found.items, found.scores))
+            file.write_table(
+                pa.Table.from_pydict(dict(zip(schema.names, (row, rank, items, scores), strict=True)), schema)
+            )
+            recommended += len(items)
+            tell(begin + part.num_rows, rows)
+    figures = {"out": str(options.out), "users": rows, "items": len(catalogue), "search": recommender.index.method}
+    spent = {"recommended": recommended, "step": towers.step, "seconds": time.perf_counter() - started}
+    show.result(f"Recommendations in {options.out}", {**figures, **spent})
+
+
+def _read(path: Path, inputs: Iterable[InputColumn]) -> pa.Table:
+    """Return the columns of a file; those of CSV are texts where a model reads texts."""
+    from terarec.formats import read_table_file
+
+    return read_table_file(path, texts=[column.name for column in inputs if column.kind == "string"])
+
+
+def _column(table: pa.Table, name: str, option: str) -> list[Any]:
+    if name not in table.column_names:
+        raise ConfigError(option, f"got no column {name!r}, expected one of {', '.join(table.column_names)}")
+    found: list[Any] = table.column(name).to_pylist()
+    return found
+
+
+def _lists(column: pa.ChunkedArray) -> list[list[Any]]:
+    found = column.to_pylist()
+    if not all(value is None or isinstance(value, list) for value in found):
+        raise ConfigError("--exclude", f"got a column of type {column.type}, expected lists of items")
+    return [value or [] for value in found]
+
+
+def _flat(lists: list[list[Any]]) -> list[Any]:
+    return [value for held in lists for value in held]
