@@ -21,8 +21,9 @@ from step_sides import WORKLOADS, batches, terarec_model
 
 from terarec.batch import Batch, Jagged
 from terarec.dist import Ranks, RowWise, ShardingPlan, TablePlan, TableWise, join, same_for_all, shard
+from terarec.dist.costs import MachineCosts, TableLoad
 from terarec.dist.plan import PooledOn
-from terarec.dist.planner import MachineCosts, TableLoad, plan_tables
+from terarec.dist.planner import plan_tables
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import record_tables
 from terarec.optim import RowOptimizer

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from terarec.dist import ColumnWise, DataParallel, RowWise, TableWise, load_plan, same_for_all
-from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
+from terarec.dist.costs import MachineCosts, TableLoad
+from terarec.dist.planner import PlannedSharding, plan_tables, rate_plan
 from terarec.errors import ConfigError, StorageError
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from tests.errors import at

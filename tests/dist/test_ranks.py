@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from terarec.dist import Ranks, join, links
-from terarec.dist import ranks as dist_ranks
+from terarec.dist import Ranks, join, joining
 from terarec.errors import CollectiveError, ConfigError
 from tests.dist.launch import Raised, raised, run_ranks
 from tests.errors import at
@@ -81,11 +80,11 @@ def test_a_collective_that_a_rank_has_left_names_itself_and_its_step(found: list
 
 def join_with(rank: int, problem: str) -> Any:
     if problem == "link" and rank == 2:
-        links._own_address = lambda store: "192.0.2.1"  # an address of documentation, which nobody has
+        joining._own_address = lambda store: "192.0.2.1"  # an address of documentation, which nobody has
     if problem == "absent" and rank == 1:
         return None
     if problem == "version" and rank == 1:
-        dist_ranks.code_digest = lambda: "of other sources"  # type: ignore[assignment]
+        joining.code_digest = lambda: "of other sources"  # type: ignore[assignment]
     settings = {"batch_size": 64 + (rank == 1)} if problem == "settings" else {}
     return caught(lambda: join(settings, link_timeout=3.0, timeout=20.0))
 

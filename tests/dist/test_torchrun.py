@@ -14,7 +14,7 @@ import pytest
 from terarec.checkpoint import complete_checkpoints
 from terarec.config import save_run
 from terarec.dist import Ranks, load_plan
-from terarec.dist.planner import MachineCosts
+from terarec.dist.costs import MachineCosts
 from tests.dist.test_training import check_same_weights, data, fit, plan, run_spec
 
 pytestmark = pytest.mark.slow

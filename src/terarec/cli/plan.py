@@ -16,7 +16,7 @@ from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
     from terarec.dist import Ranks
-    from terarec.dist.planner import MachineCosts
+    from terarec.dist.costs import MachineCosts
     from terarec.spec import RunSpec
 
 
@@ -160,7 +160,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
 
 def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
     """Return the costs that the options give or ask to measure."""
-    from terarec.dist.planner import MachineCosts
+    from terarec.dist.costs import MachineCosts
     from terarec.spec.tiers import parse_size
     from terarec.train.sharding import probe
 

@@ -1,5 +1,6 @@
 """Training on several processes: process group, placements of tables, and the exchange between ranks."""
 
+from terarec.dist.joining import join
 from terarec.dist.plan import (
     ColumnWise,
     DataParallel,
@@ -13,7 +14,7 @@ from terarec.dist.plan import (
     load_plan,
     same_for_all,
 )
-from terarec.dist.ranks import Ranks, join, sum_gradients
+from terarec.dist.ranks import Ranks, sum_gradients
 from terarec.dist.shard import ShardedCollection, shard
 
 __all__ = [

@@ -1,25 +1,19 @@
-"""The planner: places the tables of a model by what a step costs each rank.
+"""The planner: places the tables of a model by what a step costs each rank (`terarec.dist.costs`).
 
-What a placement costs is counted on the keys of sampled batches, so it contains their skew: keys that repeat in a
-rank's share travel once, and the rank of a row gets its key once from each rank that wants it. Rows and bytes become
-seconds by `MachineCosts`. The plan is what a search by table finds: first the table that costs most, then again each
-table in turn while that makes the slowest rank faster.
+The plan is what a search by table finds: first the table that costs most, then again each table in turn while that
+makes the slowest rank faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from terarec.dist.placement import COPIES, PlacedTable
+from terarec.dist.costs import Cost, MachineCosts, Numbers, TableLoad, cost_of
 from terarec.dist.plan import (
-    AnyTableSpec,
     ColumnWise,
     DataParallel,
     Hybrid,
@@ -32,97 +26,11 @@ from terarec.dist.plan import (
     TableWise,
 )
 from terarec.errors import ConfigError, StorageError
-from terarec.spec import checks
 
-HOT_SHARE = 0.5
-"""A row is hot if at least so large a part of the ranks' shares of a batch has its key."""
-_KEY_BYTES = 8
-_BAG_BYTES = 4  # of the length of a bag, and of the place of each of its keys
-_LESS = 0.9  # ranks of rows pool where so large a part of the bytes is left, since cutting bags takes time, too
 _ROUNDS = 4  # over all tables, after which nothing changed in plans of up to 200 tables
 _AS_GOOD = 1.02  # placements within so much of the least time differ by less than it is known
 
 _KINDS = tuple(placement.kind for placement in get_args(Placement))
-
-_Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineCosts:
-    """Seconds of the parts of a step, measured by a probe or given.
-
-    Attributes:
-        lookup_seconds: Seconds to find and copy a row, whatever its width.
-        lookup_byte_seconds: Seconds for each byte of its vector besides.
-        update_seconds: Seconds to add a gradient to those of its row and update this, whatever its width.
-        update_byte_seconds: Seconds for each byte of its weights and state besides.
-        local_bandwidth: Bytes per second that a rank sends to ranks of its machine.
-        bandwidth: Bytes per second that a rank sends to other machines.
-        latency: Seconds of a collective without content.
-        source: Where the numbers are from, for people.
-    """
-
-    lookup_seconds: float = 4e-8
-    lookup_byte_seconds: float = 3e-10
-    update_seconds: float = 8e-8
-    update_byte_seconds: float = 4e-10
-    local_bandwidth: float = 2e9
-    bandwidth: float = 1.25e9
-    latency: float = 2e-4
-    source: str = "assumed"
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name != "source" and not 0 < getattr(self, field.name) < float("inf"):
-                checks.fail(self, field.name, "a number > 0")
-
-
-def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int, ...]:
-    """Return the keys of hot rows, in ascending order; see `HOT_SHARE`.
-
-    Args:
-        shares: Distinct keys int64[n] of shares of batches.
-        most: Most keys, of which those in most shares are taken; None for all.
-    """
-    if not shares:
-        return ()
-    keys, counts = torch.unique(torch.cat(list(shares)), return_counts=True)
-    is_hot = counts >= HOT_SHARE * len(shares)
-    keys, counts = keys[is_hot], counts[is_hot]
-    if most is not None and keys.numel() > most:
-        keys = keys[counts.argsort(descending=True, stable=True)[:most]].sort().values
-    return tuple(keys.tolist())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TableLoad:
-    """What a table takes, and what sampled batches ask of it.
-
-    Attributes:
-        spec: The table.
-        rows: Rows that it will have.
-        num_bytes: Bytes of all of them, with optimizer state and indexes.
-        row_bytes: Bytes of the weights and optimizer state of a row.
-        batches: For each sampled batch the distinct keys int64[n] of each rank's share.
-        bags: For each sampled batch and rank the keys of its share and the bag of each, int64[N] both; empty for tables
-            with features that cannot be pooled in parts, such as sequences.
-        needs_whole_rows: Whether its optimizer takes all columns of a row.
-        forbids_copies: Whether its optimizer cannot have some rows, but not all, on every rank.
-    """
-
-    spec: AnyTableSpec
-    rows: int
-    num_bytes: int
-    row_bytes: float
-    batches: Sequence[Sequence[Tensor]]
-    bags: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()
-    needs_whole_rows: bool = False
-    forbids_copies: bool = False
-
-    @property
-    def hot_keys(self) -> tuple[int, ...]:
-        """Keys of hot rows, in ascending order; see `HOT_SHARE`."""
-        return hot_keys([keys for batch in self.batches for keys in batch])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,140 +163,6 @@ def rate_plan(plan: ShardingPlan, loads: Sequence[TableLoad], costs: MachineCost
     return search.result()
 
 
-class _Cost:
-    """What a placement of a table costs each rank, float64[R] each, in one block so that costs add up at once.
-
-    Rows: bytes, rows looked up, gradients of rows, seconds of the rank's own work; then bytes on links, first inside a
-    machine and then between machines: vectors sent and received, gradients and keys sent and received.
-    """
-
-    __slots__ = ("block", "pooling")
-
-    def __init__(self, block: _Numbers, pooling: PooledOn = "samples") -> None:
-        self.block = block
-        self.pooling = pooling
-
-    def seconds(self, costs: MachineCosts) -> _Numbers:
-        """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
-        total: _Numbers = self.block[3].copy()
-        for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
-            for phase in (first, first + 2):
-                total += np.maximum(self.block[phase], self.block[phase + 1]) / speed
-        return total
-
-    @property
-    def sent_bytes(self) -> _Numbers:
-        """Bytes that each rank sends."""
-        total: _Numbers = self.block[4] + self.block[6] + self.block[8] + self.block[10]
-        return total
-
-
-def cost_of(
-    load: TableLoad,
-    placement: Placement,
-    plan: ShardingPlan,
-    costs: MachineCosts,
-    pooling: PooledOn | None = None,
-) -> _Cost:
-    """Count what a placement costs on the sampled batches, in the mean of them.
-
-    Args:
-        load: The table.
-        placement: Its placement.
-        plan: The plan that it is of.
-        costs: Costs of parts of a step.
-        pooling: Ranks that pool its bags; None for those with which fewer bytes travel.
-
-    Raises:
-        ConfigError: A placement that the table cannot have.
-    """
-    size = plan.world_size
-    placed = PlacedTable(load.spec, placement, plan)
-    asked, copies = np.zeros((size, size)), np.zeros(size)
-    for batch in load.batches:
-        for source, keys in enumerate(batch):
-            if placed.by_column:
-                asked[source, list(placed.ranks)] += keys.numel()
-                continue
-            owners = placed.owners(keys)
-            counts = torch.bincount(owners - COPIES, minlength=size + 1).numpy()
-            copies[source] += counts[0]
-            asked[source] += counts[1:]
-    count = max(1, len(load.batches))
-    asked, copies = asked / count, copies / count
-    block = np.zeros((12, size))
-    block[0] = _bytes_on_ranks(load, placed, placement, size)
-    block[1] = asked.sum(axis=0) + copies
-    block[2] = asked.sum(axis=0) + copies.sum()
-    part = placed.width / load.spec.width
-    vector_bytes = placed.width * (2 if plan.wire == "bfloat16" else 4)
-    seconds_looked_up = costs.lookup_seconds + costs.lookup_byte_seconds * 4 * placed.width
-    block[3] = block[1] * seconds_looked_up
-    block[3] += block[2] * (costs.update_seconds + costs.update_byte_seconds * load.row_bytes * part)
-    node = np.arange(size) // (plan.ranks_per_node or size)
-    is_near = node[:, None] == node
-    vectors, integers = asked, _KEY_BYTES * asked
-    pooled = _PooledThere(0 * asked, 0 * asked)
-    can_pool = not (plan.deterministic or placed.has_copies or placed.has_hot_rows) and size > 1
-    if load.bags and can_pool and pooling != "samples":
-        pooled = _pooled_there(load, placed, size)
-        travels = ~np.eye(size, dtype=bool)
-        here = 2 * vector_bytes * (asked * travels).sum()
-        there = ((2 * vector_bytes + _BAG_BYTES) * pooled.bags + _BAG_BYTES * pooled.keys)[travels].sum()
-        if pooling is None:
-            pooling = "rows" if there < _LESS * here else "samples"
-    if pooling == "rows":
-        vectors, integers = pooled.bags, integers + _BAG_BYTES * (pooled.bags + pooled.keys)
-    spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
-    for first, mask in ((4, is_near & ~np.eye(size, dtype=bool)), (8, ~is_near)):
-        rows, grads = vectors * mask, (vectors + spread) * mask
-        numbers = (integers + _KEY_BYTES * spread) * mask
-        block[first] = rows.sum(axis=0) * vector_bytes
-        block[first + 1] = rows.sum(axis=1) * vector_bytes
-        block[first + 2] = grads.sum(axis=1) * vector_bytes + numbers.sum(axis=1)
-        block[first + 3] = grads.sum(axis=0) * vector_bytes + numbers.sum(axis=0)
-    return _Cost(block, pooling or "samples")
-
-
-class _PooledThere(NamedTuple):
-    """What the ranks of the rows would pool, in the mean of the batches.
-
-    Attributes:
-        bags: float64[R, R], bags that a rank (row) has keys of on another (column).
-        keys: float64[R, R], their keys.
-    """
-
-    bags: _Numbers
-    keys: _Numbers
-
-
-def _pooled_there(load: TableLoad, placed: PlacedTable, size: int) -> _PooledThere:
-    bags, numbers = np.zeros((size, size)), np.zeros((size, size))
-    for batch in load.bags:
-        for source, (keys, of_keys) in enumerate(batch):
-            if placed.by_column:
-                bags[source, list(placed.ranks)] += torch.unique_consecutive(of_keys).numel()
-                numbers[source, list(placed.ranks)] += keys.numel()
-                continue
-            owners = placed.owners(keys)
-            numbers[source] += torch.bincount(owners, minlength=size).numpy()
-            parts = torch.unique(of_keys * size + owners)
-            bags[source] += torch.bincount(parts.remainder(size), minlength=size).numpy()
-    count = max(1, len(load.bags))
-    return _PooledThere(bags / count, numbers / count)
-
-
-def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> _Numbers:
-    held = np.zeros(size)
-    if placed.has_copies:
-        held[:] = load.num_bytes
-        return held
-    held[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
-    if isinstance(placement, Hybrid):
-        held += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)
-    return held
-
-
 class _Search:
     """Placements of all tables that are changed one at a time."""
 
@@ -399,7 +173,7 @@ class _Search:
         self._frame = frame
         self._costs = costs
         self._fixed = fixed
-        self._known: dict[tuple[str, Placement], _Cost | None] = {}
+        self._known: dict[tuple[str, Placement], Cost | None] = {}
         self._hot = {name: load.hot_keys for name, load in self._loads.items()}
         self.chosen: dict[str, Placement] = {}
         self.poolings: dict[str, PooledOn] = {}
@@ -445,7 +219,7 @@ class _Search:
             rank_bytes=frame.rank_bytes,
         )
         costs = {name: self._cost(name, self.chosen[name]) for name in self._loads}
-        total = _Cost(sum((cost.block for cost in costs.values()), np.zeros((12, size))))
+        total = Cost(sum((cost.block for cost in costs.values()), np.zeros((12, size))))
         seconds, sent = total.seconds(self._costs), total.sent_bytes
         tables = tuple(
             PlannedTable(
@@ -474,12 +248,12 @@ class _Search:
         )
         return PlannedSharding(plan=plan, tables=tables, ranks=ranks, costs=self._costs)
 
-    def _cost(self, name: str, placement: Placement) -> _Cost:
+    def _cost(self, name: str, placement: Placement) -> Cost:
         found = self._known_cost(name, placement)
         assert found is not None, "only placements that a table can have are chosen"
         return found
 
-    def _known_cost(self, name: str, placement: Placement) -> _Cost | None:
+    def _known_cost(self, name: str, placement: Placement) -> Cost | None:
         """Return the cost of a placement; None where the table cannot have it."""
         at = (name, placement)
         if at not in self._known:
@@ -491,11 +265,11 @@ class _Search:
                 self._known[at] = None
         return self._known[at]
 
-    def _place(self, name: str, others: _Numbers) -> _Numbers:
+    def _place(self, name: str, others: Numbers) -> Numbers:
         """Choose the best placement of a table beside `others`, and return the cost of all."""
         rated = []
         for placement, cost in self._candidates(name, others):
-            total = _Cost(others + cost.block)
+            total = Cost(others + cost.block)
             seconds = total.seconds(self._costs)
             # The mean decides between placements that leave the slowest rank as it is.
             rated.append(
@@ -510,16 +284,16 @@ class _Search:
         self.chosen[name] = placement
         return others + cost.block
 
-    def _excess(self, cost: _Cost) -> float:
+    def _excess(self, cost: Cost) -> float:
         """Return the bytes over the budget on the fullest rank."""
         bound = self._frame.rank_bytes
         return 0.0 if bound is None else max(0.0, float(cost.block[0].max()) - bound)
 
-    def _candidates(self, name: str, others: _Numbers) -> list[tuple[Placement, _Cost]]:
+    def _candidates(self, name: str, others: Numbers) -> list[tuple[Placement, Cost]]:
         """Return the placements that a table can have beside `others`, of each kind the one with the emptiest ranks."""
         load, frame = self._loads[name], self._frame
         size = frame.world_size
-        seconds = _Cost(others).seconds(self._costs)
+        seconds = Cost(others).seconds(self._costs)
         found: list[Placement] = [DataParallel(), RowWise()]
         for order in ((others[0], seconds), (seconds, others[0])):  # the rank with most time, and with most room
             rank = int(np.lexsort(order)[0])
@@ -537,7 +311,7 @@ class _Search:
         rated = [(placement, self._known_cost(name, placement)) for placement in dict.fromkeys(found)]
         return [(placement, cost) for placement, cost in rated if cost is not None and kind in (None, placement.kind)]
 
-    def _reason(self, name: str, total: _Numbers) -> str:
+    def _reason(self, name: str, total: Numbers) -> str:
         """Return how long the slowest rank takes, and what it would take with other placements of the table."""
         mine = self.chosen[name]
         there = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""
@@ -548,7 +322,7 @@ class _Search:
         best: dict[str, str] = {}
         least: dict[str, float] = {}
         for placement, cost in self._candidates(name, others):
-            changed = _Cost(others + cost.block)
+            changed = Cost(others + cost.block)
             slowest = float(changed.seconds(self._costs).max())
             if placement.kind == mine.kind or slowest >= least.get(placement.kind, float("inf")):
                 continue
@@ -558,7 +332,7 @@ class _Search:
             if self._excess(changed):
                 best[placement.kind] = f"{word} would not fit"
         words = list(best.values())
-        now = float(_Cost(total).seconds(self._costs).max())
+        now = float(Cost(total).seconds(self._costs).max())
         return f"{there}slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
 
 

@@ -1,38 +1,33 @@
-"""`Ranks`: the processes that train one model together, and the collectives between them."""
+"""`Ranks`: the processes that train one model together, the collectives between them, and who does not answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import socket
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
-import terarec
 from terarec.batch import share_of
-from terarec.dist.links import Links, check_links
 from terarec.errors import CollectiveError, ConfigError
-from terarec.kernels.environment import Launch, launch, start_number
 from terarec.spec.codec import differences
 from terarec.spec.quoting import one_line, quoted
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""
-LINK_TIMEOUT = 30.0
-"""Seconds within which the ranks have to reach each other at the start."""
 _SHOWN = 5  # differences that an error names
 _ANSWER_TIMEOUT = 3.0  # seconds within which a rank answers where a collective has failed
+_CALLERS = 16  # connections that a rank opens at once
+TOKEN_BYTES = 4
+_ANSWER_AFTER = 0.2  # seconds between attempts to reach a rank that refuses: it may be about to listen
 
 Reduction = Literal["sum", "max", "min"]
 _REDUCTIONS = {
@@ -40,6 +35,43 @@ _REDUCTIONS = {
     "max": distributed.ReduceOp.MAX,
     "min": distributed.ReduceOp.MIN,
 }
+
+
+class Links:
+    """The addresses at which ranks answer for as long as they live.
+
+    Attributes:
+        hosts: Host name of each rank.
+
+    Args:
+        rank: Number of this rank.
+        addresses: Address, port and host name of each rank.
+        server: Socket at which this rank answers.
+    """
+
+    def __init__(self, rank: int, addresses: Sequence[tuple[str, int, str]], server: socket.socket) -> None:
+        self.hosts = tuple(host for _, _, host in addresses)
+        self._rank = rank
+        self._addresses = tuple(addresses)
+        self._server = server
+
+    def unreachable(self, ranks: Sequence[int], *, timeout: float) -> dict[int, str]:
+        """Return those of the ranks that do not answer this one, and why.
+
+        Args:
+            ranks: Numbers of ranks.
+            timeout: Seconds within which a rank has to answer.
+        """
+        others = [other for other in ranks if other != self._rank]
+        with ThreadPoolExecutor(_CALLERS) as pool:
+            reasons = list(pool.map(lambda other: _call(self._addresses[other], other, timeout), others))
+        return {other: reason for other, reason in zip(others, reasons, strict=True) if reason}
+
+    def close(self) -> None:
+        """Answer no more."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+        self._server.close()
 
 
 class Coming:
@@ -303,113 +335,6 @@ class Ranks:
         return {numbers[member]: reason for member, reason in found.items()}
 
 
-def join(
-    settings: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT, link_timeout: float = LINK_TIMEOUT
-) -> Ranks:
-    """Join the ranks that torchrun or mpirun started with this process; one process alone if neither did.
-
-    Args:
-        settings: JSON data that have to be the same on all ranks, such as the configuration of a run.
-        timeout: Seconds after which a collective that some rank does not join fails.
-        link_timeout: Seconds within which all ranks have to reach each other.
-
-    Raises:
-        ConfigError: A timeout that is not positive, or variables of the launcher that are no numbers.
-        CollectiveError: Ranks that cannot talk, named in pairs, or that have other settings or another version of the
-            code.
-    """
-    for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
-        if not 0 < value < float("inf"):
-            raise ConfigError(name, f"got {value!r}, expected seconds > 0")
-    launched = launch()
-    if launched is None:
-        return Ranks()
-    store = _meeting_place(launched, link_timeout)
-    rank, size = launched.rank, launched.size
-    # A store of torchrun outlives the processes, and so do the addresses of those before.
-    store = distributed.PrefixStore(f"terarec/start-{start_number()}", store)  # type: ignore[attr-defined]
-    links = check_links(store, rank, size, timeout=link_timeout)
-    store.set_timeout(timedelta(seconds=timeout))
-    distributed.init_process_group(
-        "gloo",
-        store=distributed.PrefixStore("group", store),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
-    ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links)
-    try:
-        ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
-        ranks.check_same("settings", settings or {})
-    except CollectiveError:
-        with suppress(RuntimeError):
-            ranks.close()
-        raise
-    return ranks
-
-
-def _meeting_place(launched: Launch, timeout: float) -> Store:
-    """Return the store that all ranks reach: torchrun's, or one of its own for the processes of mpirun."""
-    rank, size, wait = launched.rank, launched.size, timedelta(seconds=timeout)
-    try:
-        if launched.has_address:
-            store: Store = next(distributed.rendezvous("env://", rank, size, timeout=wait))[0]  # type: ignore[attr-defined]
-            return store
-        world = _mpi_world()
-        if world is not None:
-            return _store_of_first(world, rank, is_local=launched.local_size == size, wait=wait)
-    except ValueError as error:
-        raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
-    except RuntimeError as error:
-        raise CollectiveError(
-            f"the ranks did not meet within {timeout:g} s: {one_line(str(error))}", collective="start"
-        ) from None
-    if launched.local_size != size:
-        raise ConfigError(
-            "environment",
-            f"got {size} processes on several machines without MASTER_ADDR and MASTER_PORT, expected these variables, "
-            "which say where rank 0 listens, or mpi4py",
-        )
-    # Processes of one mpirun on one machine have one parent.
-    stat = Path(f"/proc/{os.getppid()}/stat")
-    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
-    file = Path(tempfile.gettempdir()) / f"terarec-ranks-{os.getuid()}-{os.getppid()}-{began}"
-    store = FileStore(str(file), size)
-    store.set_timeout(wait)
-    return store
-
-
-def _mpi_world() -> Any | None:
-    """Return the communicator of mpi4py; None where that is not installed, or finds no MPI."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    world = MPI.COMM_WORLD
-    return world if hasattr(MPI, "Get_version") and world.Get_size() > 1 else None
-
-
-def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -> Store:
-    """Return the store of rank 0, which tells the others by MPI where it listens."""
-    host = "127.0.0.1" if is_local else socket.gethostname()
-    if rank:
-        host, port = world.bcast(None, root=0)
-        return TCPStore(host, port, is_master=False, timeout=wait)
-    store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
-    world.bcast((host, store.port), root=0)
-    return store
-
-
-@cache
-def code_digest() -> str:
-    """Return a digest of the sources of the package."""
-    digest = hashlib.sha256()
-    root = Path(terarec.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Tensor | None = None) -> Tensor | None:
     """Replace the gradients of layers by their sums over the ranks, in one collective.
 
@@ -443,3 +368,22 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(values.view(parameter.shape))
     return None if also is None else also_summed
+
+
+def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:
+    """Return why the rank `other` cannot be reached; empty if it can."""
+    host, port, _ = address
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=max(0.01, end - time.monotonic())) as connection:
+                answer = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+            if int.from_bytes(answer, "little") == other and len(answer) == TOKEN_BYTES:
+                return ""
+            return f"something else answers at {host}:{port}"
+        except ConnectionRefusedError as error:
+            if time.monotonic() + _ANSWER_AFTER >= end:
+                return f"{host}:{port}: {error.strerror}"
+            time.sleep(_ANSWER_AFTER)
+        except OSError as error:
+            return f"{host}:{port}: {error.strerror or f'no answer within {timeout:g} s'}"

@@ -5,8 +5,9 @@ All ranks write their rows into one checkpoint, and each takes its own out of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,11 +16,16 @@ from torch import Tensor
 from terarec.dist.placement import COPIES, PlacedTable
 from terarec.dist.ranks import Ranks
 from terarec.errors import StorageError
+from terarec.kernels.rows import initialise_keys
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
-from terarec.storage import AnyTable, Rows
+from terarec.storage import AnyTable, DynamicArena, Rows
+from terarec.storage.arena import first_scale
+from terarec.storage.growing_rows import GrowingRows
+from terarec.storage.tiered import TieredTable
 
 _KEYED_MEMORY = ("admission_keys", "evicted")
 _ROWS_AT_ONCE = 1 << 20
+_DRAWN_AT_ONCE = 1 << 18  # rows of first values, which bounds their memory
 
 
 class ShardedTable:
@@ -37,17 +43,13 @@ class ShardedTable:
         part: The part of it on this rank.
         ranks: The ranks.
         seed: Seed of the first weights.
-        restart_part: Function that gives the part of a static table the first weights of a seed.
     """
 
-    def __init__(
-        self, placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int, restart_part: Callable[[int], None]
-    ) -> None:
+    def __init__(self, placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int) -> None:
         self.placed = placed
         self.part = part
         self._ranks = ranks
         self._seed = seed
-        self._restart_part = restart_part
 
     @property
     def name(self) -> str:
@@ -153,7 +155,43 @@ class ShardedTable:
         if self.is_dynamic:
             raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")
         self.part.restart(seed)
-        self._restart_part(seed)
+        self._draw(seed)
+
+    def fill(self, whole: AnyTable) -> None:
+        """Take the first rows: first weights, or what the table of one device has.
+
+        Args:
+            whole: The table of one device; one that was only recorded has fewer rows than its spec.
+        """
+        placed, part, rank = self.placed, self.part, self._ranks.rank
+        columns = placed.columns(rank)
+        if isinstance(part, TieredTable):
+            if placed.by_column:
+                part.arena.data.draw_columns(part.number, self.width, columns.start)
+            elif not placed.keeps_numbers:
+                part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
+            is_recorded = isinstance(placed.spec, TableSpec) and len(whole) != placed.spec.rows
+            # Reading tiers opens their files, which all ranks would try to take.
+            for piece in () if is_recorded or not whole.num_changed else whole.export_changed(_DRAWN_AT_ONCE):
+                mine = self._is_here(piece.keys)
+                weights = piece.weights[mine][:, columns].contiguous()
+                part.import_(Rows(keys=placed.local_keys(piece.keys[mine]), weights=weights))
+        elif isinstance(placed.spec, DynamicTableSpec):
+            if placed.by_column and isinstance(part.arena, DynamicArena):
+                number = part.arena.table_names.index(self.name)
+                if isinstance(part.arena.data, GrowingRows):
+                    part.arena.data.columns[number] = (self.width, columns.start)
+                else:
+                    part.arena.data.draw_columns(number, self.width, columns.start)
+            for piece in whole.export_chunks(_DRAWN_AT_ONCE) if len(whole) else ():
+                mine = self._is_here(piece.keys)
+                if bool(mine.any()):
+                    part.import_(Rows(keys=piece.keys[mine], weights=piece.weights[mine][:, columns]))
+        elif len(whole) != placed.spec.rows:
+            self._draw(self._seed)
+        else:
+            for rows, keys in self._static_rows():
+                part.import_(Rows(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
 
     def import_(self, rows: Rows) -> None:
         """Overwrite those of the rows that are on this rank."""
@@ -253,6 +291,34 @@ class ShardedTable:
             return
         mine = self._is_here(keys)
         self.part.import_memory({name: held[mine] for name, held in piece.items()})
+
+    def _draw(self, seed: int) -> None:
+        """Give the part of a static table the first weights of a seed."""
+        placed, spec = self.placed, self.placed.spec
+        if (placed.keeps_numbers and not placed.by_column) or spec.tiers is not None:
+            return  # a table of this name draws the same rows
+        assert isinstance(spec, TableSpec), "rows of a dynamic table are drawn when they are inserted"
+        for rows, keys in self._static_rows():
+            weights = torch.empty(keys.numel(), spec.width, dtype=getattr(torch, spec.dtype))
+            initialise_keys(
+                weights,
+                torch.arange(keys.numel()),
+                keys,
+                table=spec.name,
+                seed=seed,
+                initializer=spec.initializer,
+                scale=first_scale(spec),
+            )
+            self.part.import_(Rows(keys=rows, weights=weights[:, placed.columns(self._ranks.rank)].contiguous()))
+
+    def _static_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows of the part of a static table and their keys, int64[n] each."""
+        if self.placed.by_column and self._ranks.rank not in self.placed.ranks:
+            return
+        for first in range(0, len(self.part), _DRAWN_AT_ONCE):
+            rows, keys = self._static_keys(first, min(first + _DRAWN_AT_ONCE, len(self.part)))
+            if keys.numel():
+                yield rows, keys
 
     @property
     def _exports(self) -> bool:

@@ -17,8 +17,8 @@ from terarec.dist import (
     TablePlan,
     TableWise,
 )
+from terarec.dist.costs import hot_keys
 from terarec.dist.plan import default_plan
-from terarec.dist.planner import hot_keys
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.network import Network

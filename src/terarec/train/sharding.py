@@ -14,10 +14,11 @@ from torch import Tensor
 
 from terarec.batch import Batch, Jagged, first_keys, select, share_of
 from terarec.data import open_reader, read_spec
-from terarec.dist.bags import is_poolable, numbered_bags
+from terarec.dist.costs import MachineCosts, TableLoad
 from terarec.dist.plan import ShardingPlan
-from terarec.dist.planner import MachineCosts, PlannedSharding, TableLoad, plan_tables, rate_plan
+from terarec.dist.planner import PlannedSharding, plan_tables, rate_plan
 from terarec.dist.ranks import Ranks
+from terarec.dist.routing import is_poolable, numbered_bags
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import RecordedTables, record_tables
 from terarec.models import build_model

@@ -1,6 +1,7 @@
-"""Bags that the ranks of their rows pool, so that a vector travels for each bag and not for each distinct key.
+"""What of a rank's batch goes to each rank: distinct keys, and bags that the ranks of their rows pool.
 
-The rank of the samples tells every rank which of the distinct keys that it has asked for are in which bag. That rank
+Bags may be pooled on the ranks of their rows, so that a vector travels for each bag and not for each distinct key. The
+rank of the samples tells every rank which of the distinct keys that it has asked for are in which bag. That rank
 returns the sum of their vectors, times the weights of the keys. The parts of a bag on several ranks add up to the whole
 one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags go the same way back.
 """
@@ -14,12 +15,70 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged
+from terarec.dist.placement import COPIES, PlacedTable
+from terarec.embedding.tables import LookupGroup
 from terarec.kernels.ref.bag_lookup import bag_factors
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, summed_gradients
 
 _POOLED = ("sum", "mean", "sqrtn")
+
+
+class Wanted(NamedTuple):
+    """The distinct keys of one table in a rank's batch.
+
+    Attributes:
+        keys: int64[U].
+        counts: int64[U], the occurrences of each; None where nobody asks for them.
+    """
+
+    keys: Tensor
+    counts: Tensor | None
+
+
+class Routed(NamedTuple):
+    """Distinct keys of one table in the order of the ranks that they go to.
+
+    Attributes:
+        keys: int64[U]: those of rank 0's rows, ..., of rank R - 1's, and of rows with copies on all ranks. By column,
+            all keys go to all ranks of the table.
+        counts: int64[U], the occurrences of each, or None.
+        num_rows: Keys for each rank without those of copies; by column all keys for each rank of the table.
+        num_copies: Keys of rows with copies.
+        place: int64[U], the place of each given key in `keys`.
+        bags: The bags, of a table whose bags the ranks of the rows pool.
+    """
+
+    keys: Tensor
+    counts: Tensor | None
+    num_rows: list[int]
+    num_copies: int
+    place: Tensor
+    bags: SentBags | None = None
+
+
+def route(table: PlacedTable, wanted: Wanted, num_ranks: int) -> Routed:
+    """Sort keys by the ranks that they go to."""
+    keys, counts = wanted
+    total = keys.numel()
+    if table.by_column:
+        on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
+        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+    if table.has_copies:
+        return Routed(keys, counts, [0] * num_ranks, total, torch.arange(total))
+    if len(table.ranks) == 1 and not table.has_hot_rows:
+        on_ranks = [total if rank == table.ranks[0] else 0 for rank in range(num_ranks)]
+        return Routed(keys, counts, on_ranks, 0, torch.arange(total))
+    owners = table.owners(keys)
+    found = dict.fromkeys(range(num_ranks), keys[:0])
+    for owner in (*table.ranks, COPIES) if table.has_hot_rows else table.ranks:
+        found[owner] = (owners == owner).nonzero()[:, 0]
+    order = torch.cat(list(found.values()))  # those with copies last
+    place = torch.empty_like(order)
+    place[order] = torch.arange(total)
+    sizes = [found[rank].numel() for rank in range(num_ranks)]
+    return Routed(keys[order], None if counts is None else counts[order], sizes, total - sum(sizes), place)
 
 
 class BagPart(NamedTuple):
@@ -131,6 +190,57 @@ def sent_bags(
         numbers.append(mine)
         first += count
     return SentBags(tuple(parts), tuple(numbers))
+
+
+class PooledThere(NamedTuple):
+    """Bags of a group that the ranks of the rows pool.
+
+    Attributes:
+        lookup: The group, with the layout of the whole tables.
+        table_of: Number of each feature's table in the collection.
+        part: The bags.
+        factors: float32[S * B, 1], what the sum of each bag is multiplied by.
+    """
+
+    lookup: LookupGroup
+    table_of: tuple[int, ...]
+    part: Jagged
+    factors: Tensor
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the tables, each once."""
+        return tuple(dict.fromkeys(self.table_of))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        """Columns D, samples B and features S."""
+        layout = self.lookup.layout
+        return layout.width, self.part.batch_size, len(layout.feature_names)
+
+    def joined(self, vectors: Sequence[Sequence[Tensor]], wanted: Sequence[Routed]) -> Tensor:
+        """Return the pooled vectors float32[B, S * D] of ``vectors [table][part]``, the parts that came."""
+        width, size, features = self._sizes
+        total = torch.zeros(self.factors.shape[0], width)
+        for table in self.tables:
+            held = wanted[table].bags
+            assert held is not None, "a table that the ranks of the rows pool has bags"
+            parts = vectors[table]
+            # By column all parts came together, and all ranks of the table have the same bags.
+            bags = held.bags if len(parts) == len(held.bags) else (max(held.bags, key=len),)
+            for numbers, part in zip(bags, parts, strict=True):
+                total.index_add_(0, numbers, part)
+        return (total * self.factors).view(features, size, width).transpose(0, 1).reshape(size, features * width)
+
+    def gradients(self, grad: Tensor | None, wanted: Sequence[Routed]) -> dict[int, list[Tensor]]:
+        """Return for each table and rank the gradients float32[b, D] of its bags, of ``grad float[B, S * D]``."""
+        width, size, features = self._sizes
+        if grad is None:
+            by_bag = torch.zeros(self.factors.shape[0], width)
+        else:
+            by_feature = grad.float().view(size, features, width).transpose(0, 1)
+            by_bag = by_feature.reshape(features * size, width) * self.factors
+        return {table: [by_bag[bags] for bags in held.bags] for table in self.tables if (held := wanted[table].bags)}
 
 
 def numbered_bags(part: Jagged) -> Tensor:

@@ -1,0 +1,224 @@
+"""How processes become ranks: where they meet, and a check of the connection of every pair before the first collective.
+
+Every pair of ranks opens a connection, and pairs that cannot are named. The backend itself would only time out, without
+saying between which machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+import terarec
+from terarec.dist.ranks import DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks
+from terarec.errors import CollectiveError, ConfigError
+from terarec.kernels.environment import Launch, launch, start_number
+from terarec.spec.quoting import one_line
+
+LINK_TIMEOUT = 30.0
+"""Seconds within which the ranks have to reach each other at the start."""
+
+
+def join(
+    settings: Mapping[str, Any] | None = None, *, timeout: float = DEFAULT_TIMEOUT, link_timeout: float = LINK_TIMEOUT
+) -> Ranks:
+    """Join the ranks that torchrun or mpirun started with this process; one process alone if neither did.
+
+    Args:
+        settings: JSON data that have to be the same on all ranks, such as the configuration of a run.
+        timeout: Seconds after which a collective that some rank does not join fails.
+        link_timeout: Seconds within which all ranks have to reach each other.
+
+    Raises:
+        ConfigError: A timeout that is not positive, or variables of the launcher that are no numbers.
+        CollectiveError: Ranks that cannot talk, named in pairs, or that have other settings or another version of the
+            code.
+    """
+    for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(name, f"got {value!r}, expected seconds > 0")
+    launched = launch()
+    if launched is None:
+        return Ranks()
+    store = _meeting_place(launched, link_timeout)
+    rank, size = launched.rank, launched.size
+    # A store of torchrun outlives the processes, and so do the addresses of those before.
+    store = PrefixStore(f"terarec/start-{start_number()}", store)
+    links = check_links(store, rank, size, timeout=link_timeout)
+    store.set_timeout(timedelta(seconds=timeout))
+    distributed.init_process_group(
+        "gloo",
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links)
+    try:
+        ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
+        ranks.check_same("settings", settings or {})
+    except CollectiveError:
+        with suppress(RuntimeError):
+            ranks.close()
+        raise
+    return ranks
+
+
+def _meeting_place(launched: Launch, timeout: float) -> Store:
+    """Return the store that all ranks reach: torchrun's, or one of its own for the processes of mpirun."""
+    rank, size, wait = launched.rank, launched.size, timedelta(seconds=timeout)
+    try:
+        if launched.has_address:
+            store: Store = next(distributed.rendezvous("env://", rank, size, timeout=wait))[0]  # type: ignore[attr-defined]
+            return store
+        world = _mpi_world()
+        if world is not None:
+            return _store_of_first(world, rank, is_local=launched.local_size == size, wait=wait)
+    except ValueError as error:
+        raise ConfigError("environment", f"{error}, expected the variables of torchrun") from None
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"the ranks did not meet within {timeout:g} s: {one_line(str(error))}", collective="start"
+        ) from None
+    if launched.local_size != size:
+        raise ConfigError(
+            "environment",
+            f"got {size} processes on several machines without MASTER_ADDR and MASTER_PORT, expected these variables, "
+            "which say where rank 0 listens, or mpi4py",
+        )
+    # Processes of one mpirun on one machine have one parent.
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
+    file = Path(tempfile.gettempdir()) / f"terarec-ranks-{os.getuid()}-{os.getppid()}-{began}"
+    store = FileStore(str(file), size)
+    store.set_timeout(wait)
+    return store
+
+
+def _mpi_world() -> Any | None:
+    """Return the communicator of mpi4py; None where that is not installed, or finds no MPI."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    world = MPI.COMM_WORLD
+    return world if hasattr(MPI, "Get_version") and world.Get_size() > 1 else None
+
+
+def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -> Store:
+    """Return the store of rank 0, which tells the others by MPI where it listens."""
+    host = "127.0.0.1" if is_local else socket.gethostname()
+    if rank:
+        host, port = world.bcast(None, root=0)
+        return TCPStore(host, port, is_master=False, timeout=wait)
+    store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
+    world.bcast((host, store.port), root=0)
+    return store
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the sources of the package."""
+    digest = hashlib.sha256()
+    root = Path(terarec.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
+    """Connect every pair of ranks; they answer from then on.
+
+    Args:
+        store: Store that all ranks reach.
+        rank: Number of this rank.
+        size: Number of ranks.
+        timeout: Seconds within which a connection has to stand.
+
+    Raises:
+        CollectiveError: A pair of ranks that cannot talk, or a rank that did not come; the same on every rank.
+    """
+    store = PrefixStore("links", store)
+    store.set_timeout(timedelta(seconds=timeout))
+    server = socket.create_server(("", 0), backlog=size)
+    try:
+        listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)
+        listener.start()
+        own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
+        store.set(f"address/{rank}", json.dumps(own))
+        links = Links(rank, [_address_of(store, other, size, timeout) for other in range(size)], server)
+        store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
+        store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never stand
+        found = [json.loads(store.get(f"failed/{other}")) for other in range(size)]
+        store.set(f"seen/{rank}", "")
+        if rank == 0:  # whose process may hold the store: it stays until all have read it
+            with suppress(RuntimeError):
+                store.wait([f"seen/{other}" for other in range(size)])
+    except Exception:
+        server.close()
+        raise
+    hosts = links.hosts
+    lines = [
+        ((here, int(there)), f"rank {here} ({hosts[here]}) cannot reach rank {there} ({hosts[int(there)]}): {reason}")
+        for here, of_rank in enumerate(found)
+        for there, reason in of_rank.items()
+    ]
+    if lines:
+        links.close()
+        raise CollectiveError(
+            f"{'; '.join(text for _, text in lines[:4])}"
+            f"{f'; and {len(lines) - 4} further pairs' if len(lines) > 4 else ''}; expected every rank to reach every "
+            "other one by TCP on any port",
+            collective="check of links",
+            pairs=tuple(pair for pair, _ in lines),
+        )
+    return links
+
+
+def _address_of(store: Store, other: int, size: int, timeout: float) -> tuple[str, int, str]:
+    try:
+        host, port, name = json.loads(store.get(f"address/{other}"))
+    except RuntimeError:  # torch.distributed.DistStoreError
+        raise CollectiveError(
+            f"rank {other} of {size} did not come within {timeout:g} s, expected all ranks to start",
+            collective="check of links",
+            rank=other,
+        ) from None
+    return str(host), int(port), str(name)
+
+
+def _own_address(store: Store) -> str:
+    """Return the address of this machine on the way to the one that holds the store."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return "127.0.0.1"  # a store in a file is one of a single machine
+    target = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(target[0], socket.SOCK_DGRAM) as probe:  # which sends nothing
+        probe.connect(target[4])
+        return str(probe.getsockname()[0])
+
+
+def _answer(server: socket.socket, rank: int) -> None:
+    """Send the number of this rank to all that connect, until the socket is closed."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection, suppress(OSError):
+            connection.sendall(rank.to_bytes(TOKEN_BYTES, "little"))

@@ -1,0 +1,397 @@
+"""The lookups of a step on this rank: which keys a batch asks for, their vectors pooled, and the gradients of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from terarec.batch import Jagged, check_offsets
+from terarec.dist.exchange import Asked, Exchange
+from terarec.dist.placement import PlacedTable
+from terarec.dist.routing import PooledThere, Routed, Wanted, factors_of, numbered_bags, route, sent_bags
+from terarec.dist.vectors import Fetched, Occurrences
+from terarec.embedding import EmbeddingCollection, EmbeddingOutput
+from terarec.embedding.output import assemble, bags_of
+from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
+from terarec.errors import ConfigError
+from terarec.kernels.hash_index import new_hash_index
+from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
+from terarec.ops.layout import BagLayout
+from terarec.ops.row_update import BagGradient, key_gradients, summed_gradients
+from terarec.spec import DynamicTableSpec, TableSpec
+
+
+class _Group(NamedTuple):
+    """Features that one call of `terarec.ops.bag_lookup` pools, or that the ranks of the rows pool.
+
+    Attributes:
+        lookup: The group, with the layout of the whole tables.
+        tables: Number of each feature's table in the collection.
+        vectors: Number of the matrix of vectors that it reads.
+        is_there: Whether the ranks of the rows pool it, so that it reads no matrix.
+    """
+
+    lookup: LookupGroup
+    tables: tuple[int, ...]
+    vectors: int
+    is_there: bool
+
+
+class _Lookup(NamedTuple):
+    """A group's bags in a batch: `keys` are rows of the matrix of fetched vectors, `layout` is that of this matrix."""
+
+    group: _Group
+    part: Jagged
+    keys: Tensor
+    layout: BagLayout
+    key_weights: Tensor | None
+
+
+class Begun:
+    """The lookups of a batch whose keys, or whose vectors, are on their way.
+
+    Attributes:
+        jagged: Keys of the batch.
+        parts: Bags of each group of features.
+        places: For each group the row of each key's vector in its matrix.
+        wanted: Distinct keys of each table.
+        asked: Keys on their way.
+        error: What is wrong with the keys.
+        fetched: Vectors on their way; None before the rows were looked up.
+    """
+
+    def __init__(
+        self,
+        jagged: Jagged,
+        parts: Sequence[Jagged],
+        places: Sequence[Tensor],
+        wanted: Sequence[Routed],
+        asked: Asked,
+        error: Exception | None = None,
+    ) -> None:
+        self.jagged = jagged
+        self.parts, self.places, self.wanted = parts, places, wanted
+        self.asked, self.error = asked, error
+        self.fetched: Fetched | None = None
+
+    def look_up(self) -> Fetched:
+        """Look up the rows that other ranks have asked for, and begin to send them."""
+        if self.fetched is None:
+            if self.error is not None:
+                self.asked.send_keys()
+                raise self.error
+            self.fetched = Fetched(self.asked)
+        return self.fetched
+
+
+class Lookups:
+    """The lookups of a sharded collection.
+
+    Attributes:
+        exchange: Exchange of its keys, vectors and gradients.
+
+    Args:
+        collection: The collection on one device.
+        exchange: Exchange of its keys, vectors and gradients.
+        is_exact: Whether gradients are summed in the order of the whole batch's samples.
+    """
+
+    def __init__(self, collection: EmbeddingCollection, exchange: Exchange, *, is_exact: bool) -> None:
+        self.exchange = exchange
+        self._features = collection.features
+        self._is_exact = is_exact
+        self._groups, self._matrices = _grouped(collection, exchange.pooled)
+
+    def begin(self, jagged: Jagged, *, is_trained: bool) -> Begun:
+        """Begin to send the keys of a batch; what is wrong with them is raised where its rows are looked up."""
+        try:
+            check_offsets(jagged)
+            parts = [bags_of(jagged, group.lookup) for group in self._groups]
+            for group, part in zip(self._groups, parts, strict=True):
+                if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
+                    check_keys(part, group.lookup.layout)
+                is_learned = part.weights is not None and part.weights.requires_grad
+                if group.is_there and is_learned:
+                    raise ConfigError(
+                        f"plan.tables: table {self.exchange.tables[group.tables[0]].spec.name!r}",
+                        "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
+                    )
+            wanted, places = self._distinct(parts)
+        except Exception as error:
+            return Begun(jagged, [], [], [], self.exchange.ask(None, is_trained=is_trained), error)
+        return Begun(jagged, parts, places, wanted, self.exchange.ask(wanted, is_trained=is_trained))
+
+    def output(self, begun: Begun, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
+        """Return the output of a batch whose vectors have come.
+
+        Args:
+            begun: Its lookups.
+            jagged: Its keys.
+            rows: Parameter that stands for the tables; None without gradients.
+        """
+        fetched = begun.look_up()
+        there = [
+            PooledThere(group.lookup, group.tables, part, factors_of(part, group.lookup.layout))
+            for group, part in zip(self._groups, begun.parts, strict=True)
+            if group.is_there
+        ]
+        matrices = [
+            _stacked([part for table in tables for part in fetched.vectors[table]], self._width(tables[0]))
+            if tables
+            else torch.empty(0, 0)
+            for tables in self._matrices
+        ]
+        lookups = [
+            _Lookup(
+                group,
+                part,
+                keys,
+                placed(group.lookup.layout, matrices[group.vectors].shape[0]),
+                part.weights if group.lookup.layout.takes_key_weights else None,
+            )
+            for group, part, keys in zip(self._groups, begun.parts, begun.places, strict=True)
+            if not group.is_there
+        ]
+        step = _Step(self, lookups, matrices, fetched, begun.wanted, there)
+        pooled: Sequence[Tensor]
+        if rows is None:
+            pooled = step.pooled()
+        else:
+            with torch._C.DisableTorchFunctionSubclass():
+                factors = [lookup.key_weights for lookup in lookups]
+                pooled = _Pool.apply(rows, step, *factors)  # type: ignore[no-untyped-call]
+        every = [(held.group.lookup, held.part) for held in lookups] + [(held.lookup, held.part) for held in there]
+        results = [(lookup, part, held) for (lookup, part), held in zip(every, pooled, strict=True)]
+        return assemble(self._features, results, jagged)
+
+    def _width(self, table: int) -> int:
+        return self.exchange.tables[table].spec.width
+
+    def _distinct(self, parts: Sequence[Jagged]) -> tuple[list[Routed], list[Tensor]]:
+        """Return the distinct keys of each table, and for each group the row of each key's vector in its matrix."""
+        spans: list[list[tuple[int, slice]]] = [[] for _ in self.exchange.tables]
+        for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
+            size = part.batch_size
+            ends = part.offsets[::size].tolist() if size else [0] * (len(group.tables) + 1)
+            for feature, of_table in enumerate(group.tables):
+                spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
+        places = [torch.empty_like(part.keys) for part in parts]
+        wanted: list[Routed] = []
+        of_bags = {number: numbered_bags(parts[number]) for number, held in enumerate(self._groups) if held.is_there}
+        of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
+        filled = [0] * len(self._matrices)
+        for number, table in enumerate(self.exchange.tables):
+            pieces = [parts[group].keys[span] for group, span in spans[number]]
+            keys = pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+            index = new_hash_index(keys.device)
+            inverse, distinct = index.insert(keys, keys[:0], 0)
+            counts = None
+            if self.exchange.takes_counts[number]:
+                counts = torch.bincount(inverse, minlength=distinct.numel())
+            routed = route(table, Wanted(distinct, counts), self.exchange.ranks.size)
+            if number in self.exchange.pooled:
+                wanted.append(self._with_bags(routed, table, inverse, spans[number], parts, of_bags))
+                continue
+            wanted.append(routed)
+            found, first = routed.place[inverse] + filled[of_matrix[number]], 0
+            filled[of_matrix[number]] += distinct.numel()
+            for index_of_group, span in spans[number]:
+                count = span.stop - span.start
+                places[index_of_group][span] = found[first : first + count]
+                first += count
+        return wanted, places
+
+    def _with_bags(
+        self,
+        routed: Routed,
+        table: PlacedTable,
+        inverse: Tensor,
+        spans: Sequence[tuple[int, slice]],
+        parts: Sequence[Jagged],
+        of_bags: Mapping[int, Tensor],
+    ) -> Routed:
+        """Return the keys of a table with their bags, all of one group."""
+        bags = [of_bags[group][span] for group, span in spans]
+        every = [(parts[group].weights, span) for group, span in spans]
+        weights = [held[span] for held, span in every if held is not None]
+        return routed._replace(
+            bags=sent_bags(
+                routed.num_rows,
+                routed.place[inverse],
+                torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64),
+                torch.cat(weights).detach() if weights else None,
+                by_column=table.by_column,
+            )
+        )
+
+    def keep(self, step: _Step, gradients: Sequence[Tensor | None]) -> None:
+        """Send the gradients of a step's pooled vectors to the ranks of the rows.
+
+        Args:
+            step: The step.
+            gradients: Gradients of the result of each lookup; None for results that nothing was computed from.
+        """
+        held = [
+            BagGradient(
+                lookup.keys,
+                lookup.part.offsets,
+                (_no_gradient(step, lookup) if grad is None else grad).float().contiguous(),
+                lookup.layout,
+                None if lookup.key_weights is None else lookup.key_weights.detach(),
+            )
+            for lookup, grad in zip(step.lookups, gradients, strict=False)
+        ]
+        if self._is_exact:
+            step.fetched.return_occurrences(self._occurrences(step, held))
+            return
+        sums: list[Tensor] = [torch.empty(0)] * len(self.exchange.tables)
+        for number, tables in enumerate(self._matrices):
+            mine = [
+                gradient for lookup, gradient in zip(step.lookups, held, strict=True) if lookup.group.vectors == number
+            ]
+            matrix = step.matrices[number]
+            summed = summed_gradients(mine, matrix) if matrix.shape[0] else matrix
+            sizes = [step.wanted[table].keys.numel() for table in tables]
+            for table, part in zip(tables, torch.split(summed, sizes), strict=True):
+                sums[table] = part
+        of_bags: dict[int, list[Tensor]] = {}
+        for lookup, grad in zip(step.there, gradients[len(step.lookups) :], strict=True):
+            of_bags |= lookup.gradients(grad, step.wanted)
+        finish = step.fetched.return_sums(sums, of_bags)
+        # The gradients travel while the layers below the tables compute theirs.
+        torch.autograd.Variable._execution_engine.queue_callback(finish)
+
+    def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:
+        """Return the occurrences by feature, in the order in which autograd's backward of one process keeps them."""
+        found = []
+        # The lookup that was made last is the first whose gradient comes.
+        for lookup, gradient in reversed(list(zip(step.lookups, gradients, strict=True))):
+            grads = key_gradients(gradient, step.matrices[lookup.group.vectors])
+            size = lookup.part.batch_size
+            ends = lookup.part.offsets[::size].tolist() if size else [0] * (len(lookup.group.tables) + 1)
+            for feature, table in enumerate(lookup.group.tables):
+                span = slice(ends[feature], ends[feature + 1])
+                base = sum(
+                    step.wanted[other].keys.numel()
+                    for other in self._matrices[lookup.group.vectors][
+                        : self._matrices[lookup.group.vectors].index(table)
+                    ]
+                )
+                found.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
+        return found
+
+
+class _Step:
+    """One forward pass of a sharded collection, until its backward pass."""
+
+    def __init__(
+        self,
+        owner: Lookups,
+        lookups: Sequence[_Lookup],
+        matrices: Sequence[Tensor],
+        fetched: Fetched,
+        wanted: Sequence[Routed],
+        there: Sequence[PooledThere],
+    ) -> None:
+        self.owner = owner
+        self.lookups = lookups
+        self.matrices = matrices
+        self.fetched = fetched
+        self.wanted = wanted
+        self.there = there
+
+    def pooled(self) -> list[Tensor]:
+        """Return the vectors of each lookup, and of what the ranks of the rows pooled."""
+        here = [
+            bag_lookup(
+                self.matrices[lookup.group.vectors],
+                lookup.keys,
+                lookup.part.offsets,
+                lookup.layout,
+                key_weights=None if lookup.key_weights is None else lookup.key_weights.detach(),
+            )
+            for lookup in self.lookups
+        ]
+        return [*here, *(lookup.joined(self.fetched.vectors, self.wanted) for lookup in self.there)]
+
+
+class _Pool(torch.autograd.Function):
+    """All lookups of a step: one backward pass with the gradients of all, so that they travel together."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, step: _Step, *key_weights: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.step = step
+        return tuple(step.pooled())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        step: _Step = ctx.step
+        ctx.step = None
+        of_weights: list[Tensor | None] = [None] * len(step.lookups)
+        for index, (lookup, grad) in enumerate(zip(step.lookups, grads, strict=False)):
+            if ctx.needs_input_grad[2 + index] and grad is not None and lookup.key_weights is not None:
+                of_weights[index] = key_weight_gradient(
+                    step.matrices[lookup.group.vectors],
+                    lookup.keys,
+                    lookup.part.offsets,
+                    grad.float().contiguous(),
+                    lookup.layout,
+                    key_weights=lookup.key_weights.detach(),
+                )
+        step.owner.keep(step, grads)
+        return None, None, *of_weights
+
+
+def _no_gradient(step: _Step, lookup: _Lookup) -> Tensor:
+    width, layout = lookup.layout.width, lookup.layout
+    if layout.is_pooled:
+        return torch.zeros(lookup.part.batch_size, width * len(layout.feature_names))
+    return torch.zeros(lookup.keys.numel(), width)
+
+
+def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[list[_Group], list[list[int]]]:
+    """Return the groups of features that are looked up together, and the tables of each matrix of vectors.
+
+    They are those of the collection on one device: static groups before those whose rows an index finds. Features of
+    the tables `pooled`, which the ranks of the rows pool, have groups of their own.
+    """
+    specs = {spec.name: spec for spec in collection.specs}
+    numbers = {name: number for number, name in enumerate(specs)}
+    matrices = [
+        [numbers[name] for name in arena.table_names if numbers[name] not in pooled] for arena in collection.arenas
+    ]
+    found = []
+    features = collection.features
+    there = [feature for feature in features if numbers[feature.table] in pooled]
+    here = [feature for feature in features if numbers[feature.table] not in pooled]
+    groups = [
+        (group, is_there)
+        for is_there, some in ((False, here), (True, there))
+        for group in lookup_groups(collection.arenas, some)
+    ]
+    for group, is_there in groups:
+        layout = group.layout
+        names = [layout.table_names[table] for table in layout.feature_table]
+        whole = [specs[name] for name in layout.table_names]
+        rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
+        lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
+        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_there))
+
+    # In one process static tables of one memory are looked up before all others.
+    def comes_later(group: _Group) -> bool:
+        spec = collection.specs[group.tables[0]]
+        return isinstance(spec, DynamicTableSpec) or spec.tiers is not None
+
+    return sorted(found, key=comes_later), matrices
+
+
+def _stacked(parts: Sequence[Tensor], width: int) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    return torch.cat(list(parts)) if parts else torch.empty(0, width)

@@ -1,0 +1,299 @@
+"""The vectors of a step's distinct keys on their way to the ranks of the samples, and their gradients back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from terarec.dist.exchange import Asked, segments
+from terarec.dist.placement import PlacedTable
+from terarec.dist.ranks import Coming
+
+
+class Occurrences(NamedTuple):
+    """Gradients of single occurrences of keys of one feature, in the order of its samples.
+
+    Attributes:
+        table: Number of the table.
+        places: int64[n], the place of each key among the routed keys of the table.
+        grad: float32[n, D].
+    """
+
+    table: int
+    places: Tensor
+    grad: Tensor
+
+
+class Fetched:
+    """The vectors of a step's distinct keys, and the way back of their gradients.
+
+    Attributes:
+        vectors: For each table parts of float32[U, D] one after the other, in the order of its routed keys. Of a table
+            that the ranks of the rows pool, parts of bags float32[b, D] from each rank, or by column of all together.
+
+    Args:
+        asked: Keys on their way; what all ranks have asked for is found and sent.
+
+    Raises:
+        CollectiveError: Another rank has raised an error, or does not join.
+        StorageError: Memory or a dynamic table is full on this rank.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self._exchange, self._wanted, self._sent = asked.exchange, tuple(asked.wanted), asked.sent
+        self._found, self._received, self._bags = asked.find()
+        self.vectors: list[list[Tensor]] = []
+        self._pieces: list[list[Tensor]] = []
+        self._copied: dict[int, Tensor] = {}
+        self._coming = self._send()
+
+    def release(self) -> None:
+        """Let rows move: no gradients will come."""
+        for held in self._found:
+            held.release()
+
+    def _send(self) -> Coming:
+        """Begin to send the vectors that other ranks asked for."""
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        size, me = exchange.ranks.size, exchange.ranks.rank
+        others = [rank for rank in range(size) if rank != me]
+        replies: list[list[Tensor]] = [[] for _ in range(size)]
+        joined: list[Tensor] = []
+        pieces: list[list[Tensor]] = [[torch.empty(0)] * size for _ in self._wanted]
+        copied: dict[int, Tensor] = {}
+        for found, tables in zip(self._found, arenas, strict=True):
+            starts, asked = self._starts(tables), self._received.rows[:, tables]
+            # Those of other ranks first, so that they lie as they go.
+            order = torch.cat(
+                [
+                    _spans(starts[others].flatten(), asked[others].flatten()),
+                    _spans(starts[me], asked[me]),
+                    _spans(starts[me] + asked[me], self._received.copies[me, tables]),
+                ]
+            )
+            looked_up = found.vectors(order)
+            is_pooled = not self._bags.keys().isdisjoint(tables)
+            for_others = (asked[others].flatten() if is_pooled else asked[others].sum(dim=1)).tolist()
+            sizes = [*for_others, *asked[me].tolist()]
+            sizes += self._received.copies[me, tables].tolist()
+            parts = torch.split(looked_up, sizes)
+            if is_pooled:
+                for index, part in enumerate(parts[: len(for_others)]):
+                    rank, number = others[index // len(tables)], tables[index % len(tables)]
+                    replies[rank].append(self._bags[number][rank].pool(part) if number in self._bags else part)
+            else:
+                for rank, part in zip(others, parts, strict=False):
+                    replies[rank].append(part)
+                joined.append(looked_up[: sum(for_others)])
+            for number, own, copies in zip(
+                tables, parts[len(for_others) :], parts[len(for_others) + len(tables) :], strict=False
+            ):
+                pieces[number][me] = exchange.rounded(self._bags[number][me].pool(own) if number in self._bags else own)
+                copied[number] = copies
+        self._pieces, self._copied = pieces, copied
+        return exchange.begin_numbers(
+            "exchange of vectors",
+            replies,
+            self._expected(self._sent.vectors(self._sent.rows, exchange.pooled)),
+            joined[0].flatten() if len(joined) == len(arenas) == 1 else None,
+        )
+
+    def receive(self) -> None:
+        """Set `vectors`, as soon as those of all ranks have come."""
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        expected = self._sent.vectors(self._sent.rows, exchange.pooled)
+        came = exchange.numbers(self._coming, self._expected(expected))
+        pieces, copied = self._pieces, self._copied
+        for rank in range(exchange.ranks.size):
+            if rank == exchange.ranks.rank:
+                continue
+            blocks = iter(_blocks(came[rank], expected[rank].tolist(), arenas, exchange.tables))
+            for tables in arenas:
+                for number in tables:
+                    pieces[number][rank] = next(blocks)
+        self.vectors = [self._assembled(number, pieces[number], copied[number]) for number in range(len(self._wanted))]
+
+    def return_sums(self, gradients: Sequence[Tensor], of_bags: Mapping[int, Sequence[Tensor]]) -> Callable[[], None]:
+        """Begin to send gradients to the ranks of the rows.
+
+        Args:
+            gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
+            of_bags: Of tables that the ranks of the rows pool, for each rank float32[b, D] of its bags.
+
+        Returns:
+            Function that keeps those that came for the row optimizer, as soon as all have come.
+        """
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        size = exchange.ranks.size
+        by_table = [
+            {
+                number: [
+                    segment[:, exchange.tables[number].columns(rank)]
+                    for segment in (
+                        [of_bags[number][rank]]
+                        if number in of_bags
+                        else self._segments_for(rank, number, gradients[number])
+                    )
+                ]
+                for tables in arenas
+                for number in tables
+            }
+            for rank in range(size)
+        ]
+        parts = [[segment for held in of_rank.values() for segment in held] for of_rank in by_table]
+        expected = self._received.vectors(self._received.all, exchange.pooled)
+        coming = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
+        return partial(self._keep_sums, coming, by_table[exchange.ranks.rank])
+
+    def _keep_sums(self, coming: Coming, own: Mapping[int, Sequence[Tensor]]) -> None:
+        exchange, arenas = self._exchange, self._exchange.arena_tables()
+        size, me = exchange.ranks.size, exchange.ranks.rank
+        expected = self._received.vectors(self._received.all, exchange.pooled)
+        came = exchange.numbers(coming, self._expected(expected))
+        blocks: list[dict[int, list[Tensor]]] = []
+        for source in range(size):
+            if source == me:
+                blocks.append({number: [exchange.rounded(part) for part in parts] for number, parts in own.items()})
+                continue
+            found_blocks = _blocks(came[source], expected[source].tolist(), arenas, exchange.tables)
+            order = [number for tables in arenas for number in tables]
+            blocks.append({number: [block] for number, block in zip(order, found_blocks, strict=True)})
+        for number, parts_of_bags in self._bags.items():
+            for source, part in enumerate(parts_of_bags):
+                (grad,) = blocks[source][number]
+                blocks[source][number] = [part.gradient(grad, int(self._received.rows[source, number]))]
+        for found, tables in zip(self._found, arenas, strict=True):
+            # Rows are by tables first, those of a table in the order of the ranks.
+            mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
+            counts = self._received.all[:, tables].sum(dim=0)
+            ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            width = exchange.tables[tables[0]].width
+            found.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
+
+    def return_occurrences(self, features: Sequence[Occurrences]) -> None:
+        """Send the gradient of every occurrence of a key, which are summed in the order of the whole batch's samples.
+
+        Args:
+            features: Occurrences in the order in which one process would add them up. All ranks have the same features.
+        """
+        exchange, size = self._exchange, self._exchange.ranks.size
+        in_order = [
+            feature for tables in exchange.arena_tables() for number in tables
+            for feature in features if feature.table == number
+        ]  # fmt: skip
+        counts = torch.zeros(size, len(in_order), dtype=torch.int64)
+        positions: list[list[Tensor]] = [[] for _ in range(size)]
+        numbers: list[list[Tensor]] = [[] for _ in range(size)]
+        for index, (number, places, grad) in enumerate(in_order):
+            for rank in range(size):
+                chosen, position = self._positions(number, places, rank)
+                counts[rank, index] = chosen.numel()
+                positions[rank].append(position)
+                numbers[rank].append(grad[chosen][:, exchange.tables[number].columns(rank)])
+        each = [len(in_order)] * size
+        got = exchange.send_integers("exchange of counts of gradients", list(counts), each)
+        received = torch.stack(got)
+        widths = torch.tensor([exchange.tables[number].width for number, _, _ in in_order])
+        came = exchange.send_integers(
+            "exchange of places of gradients", [torch.cat(held) for held in positions], received.sum(dim=1).tolist()
+        )
+        expected = (received * widths).sum(dim=1).tolist()
+        me = exchange.ranks.rank
+        own = exchange.rounded(_joined([part.flatten() for part in numbers[me]]))
+        expected[me] = 0
+        grads = exchange.numbers(exchange.begin_numbers("exchange of gradients", numbers, expected), expected)
+        grads[me] = own
+        self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
+
+    def _keep_occurrences(
+        self, of_table: list[int], received: Tensor, positions: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """Keep the gradients that came: of a row first those of the first feature, of one feature those of rank 0."""
+        arenas, sizes = self._exchange.arena_tables(), received.tolist()
+        cut = [torch.split(held, sizes[source]) for source, held in enumerate(positions)]
+        firsts, index = [0] * len(grads), 0
+        for found, tables in zip(self._found, arenas, strict=True):
+            width = self._exchange.tables[tables[0]].width
+            starts = self._starts(tables)
+            order: list[Tensor] = []
+            blocks: list[Tensor] = []
+            ends = [0]
+            for column, number in enumerate(tables):
+                total = 0
+                while index < len(of_table) and of_table[index] == number:
+                    for source in range(len(grads)):
+                        count, first = sizes[source][index], firsts[source]
+                        order.append(cut[source][index] + starts[source, column])
+                        blocks.append(grads[source][first : first + count * width].view(count, width))
+                        firsts[source] += count * width
+                        total += count
+                    index += 1
+                ends.append(ends[-1] + total)
+            if order:
+                found.keep(torch.cat(order), torch.tensor(ends), torch.cat(blocks))
+
+    def _positions(self, number: int, places: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the occurrences whose gradient goes to `rank`, and the positions of their keys among those there."""
+        wanted = self._wanted[number]
+        if self._exchange.tables[number].by_column:
+            chosen = torch.arange(places.numel() if wanted.num_rows[rank] else 0)
+            return chosen, places[chosen]
+        first, count = sum(wanted.num_rows[:rank]), wanted.num_rows[rank]
+        copies = sum(wanted.num_rows)
+        is_copy = places >= copies
+        chosen = (((places >= first) & (places < first + count)) | is_copy).nonzero()[:, 0]
+        mine = places[chosen]
+        return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
+
+    def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
+        """Return the vectors of a table in parts; those that it has none of are left out."""
+        table = self._exchange.tables[number]
+        if number in self._bags and not table.by_column:
+            return pieces
+        if table.by_column:
+            return [torch.cat([pieces[rank] for rank in table.ranks], dim=1)]
+        return [piece for piece in (*pieces, copied) if piece.shape[0]]
+
+    def _segments_for(self, rank: int, number: int, held: Tensor) -> list[Tensor]:
+        return segments(self._wanted[number], held, rank, int(self._sent.copies[rank, number]))
+
+    def _expected(self, counts: Tensor) -> list[int]:
+        """Return how many numbers the vectors of ``counts int64[R, T]`` keys have from each rank but this."""
+        widths = torch.tensor([table.width for table in self._exchange.tables])
+        expected: list[int] = (counts * widths).sum(dim=1).tolist()
+        expected[self._exchange.ranks.rank] = 0
+        return expected
+
+    def _starts(self, tables: Sequence[int]) -> Tensor:
+        """Return the first position int64[R, T] of each rank's keys of each table among all keys of an arena."""
+        counts = self._received.all[:, list(tables)]
+        return _exclusive(counts.T.flatten()).view(counts.T.shape).T
+
+
+def _blocks(
+    numbers: Tensor, counts: Sequence[int], arenas: Sequence[Sequence[int]], tables: Sequence[PlacedTable]
+) -> list[Tensor]:
+    """Return the vectors of each table in what came from a rank, arena by arena: ``[counts[t], columns]`` for t."""
+    order = [number for of_arena in arenas for number in of_arena]
+    parts = torch.split(numbers, [counts[number] * tables[number].width for number in order])
+    return [part.view(-1, tables[number].width) for number, part in zip(order, parts, strict=True)]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(list(parts)) if parts else torch.empty(0)
+
+
+def _exclusive(counts: Tensor) -> Tensor:
+    """Return the sum of the counts before each."""
+    return counts.cumsum(0) - counts
+
+
+def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return the positions ``start, start + 1, ...`` of each span, one after the other."""
+    return (starts - _exclusive(lengths)).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
