@@ -106,7 +106,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
 
 def count_values(path: Path, work: Path, bound: int) -> str:
     from terarec.etl.columns import from_arrow
-    from terarec.etl.value_counts import ValueCounts
+    from terarec.etl.values import ValueCounts
 
     counts = ValueCounts({"value": "integer"}, work, bound)
     for batch in _batches(path):
@@ -116,7 +116,7 @@ def count_values(path: Path, work: Path, bound: int) -> str:
 
 
 def sum_by_value(path: Path, work: Path, bound: int) -> str:
-    from terarec.etl.value_counts import GroupSums
+    from terarec.etl.partitions import GroupSums
 
     schema = pa.schema({"value": pa.int64(), "x": pa.float64()})
     sums = GroupSums("value", schema, {"x": "sum"}, work, bound)
@@ -397,7 +397,7 @@ CASES = {
 
 
 _MODULES = {
-    "terarec": ("terarec.etl.engine", "terarec.etl.ops", "terarec.etl.shuffle", "terarec.etl.value_counts"),
+    "terarec": ("terarec.etl.engine", "terarec.etl.ops", "terarec.etl.shuffle", "terarec.etl.values"),
     "DuckDB": ("duckdb",),
     "Polars": ("polars",),
 }

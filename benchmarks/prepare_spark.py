@@ -43,7 +43,7 @@ def by_spark_engine(job: Job) -> float:
     """Return the seconds of terarec on Spark."""
     from terarec.etl.ready import criteo
     from terarec.etl.spark import prepare as prepare_on_spark
-    from terarec.etl.spark.session import spark_session
+    from terarec.etl.spark import spark_session
     from terarec.etl.workflow import Workflow
     from terarec.spec import PrepareOptions, SplitByFraction
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
 from terarec.etl import fit
 from terarec.etl.columns import Rows, concatenate_rows
-from terarec.etl.ops.record_values import each, values_of_array
+from terarec.etl.ops.values import each, values_of_array
 from terarec.etl.ready import PRESETS
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow

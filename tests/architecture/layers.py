@@ -36,13 +36,12 @@ ALLOWED["cli"].add("hugectr")
 
 ETL: dict[str, set[str]] = {
     "columns": set(),
-    "cleaning": set(),
-    "partitions": set(),
+    "cleaning": {"columns"},
     "values": {"columns"},
-    "value_counts": {"columns", "partitions", "values"},
+    "partitions": {"columns", "values"},
     "source": {"columns", "cleaning"},
     "tensors": {"columns", "values"},
-    "ops": {"columns", "values", "value_counts", "tensors"},
+    "ops": {"columns", "values", "partitions", "tensors"},
     "workflow": {"columns", "values", "cleaning", "ops"},
     "sink": {"columns"},
     "shuffle": {"columns", "partitions", "sink"},
@@ -53,6 +52,6 @@ ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
 ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
-ETL["sample"] = {"columns", "source"}
+ETL["sample"] = {"columns", "cleaning", "source"}
 ETL["draft"] = {"ops", "sample"}
 ETL["drift"] = {"source", "ops", "workflow", "values"}

@@ -23,7 +23,6 @@ from terarec.etl.columns import (
     list_lengths,
     list_offsets,
     lists_of,
-    lookup_values,
     null_mask,
     number_arrays,
     numbers_of,
@@ -33,6 +32,7 @@ from terarec.etl.columns import (
     without_empty,
 )
 from terarec.etl.ops import FillMissing
+from terarec.etl.values import lookup_values
 from tests.etl.column_values import block_of, column_of, values_of
 
 rows = st.lists(st.none() | st.integers(0, 2**31), max_size=12)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from terarec.data.records import open_split
 from terarec.errors import FormatError
-from terarec.etl.shuffle import SinkOptions, create_sink
+from terarec.etl.engine.write import SinkOptions, create_sink
 from terarec.etl.sink import SinkState
 from terarec.formats import ColumnBlock, read_dataset
 from terarec.formats.hugectr import read_file_list, read_keyset, read_records

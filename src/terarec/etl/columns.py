@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError
 from terarec.kernels.cpu.columns import nulls_hold
 from terarec.ragged import offsets_of
-from terarec.spec import MISSING_ID
 
 REFUSED_SHOWN = 10
 """Largest number of rejected values in an error."""
@@ -141,8 +140,6 @@ def is_list(array: pa.Array) -> bool:
 
 
 # Arrays from NumPy: the buffers are shared, not copied.
-
-
 def array_of(values: NDArray[Any], missing: NDArray[np.bool_] | None = None, *, are_ids: bool = False) -> pa.Array:
     """Return an Arrow array of ``values[m]`` that shares their memory.
 
@@ -226,8 +223,6 @@ def without_empty(texts: pa.LargeStringArray) -> pa.LargeStringArray:
 
 
 # NumPy views of arrays.
-
-
 def flat(array: pa.Array) -> pa.Array:
     """Return the m values of an array without their lists."""
     return array.flatten() if is_list(array) else array
@@ -344,15 +339,6 @@ def ids_as_integers(array: pa.Array) -> pa.Array:
     if kind_of(array) != "id":
         return array
     return like(array, flat(array).storage.cast(pa.int64()))
-
-
-def lookup_values(array: pa.Array) -> pa.Array:
-    """Return the m values under which an array's are looked up: integers for ids, null for id 0."""
-    found = flat(array)
-    if kind_of(found) != "id":
-        return found
-    ids = numpy_values(found).astype(np.int64, copy=False)
-    return array_of(ids, ids == MISSING_ID)
 
 
 TRAIN, VALID, TEST = 0, 1, 2

@@ -1,20 +1,24 @@
-"""Rows partitioned into files on the disk, to process more rows than fit in memory."""
+"""Rows, and sums of rows by value, in partitions on the disk: for more of them than memory holds."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError
+from terarec.errors import FormatError, StorageError
+from terarec.etl.columns import ARROW_TYPES, ColumnType
+from terarec.etl.values import PARTITIONS, encoding_bytes, in_bytes, lookup_kind, partition_of
 from terarec.io.atomic import flush
 
+_LOG = logging.getLogger("terarec.etl")
 _BUFFERED_ROWS = 1 << 17
 """Rows gathered before they are scattered, so that each of hundreds of files gets hundreds of them at once."""
 
@@ -152,3 +156,154 @@ class Partitions:
 
     def _path(self, index: int) -> Path:
         return self._directory / f"{index:05d}.arrows"
+
+
+Aggregate: TypeAlias = Literal["sum", "min", "max"]
+_COMPACT_ROWS = 1 << 20
+_COPIES = 3
+"""Of the sums, while they are made: those before, the rows to be added, and the new ones."""
+
+
+class GroupSums:
+    """Aggregates rows by their keys.
+
+    Every sum is taken row after row, in the order of the rows: neither blocks of another size nor the bound of memory
+    change a bit. So the disk gets the sums once, when they pass the bound, and the later rows as they are where floats
+    are summed among them, for adding up sums of their own would round otherwise.
+
+    Args:
+        column: Column that is grouped by, for messages.
+        schema: Schema of the rows; the first column, "value", is the value that they are grouped by.
+        aggregates: Aggregate of each column; other columns are keys, where null is a key, too.
+        directory: Directory for what memory does not hold.
+        memory_bytes: Approximate size before sums go to the disk; None for no bound.
+    """
+
+    def __init__(
+        self,
+        column: str,
+        schema: pa.Schema,
+        aggregates: Mapping[str, Aggregate],
+        directory: Path,
+        memory_bytes: int | None,
+    ) -> None:
+        self._column = column
+        self._aggregates = dict(aggregates)
+        self._keys = [name for name in schema.names if name not in aggregates]
+        self._summed: pa.Table = schema.empty_table().select([*self._keys, *aggregates])
+        self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._directory = directory
+        self._memory_bytes = memory_bytes
+        self._spilled: Partitions | None = None
+        sums = [schema.field(name).type for name, function in aggregates.items() if function == "sum"]
+        self._rows_matter = any(map(pa.types.is_floating, sums))
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, in their order; missing numbers are null, not NaN.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        self._pending.append(rows.select(self._summed.column_names))
+        self._pending_rows += rows.num_rows
+        self._pending_bytes += rows.nbytes
+        is_much = self._memory_bytes is not None and self._pending_bytes > self._memory_bytes // _COPIES
+        if is_much or self._pending_rows > max(_COMPACT_ROWS, self._summed.num_rows):
+            self._compact()
+
+    def result(self, finish: Callable[[pa.Table], pa.Table], memory_bytes: int | None) -> pa.Table:
+        """Return a row for each key, by rising keys (null last).
+
+        Args:
+            finish: Function from the sums of some groups to rows of the result, which begin with the keys.
+            memory_bytes: Bound of the result together with the table of its ids; None for no bound.
+
+        Raises:
+            StorageError: The result is over `memory_bytes`; names the column, its size, and what helps.
+            OSError: The disk is full.
+        """
+        parts: list[pa.Table] = []
+        groups = needed = 0
+        for summed in self._parts():
+            groups += summed.num_rows
+            if memory_bytes is None or needed <= memory_bytes:
+                parts.append(finish(summed))
+                needed = encoding_bytes(pa.concat_tables(parts))
+        if memory_bytes is not None and needed > memory_bytes:
+            needed = needed * groups // sum(part.num_rows for part in parts)
+            raise StorageError(
+                f"column {self._column!r}",
+                f"the statistics of its {groups:,} groups need about {in_bytes(needed)} of "
+                f"memory, where {in_bytes(memory_bytes)} are left; HashBucket, Categorify with a greater min_count or "
+                "a max_size, or more memory would help",
+            )
+        return pa.concat_tables(parts).sort_by([(key, "ascending") for key in self._keys]).combine_chunks()
+
+    def sums(self) -> pa.Table:
+        """Return a row of sums for each key, and free the rows."""
+        return pa.concat_tables(self._parts())
+
+    def _parts(self) -> Iterator[pa.Table]:
+        """Yield the sums of all groups, one partition at a time."""
+        if self._spilled is None:
+            yield self._aggregated(pa.concat_tables([self._summed, *self._pending]))
+            return
+        self._compact()
+        for number in range(PARTITIONS):
+            sums = GroupSums(self._column, self._summed.schema, self._aggregates, self._directory, None)
+            for batch in self._spilled.batches(number):
+                sums.add(pa.Table.from_batches([batch]))
+            self._spilled.discard(number)
+            yield from sums._parts()
+
+    def _compact(self) -> None:
+        """Add pending rows to the sums, in memory or on the disk."""
+        rows = pa.concat_tables([self._summed, *self._pending])
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        if self._spilled is None or not self._rows_matter:
+            rows = self._aggregated(rows)
+        if self._spilled is None and self._memory_bytes is not None and rows.nbytes > self._memory_bytes // _COPIES:
+            _LOG.warning(
+                "column %r: the sums of its groups pass the memory bound of %s; they go on in partitions on the disk",
+                self._column,
+                in_bytes(self._memory_bytes),
+            )
+            self._spilled = Partitions.make(self._directory, PARTITIONS)
+        if self._spilled is None:
+            self._summed = rows
+            return
+        self._summed = self._summed.schema.empty_table()
+        for batch in rows.combine_chunks().to_batches():
+            self._spilled.scatter(batch, partition_of(batch.column("value")))
+        self._spilled.flush()  # the memory bound holds for what would wait, too
+
+    def _aggregated(self, rows: pa.Table) -> pa.Table:
+        # One thread adds in the order of the rows, what was summed before being the first of its key.
+        grouped = rows.group_by(self._keys, use_threads=False).aggregate(list(self._aggregates.items()))
+        names = [*self._keys, *(f"{name}_{function}" for name, function in self._aggregates.items())]
+        return grouped.select(names).rename_columns(self._summed.column_names).cast(self._summed.schema)
+
+
+def sums_by_value(
+    columns: Mapping[str, ColumnType],
+    numbers: Mapping[str, pa.DataType],
+    aggregates: Mapping[str, Aggregate],
+    directory: Path,
+    memory_bytes: int | None,
+) -> dict[str, GroupSums]:
+    """Open the sums by value of several columns, which share a bound of memory.
+
+    Args:
+        columns: Columns that are grouped by, and their types.
+        numbers: Further columns of the rows and their types: those of `aggregates`, and keys.
+        aggregates: Aggregate of each column, as for `GroupSums`.
+        directory: Directory for what memory does not hold.
+        memory_bytes: Approximate size of all sums together before some go to the disk; None for no bound.
+    """
+    bound = None if memory_bytes is None else memory_bytes // len(columns)
+    found = {}
+    for number, (name, column) in enumerate(columns.items()):
+        schema = pa.schema([("value", ARROW_TYPES[lookup_kind(column.kind)]), *numbers.items()])
+        found[name] = GroupSums(name, schema, aggregates, directory / f"sums-{number:03d}", bound)
+    return found

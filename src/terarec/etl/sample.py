@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from terarec.errors import FormatError
+from terarec.etl.cleaning import parse_texts, parse_times
 from terarec.etl.columns import array_of, concatenate_rows, null_mask
-from terarec.etl.source import SourceFile, find_files, open_source, parse_times
+from terarec.etl.source import SourceFile, find_files, open_source
 from terarec.etl.source.arrow_files import is_list, is_string, read_schema, value_type
 from terarec.etl.source.text import open_text, read_text
-from terarec.etl.source.times import parse_texts
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
 from terarec.spec.workflow import SourceFormat, SourceType

@@ -1,10 +1,9 @@
-"""Write encoded rows as files; the train split in the order of a hash, where a preparation shuffles it."""
+"""Write the train split in the order of a hash, where a preparation shuffles it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,12 +14,11 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.partitions import Partitions
-from terarec.etl.sink import TRAIN_SPLIT, PartOptions, Sink, SinkState, ordered_sink
+from terarec.etl.sink import TRAIN_SPLIT, Sink, SinkState
 from terarec.formats import ColumnBlock, Keys, slice_rows
 from terarec.formats.parquet import lists_of_array
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import Ragged
-from terarec.spec import DatasetSpec
 
 ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
 
@@ -76,6 +74,7 @@ def _rows(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 _WRITTEN_ROWS = 1 << 14
+
 _MAX_PARTITIONS = 256
 
 
@@ -239,66 +238,3 @@ class ShuffledSink:
             stop = min(start + _WRITTEN_ROWS, len(rows))
             self._inner.write(TRAIN_SPLIT, rows[start:stop], slice_rows(block, start, stop))
             yield
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SinkOptions:
-    """Options of the files to write.
-
-    Attributes:
-        storage: "parquet", "raw", or one of `RECORD_KINDS`.
-        rows_per_shard: Most rows of a file.
-        seed: Shuffle seed of the train split; None leaves the rows in order.
-        memory_bytes: Memory for shuffling.
-        estimated_bytes: Approximate bytes of all rows.
-        expected: Rows of each split, where they are known.
-        begin: Output of the interrupted run to resume.
-        parts: Parts of the train split.
-    """
-
-    storage: str
-    rows_per_shard: int
-    seed: int | None
-    memory_bytes: int
-    estimated_bytes: int
-    expected: Mapping[str, int]
-    begin: SinkState = field(default_factory=SinkState)
-    parts: PartOptions = field(default_factory=lambda: PartOptions())
-
-
-def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, options: SinkOptions) -> Sink:
-    """Return the sink for a data set of the columns of `spec`.
-
-    Args:
-        spec: Columns.
-        directory: Directory to write.
-        location: Final place of the directory.
-        work: Directory of temporary files, which the caller removes when the data set is complete.
-        options: Options of the files.
-
-    Raises:
-        ConfigError: Columns that the storage cannot hold.
-        FormatError: Temporary files of the interrupted run are damaged.
-    """
-    sink = ordered_sink(
-        spec,
-        directory,
-        location,
-        options.storage,
-        options.rows_per_shard,
-        options.expected,
-        options.begin.closed,
-        options.parts,
-    )
-    if options.seed is None:
-        return sink
-    return ShuffledSink(
-        sink,
-        work / "shuffle",
-        num_labels=len(spec.labels),
-        seed=options.seed,
-        estimated_bytes=options.estimated_bytes,
-        memory_bytes=options.memory_bytes,
-        rows_per_commit=options.rows_per_shard,
-        begin=options.begin,
-    )

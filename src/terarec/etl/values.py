@@ -1,17 +1,45 @@
-"""Distinct values and their ids, for all steps that look values up."""
+"""Distinct values: their ids, for all steps that look values up, and their counts in training.
+
+Counts are in memory up to a bound, and in partitions on the disk beyond.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import ARROW_TYPES, Kind, lookup_values, numpy_values, text_buffers, validity
-from terarec.kernels.cpu.encoding import Hex32Ids, Int64Ids, TextIds, find_columns
+from terarec.errors import StorageError
+from terarec.etl.columns import (
+    ARROW_TYPES,
+    Kind,
+    array_of,
+    flat,
+    kind_of,
+    numpy_values,
+    text_buffers,
+    texts_of,
+    validity,
+)
+from terarec.io import AtomicFile
+from terarec.kernels.cpu.encoding import (
+    Hex32Counts,
+    Hex32Ids,
+    Int64Counts,
+    Int64Ids,
+    TextCounts,
+    TextIds,
+    find_columns,
+    xxh64_int64,
+    xxh64_text,
+)
 from terarec.spec import MISSING_ID
 
 ValueKind: TypeAlias = Literal["text", "integer", "hex32"]
@@ -127,3 +155,263 @@ def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArr
         for position, row in zip(positions, rows, strict=True):
             found[position] = row
     return found
+
+
+def lookup_values(array: pa.Array) -> pa.Array:
+    """Return the m values under which an array's are looked up: integers for ids, null for id 0."""
+    found = flat(array)
+    if kind_of(found) != "id":
+        return found
+    ids = numpy_values(found).astype(np.int64, copy=False)
+    return array_of(ids, ids == MISSING_ID)
+
+
+PARTITIONS = 64
+"""Number of partitions by hash; memory holds one of them at a time."""
+_SEED = 7
+"""Not the seed of ids in hash buckets, so that these are even inside a partition."""
+
+
+def partition_of(values: pa.Array) -> NDArray[np.int64]:
+    """Return the partition of each of n values (large_string, int64 or uint32), int64[n]; all nulls share one."""
+    if pa.types.is_large_string(values.type):
+        hashes = xxh64_text(*text_buffers(values.fill_null("")), _SEED)
+    else:
+        hashes = xxh64_int64(values.fill_null(0).to_numpy().astype(np.int64, copy=False), _SEED)
+    return hashes & (PARTITIONS - 1)
+
+
+class CountTable:
+    """Occurrences of each value of one kind. Several threads may use it.
+
+    Args:
+        kind: Kind of the values.
+    """
+
+    def __init__(self, kind: ValueKind) -> None:
+        self._table: TextCounts | Int64Counts | Hex32Counts
+        if kind == "text":
+            self._table = TextCounts()
+        else:
+            self._table = Int64Counts() if kind == "integer" else Hex32Counts()
+
+    def add(self, array: pa.Array) -> None:
+        """Count the m values of `array` that are not missing."""
+        table, values = self._table, lookup_values(array)
+        if isinstance(table, TextCounts):
+            table.add(*text_buffers(values), validity(values))
+        else:
+            table.add(numpy_values(values), validity(values))
+
+    def add_counts(self, values: pa.Array, counts: NDArray[np.int64]) -> None:
+        """Count each of `values`, no nulls, ``counts int64[n]`` times."""
+        if isinstance(self._table, TextCounts):
+            self._table.add(*text_buffers(values), None, counts)
+        else:
+            self._table.add(values.to_numpy(), None, counts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in memory."""
+        return self._table.memory_bytes
+
+    def drain(self) -> pa.Table:
+        """Return columns value and count, a row for each value, and empty the table."""
+        return _counted(*self._table.drain())
+
+    def at_least(self, min_count: int) -> pa.Table:
+        """Return those that occurred `min_count` times, by falling count, ties by rising value (text: bytes)."""
+        return _counted(*self._table.at_least(min_count))
+
+
+def _counted(*parts: NDArray[Any]) -> pa.Table:
+    """Return columns value and count of (values, counts), or of (bytes, offsets, counts) of texts."""
+    if len(parts) == 2:
+        return pa.table({"value": parts[0], "count": parts[1]})
+    text, offsets, counts = parts
+    return pa.table({"value": texts_of(text, offsets), "count": counts})
+
+
+_CHUNK_VALUES = 1 << 20
+
+
+class SpilledCounts:
+    """Counts on the disk.
+
+    Args:
+        directory: Directory of the files; made if absent.
+        kind: Kind of the values.
+    """
+
+    def __init__(self, directory: Path, kind: ValueKind) -> None:
+        self._kind: ValueKind = kind
+        self._directory = directory
+        self._files: list[Path] = []
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._files)
+
+    def append(self, counted: pa.Table) -> None:
+        """Write the result of `CountTable.drain`.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        file = AtomicFile(self._directory / f"{len(self._files):06d}.arrow")
+        with file.guard(), pa.OSFile(str(file.partial), "wb") as sink, pa.ipc.new_file(sink, counted.schema) as writer:
+            for chunk in counted.to_batches(_CHUNK_VALUES):
+                for rows in _partitions(chunk.column("value")):
+                    # One batch for each partition, also an empty one: batch i holds partition i mod PARTITIONS.
+                    writer.write_batch(chunk.take(pa.array(rows)))
+        self._files.append(file.partial)  # temporary, so it needs no fsync
+
+    def merged(self, min_count: int) -> Iterator[pa.Table]:
+        """Yield columns value and count of values that occurred `min_count` times, partition by partition."""
+        for partition in range(PARTITIONS):
+            table = CountTable(self._kind)
+            for path in self._files:
+                with pa.memory_map(str(path)) as source:
+                    reader = pa.ipc.open_file(source)
+                    for number in range(partition, reader.num_record_batches, PARTITIONS):
+                        values, counts = reader.get_batch(number).columns
+                        table.add_counts(values, counts.to_numpy())
+            yield table.at_least(min_count)
+
+
+def _partitions(values: pa.Array) -> list[NDArray[np.int64]]:
+    """Return the positions of the values of each partition."""
+    partition = partition_of(values).astype(np.uint8)
+    ends = np.cumsum(np.bincount(partition, minlength=PARTITIONS))
+    return np.split(np.argsort(partition, kind="stable"), ends[:-1])
+
+
+_LOG = logging.getLogger("terarec.etl")
+
+
+class ValueCounts:
+    """Counts the values of several vocabularies within one bound of memory. Several threads may add.
+
+    Args:
+        kinds: Vocabulary -> kind of its values.
+        directory: Directory for what memory does not hold.
+        memory_bytes: Approximate size before the largest tables go to the disk; None for no bound.
+    """
+
+    def __init__(self, kinds: Mapping[str, ValueKind], directory: Path, memory_bytes: int | None) -> None:
+        self._tables = {name: CountTable(kind) for name, kind in kinds.items()}
+        self._spilled = {
+            name: SpilledCounts(directory / f"counts-{number:03d}", kind)
+            for number, (name, kind) in enumerate(kinds.items())
+        }
+        self._memory_bytes = memory_bytes
+        self._spilling = threading.Lock()
+
+    def add(self, name: str, array: pa.Array) -> None:
+        """Count the values of `array`, each item of a list, for the vocabulary `name`; missing ones are left out."""
+        self._tables[name].add(array)
+
+    def add_counts(self, name: str, counted: pa.Table) -> None:
+        """Add a table of values and counts to the vocabulary `name`."""
+        counts = counted.column("count").combine_chunks().to_numpy()
+        self._tables[name].add_counts(counted.column("value").combine_chunks(), counts)
+
+    def drain(self, name: str) -> pa.Table:
+        """Return the counts of the vocabulary `name`, none of which were spilled; it is empty afterwards."""
+        assert not self._spilled[name]
+        return self._tables[name].drain()
+
+    def maybe_spill(self) -> None:
+        """Move the largest tables to the disk where memory passes its bound.
+
+        Call it once a block: the size of a table waits for threads that add to it.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        if self._memory_bytes is not None and self._held() > self._memory_bytes:
+            with self._spilling:
+                by_size = sorted(self._tables, key=lambda table: -self._tables[table].memory_bytes)
+                for table in by_size:
+                    if self._held() > self._memory_bytes // 2:
+                        self._spill(table)
+
+    def _held(self) -> int:
+        return sum(int(table.memory_bytes) for table in self._tables.values())
+
+    def _spill(self, name: str) -> None:
+        if not any(self._spilled.values()):
+            _LOG.warning(
+                "column %r: counting passes the memory bound of %s; it goes on in partitions on the disk",
+                name,
+                in_bytes(self._memory_bytes or 0),
+            )
+        self._spilled[name].append(self._tables[name].drain())
+
+    def kept(self, name: str, min_count: int, max_size: int | None, memory_bytes: int | None) -> pa.Table:
+        """Return values that occurred `min_count` times, by falling count, ties by rising value (text: bytes).
+
+        Args:
+            name: The vocabulary; its counts are dropped afterwards.
+            min_count: The least count that is kept.
+            max_size: The largest number of values; None for no bound.
+            memory_bytes: Bound of the result together with the table of its ids; None for no bound.
+
+        Returns:
+            Columns value and count (int64).
+
+        Raises:
+            StorageError: The result is over `memory_bytes`, or the disk is full.
+        """
+        result: pa.Table | None = None
+        size, is_whole = 0, True
+        for part in self._partitions(name, min_count):
+            size += int(part.num_rows)
+            if is_whole:
+                result = part if result is None else pa.concat_tables([result, part])
+                is_large = memory_bytes is not None and encoding_bytes(result) > memory_bytes
+                if max_size is not None and (is_large or result.num_rows > 2 * max_size):
+                    result = _ordered(result, max_size)
+                is_whole = memory_bytes is None or encoding_bytes(result) <= memory_bytes
+        assert result is not None
+        if not is_whole:
+            size = size if max_size is None else min(size, max_size)
+            needed = encoding_bytes(result) * size // max(result.num_rows, 1)
+            raise StorageError(
+                f"column {name!r}",
+                f"its vocabulary of {size:,} values needs about {in_bytes(needed)} of memory to "
+                f"encode with, where {in_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "
+                f"max_size (now {'none' if max_size is None else max_size}), HashBucket or more memory would help",
+            )
+        return _ordered(result, max_size)
+
+    def _partitions(self, name: str, min_count: int) -> Iterator[pa.Table]:
+        if not self._spilled[name]:
+            yield self._tables.pop(name).at_least(min_count)
+            return
+        self._spill(name)
+        del self._tables[name]
+        yield from self._spilled[name].merged(min_count)
+
+
+def encoding_bytes(kept: pa.Table) -> int:
+    """Return the memory of a vocabulary with its compiled table of ids.
+
+    The table has a power of two of slots, at least two for each value: of 16 bytes for integers and of 8 for others; it
+    copies texts.
+    """
+    values = kept.column("value")
+    slots = max(64, 1 << (2 * kept.num_rows - 1).bit_length()) if kept.num_rows else 64
+    table = slots * (16 if pa.types.is_int64(values.type) else 8)
+    copied = values.nbytes if pa.types.is_large_string(values.type) else 0
+    return int(kept.nbytes + table + copied)
+
+
+def _ordered(counted: pa.Table, most: int | None) -> pa.Table:
+    ordered = counted.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, most)
+    return ordered.combine_chunks()
+
+
+def in_bytes(count: int) -> str:
+    """Format a number of bytes for a message."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -10,7 +10,7 @@ import numpy as np
 
 from terarec.etl.columns import ColumnType, Rows, concatenate_rows, is_list, kind_of
 from terarec.etl.ops import Operator, SpillOptions
-from terarec.etl.ops.record_values import as_numbers, python_of_values, values_of_array
+from terarec.etl.ops.values import as_numbers, python_of_values, values_of_array
 
 
 def types_of(block: Rows) -> dict[str, ColumnType]:

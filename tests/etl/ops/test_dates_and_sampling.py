@@ -15,7 +15,7 @@ from terarec.errors import ConfigError
 from terarec.etl import prepare
 from terarec.etl.columns import Rows
 from terarec.etl.ops import Categorify, DateParts, NegativeSampling
-from terarec.etl.ops.lists import ITEM_BITS
+from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.workflow import Workflow, plan
 from terarec.spec import FieldError, LabelSpec, PrepareOptions, SourceColumn, SourceSpec
 from tests.errors import at

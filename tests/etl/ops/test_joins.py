@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import DropLowCardinality, JoinGroupby, JoinTable, TargetEncoding
-from terarec.etl.value_counts import encoding_bytes
+from terarec.etl.values import encoding_bytes
 from terarec.kernels.ref.encoding import xxh64_int64
 from tests.errors import at
 from tests.etl.column_values import block_of, column_of, values_of

@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 
 from terarec.etl.columns import array_of, like, numbers_of
 from terarec.etl.ops import MappedColumns, NumberOperator, register
-from terarec.etl.ops.number_states import FittedNumbers, SummedStatistic
-from terarec.etl.ops.number_states import Moments
+from terarec.etl.ops.states import FittedNumbers, SummedStatistic
+from terarec.etl.ops.states import Moments
 
 
 @register()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from terarec.errors import MissingDependencyError
-from terarec.etl.spark.session import check_spark
+from terarec.etl.spark import check_spark
 from terarec.spec import PrepareOptions
 
 SMALL = {

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from terarec.etl.columns import Rows, array_of, numbers_of
 from terarec.etl.ops import ColumnTypes, MappedColumns, SpillOptions, Stage, State, register
-from terarec.etl.ops.number_states import FittedNumbers
+from terarec.etl.ops.states import FittedNumbers
 
 KILL_ONCE = "TERAREC_TEST_KILL_ONCE"
 """Variable with a file; the process that makes it kills its executor."""

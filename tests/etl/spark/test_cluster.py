@@ -15,7 +15,7 @@ import pytest
 
 from terarec.errors import MissingDependencyError
 from terarec.etl.engine import prepare
-from terarec.etl.spark.session import check_spark
+from terarec.etl.spark import check_spark
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions
 from tests.etl.spark.comparing import assert_same

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ClusterError, MissingDependencyError, StorageError
-from terarec.etl.spark.session import check_master, check_spark
+from terarec.etl.spark import check_master, check_spark
 from tests.errors import at
 
 
@@ -48,7 +48,7 @@ def test_spark_messages_become_one_line(told: str, error: type[Exception], line:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
-    from terarec.etl.spark.errors import spark_errors
+    from terarec.etl.spark.jobs import spark_errors
 
     with pytest.raises(error, check=at("Spark", line)) as caught, spark_errors():
         raise PySparkException(told)
@@ -59,7 +59,7 @@ def test_errors_of_executors_keep_their_class() -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
-    from terarec.etl.spark.errors import executor_errors, spark_errors
+    from terarec.etl.spark.jobs import executor_errors, spark_errors
 
     with pytest.raises(RuntimeError) as told, executor_errors():
         raise StorageError("disk", "full, expected room")
@@ -71,7 +71,7 @@ def test_executors_without_terarec_are_named() -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
-    from terarec.etl.spark.errors import spark_errors
+    from terarec.etl.spark.jobs import spark_errors
 
     with pytest.raises(ClusterError, check=at("Spark", "executors cannot import terarec")), spark_errors():
         raise PySparkException("Job aborted\nModuleNotFoundError: No module named 'terarec'\n\tat a.B")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.ops.number_states import GrowingSample, NumberSample
+from terarec.etl.ops.quantiles import GrowingSample, NumberSample
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import IdValues, Workflow, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset

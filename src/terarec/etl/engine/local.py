@@ -33,10 +33,17 @@ from terarec.etl.engine.split import (
     find_bounds,
     needs_bounds,
 )
-from terarec.etl.engine.write import PositiveRows, WriteCheckpoints, no_positives, training_values, write_rows
+from terarec.etl.engine.write import (
+    PositiveRows,
+    SinkOptions,
+    WriteCheckpoints,
+    create_sink,
+    no_positives,
+    training_values,
+    write_rows,
+)
 from terarec.etl.ops import State
-from terarec.etl.ops.lists import ITEM_BITS
-from terarec.etl.shuffle import SinkOptions, create_sink
+from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.sink import PartOptions, closed_files
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
@@ -115,7 +122,8 @@ class LocalRun:
         item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.operators) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
-        self._partitions = partition_count(self._estimated_bytes, self._memory)
+        if self._plan.grouped_steps:
+            self._partitions = partition_count(self._estimated_bytes, self._memory)
         self._expected_rows: dict[str, int] = {}
         phases.meter.total_bytes = source.num_bytes * self._num_passes()
 

@@ -20,7 +20,7 @@ from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
 from terarec.etl.engine.report import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
 from terarec.etl.ops import Operator
-from terarec.etl.ops.lists import ITEM_BITS, MAX_ITEMS
+from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
 from terarec.etl.source import BadInputReport, find_files, open_source
 from terarec.etl.source.delimited import split_header
 from terarec.etl.source.text import read_text

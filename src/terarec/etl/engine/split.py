@@ -248,20 +248,14 @@ class OrderStatistics:
 
     def at(self, rank: int) -> float:
         """Return the number with exactly `rank` others before it in rising order."""
-        # Digit by digit from the highest: how many keys share the digits found so far and have which one next.
-        found = 0
-        for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
+
+        def count(found: int, shift: int) -> NDArray[np.int64]:
             counts = np.zeros(1 << _DIGIT_BITS, dtype=np.int64)
             for keys in self._keys():
-                above = shift + _DIGIT_BITS
-                if above < _KEY_BITS:
-                    keys = keys[keys >> np.uint64(above) == found]
-                digits = (keys >> np.uint64(shift)) & np.uint64((1 << _DIGIT_BITS) - 1)
-                counts += np.bincount(digits.astype(np.int64), minlength=len(counts))
-            digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
-            rank -= int(counts[:digit].sum())
-            found = found << _DIGIT_BITS | digit
-        return float(_values(np.array([found], dtype=np.uint64))[0])
+                counts += digit_counts(found, shift, keys)
+            return counts
+
+        return number_at(rank, count)
 
     def __enter__(self) -> Self:
         return self
@@ -275,16 +269,47 @@ class OrderStatistics:
     def _keys(self) -> Iterator[NDArray[np.uint64]]:
         self._file.seek(0)
         while content := self._file.read(8 * _CHUNK):
-            yield _ordered(np.frombuffer(content, dtype=np.float64))
+            yield sort_keys(np.frombuffer(content, dtype=np.float64))
 
 
-def _ordered(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+def sort_keys(values: NDArray[np.float64]) -> NDArray[np.uint64]:
     """Return unsigned integers in the order of the numbers: the sign bit is flipped, and all others if it was set."""
     bits = (values + 0.0).view(np.uint64)  # one zero instead of two
     sign = np.uint64(1 << 63)
     return np.where(bits & sign != 0, ~bits, bits | sign)
 
 
-def _values(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    sign = np.uint64(1 << 63)
-    return np.where(keys & sign != 0, keys & ~sign, ~keys).view(np.float64)
+def digit_counts(
+    found: int, shift: int, keys: NDArray[np.uint64], rows: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Return how many of `keys`, whose digits above those at bit `shift` are those of `found`, have each digit there.
+
+    Args:
+        found: Higher digits.
+        shift: Lowest bit of the digits to count.
+        keys: Keys of `sort_keys`.
+        rows: How often each key occurs; None for once.
+    """
+    above = np.uint64(shift + _DIGIT_BITS)
+    if above < _KEY_BITS:
+        same = keys >> above == np.uint64(found) >> above
+        keys, rows = keys[same], None if rows is None else rows[same]
+    digits = keys >> np.uint64(shift) & np.uint64((1 << _DIGIT_BITS) - 1)
+    return np.bincount(digits.astype(np.int64), rows, 1 << _DIGIT_BITS).astype(np.int64)
+
+
+def number_at(rank: int, count: Callable[[int, int], NDArray[np.int64]]) -> float:
+    """Return the number with exactly `rank` others before it, whose key is found digit by digit from the highest.
+
+    Args:
+        rank: Number of lower numbers.
+        count: Function that returns the `digit_counts` of all keys.
+    """
+    found = 0
+    for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        counts = count(found, shift)
+        digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
+        rank -= int(counts[:digit].sum())
+        found |= digit << shift
+    key, sign = np.array([found], dtype=np.uint64), np.uint64(1 << 63)
+    return float(np.where(key & sign != 0, key & ~sign, ~key).view(np.float64)[0])

@@ -1,4 +1,4 @@
-"""The write phase: one pass over all rows, transformed and handed to a sink."""
+"""The write phase: one pass over all rows, which are transformed and written to a sink."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows, flat
 from terarec.etl.engine.fitting import add_bad_input, bad_input_to_json
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
-from terarec.etl.sink import Sink, SinkState
+from terarec.etl.shuffle import ShuffledSink
+from terarec.etl.sink import PartOptions, Sink, SinkState, ordered_sink
 from terarec.etl.source import RawBlock, Source
 from terarec.formats import ColumnBlock, merge, slice_rows
 from terarec.io import read_versioned_json, write_versioned_json
-from terarec.spec import LabelSpec
+from terarec.spec import DatasetSpec, LabelSpec
 
 SHOWN = 5
 """Values of a label that a message shows."""
+
 _FORMAT = "terarec.write-checkpoint"
+
 Part: TypeAlias = tuple[str, NDArray[np.int64], ColumnBlock]
 """Split, row ids and rows."""
 
@@ -277,3 +280,66 @@ def no_positives(label: LabelSpec, values: Sequence[str]) -> ConfigError:
     shown = ", ".join(map(repr, values[:SHOWN])) + (", ..." if len(values) > SHOWN else "")
     wanted = " or ".join(map(repr, label.positives))
     return ConfigError(f"label {label.source!r}", f"no row of the training part holds {wanted}; it holds {shown}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkOptions:
+    """Options of the files to write.
+
+    Attributes:
+        storage: "parquet", "raw", or one of `RECORD_KINDS`.
+        rows_per_shard: Most rows of a file.
+        seed: Shuffle seed of the train split; None leaves the rows in order.
+        memory_bytes: Memory for shuffling.
+        estimated_bytes: Approximate bytes of all rows.
+        expected: Rows of each split, where they are known.
+        begin: Output of the interrupted run to resume.
+        parts: Parts of the train split.
+    """
+
+    storage: str
+    rows_per_shard: int
+    seed: int | None
+    memory_bytes: int
+    estimated_bytes: int
+    expected: Mapping[str, int]
+    begin: SinkState = field(default_factory=SinkState)
+    parts: PartOptions = field(default_factory=lambda: PartOptions())
+
+
+def create_sink(spec: DatasetSpec, directory: Path, location: Path, work: Path, options: SinkOptions) -> Sink:
+    """Return the sink for a data set of the columns of `spec`.
+
+    Args:
+        spec: Columns.
+        directory: Directory to write.
+        location: Final place of the directory.
+        work: Directory of temporary files, which the caller removes when the data set is complete.
+        options: Options of the files.
+
+    Raises:
+        ConfigError: Columns that the storage cannot hold.
+        FormatError: Temporary files of the interrupted run are damaged.
+    """
+    sink = ordered_sink(
+        spec,
+        directory,
+        location,
+        options.storage,
+        options.rows_per_shard,
+        options.expected,
+        options.begin.closed,
+        options.parts,
+    )
+    if options.seed is None:
+        return sink
+    return ShuffledSink(
+        sink,
+        work / "shuffle",
+        num_labels=len(spec.labels),
+        seed=options.seed,
+        estimated_bytes=options.estimated_bytes,
+        memory_bytes=options.memory_bytes,
+        rows_per_commit=options.rows_per_shard,
+        begin=options.begin,
+    )

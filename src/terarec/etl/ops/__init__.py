@@ -15,21 +15,16 @@ from terarec.etl.ops.base import (
     State,
     Statistic,
 )
-from terarec.etl.ops.cardinality import DropLowCardinality
 from terarec.etl.ops.categorical import Categorify
-from terarec.etl.ops.columns import KeepRows, LambdaOp, Rename
-from terarec.etl.ops.dates import DatePart, DateParts
-from terarec.etl.ops.filling import FillMissing
+from terarec.etl.ops.columns import DropLowCardinality, KeepRows, LambdaOp, Rename
 from terarec.etl.ops.groupby import GroupStatistic, JoinGroupby
-from terarec.etl.ops.groups import DifferenceLag, History
 from terarec.etl.ops.hashing import Cross, GivenIds, HashBucket
-from terarec.etl.ops.intervals import Bucketize, Clip
-from terarec.etl.ops.joins import JoinTable
-from terarec.etl.ops.lists import Explode, ListSlice, Pad
-from terarec.etl.ops.numeric import LogOp, Normalize, NormalizeMinMax, NumberOperator
-from terarec.etl.ops.sampling import NegativeSampling
+from terarec.etl.ops.joins import JoinTable, NegativeSampling
+from terarec.etl.ops.numeric import Clip, LogOp, Normalize, NormalizeMinMax, NumberOperator
+from terarec.etl.ops.parts import DatePart, DateParts, SplitText
+from terarec.etl.ops.quantiles import Bucketize, FillMissing
+from terarec.etl.ops.sequences import DifferenceLag, Explode, History, ListSlice, Pad
 from terarec.etl.ops.target_encoding import TargetEncoding
-from terarec.etl.ops.texts import SplitText
 from terarec.etl.ops.values import ValueType
 from terarec.spec import register
 

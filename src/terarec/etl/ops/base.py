@@ -13,13 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import ColumnType, Rows, flat, from_arrow, ids_as_integers, is_list, kind_of, numbers_of
-from terarec.etl.ops.record_values import RecordFunction, arrow_of_values, values_of_array
+from terarec.etl.columns import ColumnType, Rows, from_arrow, ids_as_integers, is_list, kind_of
+from terarec.etl.ops.values import (
+    RecordFunction,
+    arrow_of_values,
+    check_columns,
+    result_array,
+    values_of_array,
+)
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
 
 if TYPE_CHECKING:  # it loads torch
     from terarec.etl.tensors import TensorDevice, TensorFunction
+
 
 Stage: TypeAlias = Literal["stateless", "fitted", "grouped", "rows"]
 """stateless: one row at a time; fitted: the same with a fitted state; grouped: needs other rows: `transform` takes
@@ -337,29 +344,6 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
     return found
 
 
-def result_array(where: str, array: Any, expected: ColumnType, num_rows: int) -> pa.Array:
-    """Return an array that user code returned as that of its kind.
-
-    Raises:
-        ConfigError: It is no array of `num_rows` values of the `expected` type; begins with `where`.
-    """
-    if not isinstance(array, pa.Array | pa.ChunkedArray) or len(array) != num_rows:
-        shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
-        raise ConfigError(where, f"returned {shown}, expected an Arrow array of {num_rows} values")
-    try:
-        result = from_arrow(array, expected.kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ConfigError(where, f"returned {array.type}, expected values of {expected.kind}") from None
-    if is_list(result) is not expected.is_list:
-        each = "lists" if expected.is_list else "one value a row"
-        raise ConfigError(where, f"returned {array.type}, expected {each}")
-    if expected.kind == "number" and np.isinf(numbers_of(result)).any():
-        raise ConfigError(where, "returned an infinite number, expected finite ones or null")
-    if expected.kind == "id" and flat(result).null_count:
-        raise ConfigError(where, "returned null, expected ids, of which 0 is that of a missing value")
-    return result
-
-
 MISSING, RARE = "(missing)", "(rare or unseen)"
 """Descriptions of ids that stand for no value of their own."""
 
@@ -420,21 +404,6 @@ class MappedColumns(ColumnsOperator):
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Each input and the output that is made of it."""
         return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
-
-
-def check_columns(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
-    value = getattr(owner, field)
-    if not isinstance(value, tuple) or not value or not all(isinstance(name, str) and name for name in value):
-        checks.fail(owner, field, "a tuple of at least one column name")
-    checks.distinct(owner, field, value)
-
-
-def check_column(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is the name of a column."""
-    value = getattr(owner, field)
-    if not isinstance(value, str) or not value:
-        checks.fail(owner, field, "the name of a column")
 
 
 def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> ColumnType:

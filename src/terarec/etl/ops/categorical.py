@@ -13,25 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.columns import (
-    ColumnType,
-    Rows,
-    array_of,
-    like,
-)
-from terarec.etl.ops.base import (
-    MISSING,
-    RARE,
-    ColumnTypes,
-    MappedColumns,
-    SpillOptions,
-    Stage,
-    State,
-)
-from terarec.etl.ops.record_values import RecordFunction
+from terarec.etl.columns import ColumnType, Rows, array_of, like
+from terarec.etl.ops.base import MISSING, RARE, ColumnTypes, MappedColumns, SpillOptions, Stage, State
 from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.value_counts import ValueCounts, encoding_bytes
-from terarec.etl.values import VALUE_TYPES, ValueIds, find_each, lookup_kind
+from terarec.etl.ops.values import RecordFunction
+from terarec.etl.values import VALUE_TYPES, ValueCounts, ValueIds, encoding_bytes, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns
 from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register

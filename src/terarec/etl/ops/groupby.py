@@ -12,26 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.etl.columns import (
-    ColumnType,
-    Rows,
-    array_of,
-    lookup_values,
-    numbers_of,
-)
-from terarec.etl.ops.base import (
-    ColumnsOperator,
-    ColumnTypes,
-    SpillOptions,
-    Stage,
-    State,
-    check_columns,
-    scalar_input,
-)
-from terarec.etl.ops.record_values import RecordFunction
+from terarec.etl.columns import ColumnType, Rows, array_of, numbers_of
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, SpillOptions, Stage, State, scalar_input
 from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.value_counts import Aggregate, encoding_bytes, sums_by_value
-from terarec.etl.values import VALUE_TYPES, ValueIds
+from terarec.etl.ops.values import RecordFunction, check_columns
+from terarec.etl.partitions import Aggregate, sums_by_value
+from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.spec import checks, register
 
 GroupStatistic = Literal["count", "sum", "mean", "std", "min", "max"]

@@ -29,15 +29,8 @@ from terarec.etl.columns import (
     numpy_values,
     texts_of,
 )
-from terarec.etl.ops.base import (
-    ColumnsOperator,
-    ColumnTypes,
-    MappedColumns,
-    State,
-    check_column,
-)
-from terarec.etl.ops.record_values import RecordFunction, each, item_function
-from terarec.etl.ops.values import accepted_list, hashes_of, rejected
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, State
+from terarec.etl.ops.values import RecordFunction, accepted_list, check_column, each, hashes_of, item_function, rejected
 from terarec.kernels.cpu.encoding import xxh64_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, flat_values, like_values, map_values

@@ -16,24 +16,27 @@ from numpy.typing import NDArray
 from terarec.etl.columns import (
     ColumnType,
     Rows,
+    array_of,
     flat,
+    kind_of,
     like,
+    null_mask,
     number_arrays,
     numbers_of,
+    numpy_values,
     write_numbers,
 )
 from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
-from terarec.etl.ops.number_states import FittedNumbers, Moments, NumberRange, SummedStatistic
-from terarec.etl.ops.record_values import RecordFunction, as_numbers, item_function
-from terarec.etl.ops.values import rejected
+from terarec.etl.ops.states import FittedNumbers, Moments, NumberRange, SummedStatistic
+from terarec.etl.ops.values import RecordFunction, as_numbers, item_function, rejected, value_of
 from terarec.kernels.encoding_types import InvalidValueError
-from terarec.ragged import flat_values, like_values
+from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import checks, register
 
 if TYPE_CHECKING:  # they load torch
     from torch import Tensor
 
-    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice, TensorFunction
+    from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorColumn, TensorDevice, TensorFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,3 +339,82 @@ class NormalizeMinMax(NumberOperator):
 
 def _range_params(found: NumberRange) -> dict[str, float]:
     return {"minimum": found.minimum, "maximum": found.maximum} if found else {"minimum": 0.0, "maximum": 0.0}
+
+
+@register("clip")
+@dataclass(frozen=True, kw_only=True)
+class Clip(NumberOperator):
+    """min(max(x, low), high); None is no bound."""
+
+    keeps_integers: ClassVar[bool] = True
+    runs_on_tensors: ClassVar[bool] = True
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for bound in ("low", "high"):
+            if getattr(self, bound) is not None:
+                checks.finite_float(self, bound)
+        if self.low is None and self.high is None:
+            checks.reject(self, "", "got neither low nor high, expected at least one")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            checks.fail(self, "low", f"at most high, {self.high!r}")
+
+    def output_types(self, types: ColumnTypes) -> ColumnTypes:
+        """Return the types of the inputs."""
+        made = {output: self.input_type(types, name) for name, output in self.pairs}
+        for name in self.columns:
+            for bound in (self.low, self.high):
+                if bound is not None and types[name].kind == "integer":
+                    value_of("integer", bound, f"column {name!r}")
+        return made
+
+    def params(self, name: str, state: State | None) -> tuple[float, ...]:
+        """Return the bounds."""
+        low = -np.inf if self.low is None else self.low
+        return low, np.inf if self.high is None else self.high
+
+    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+        """Compute min(max(x, low), high)."""
+        low, high = params
+        return np.asarray(np.minimum(np.maximum(numbers, low), high))
+
+    def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
+        """Return the formula for numbers, and a function for integers that stay integers."""
+        functions = list(super().record_functions(types, state))
+        for name, output in self.pairs:
+            if types[name].kind == "integer":
+                functions.append(item_function(name, output, self._clip_values, is_list=types[name].is_list))
+        return functions
+
+    def _clip_values(self, values: list[int | None]) -> list[int | None]:
+        low = -(2**63) if self.low is None else int(self.low)
+        high = 2**63 if self.high is None else int(self.high)
+        return [None if value is None else min(max(value, low), high) for value in values]
+
+    def transform(self, rows: Rows, state: State | None) -> Rows:
+        """Compute min(max(x, low), high); integers stay integers."""
+        made = {}
+        for name, output in self.pairs:
+            array = rows.columns[name]
+            if kind_of(array) == "number":
+                clipped = array_of(self.formula(numbers_of(array), *self.params(name, state)))
+            else:
+                values = flat(array)
+                low, high = (None if bound is None else int(bound) for bound in (self.low, self.high))
+                clipped = array_of(np.clip(numpy_values(values), low, high), null_mask(values))
+            made[output] = like(array, clipped)
+        return rows.with_columns(made)
+
+    def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
+        """Return min(max(x, low), high); integers stay integers."""
+
+        def clipped(found: TensorColumn) -> TensorColumn:
+            as_own = float if found.type == "number" else int
+            low, high = (None if bound is None else as_own(bound) for bound in (self.low, self.high))
+            values = found.values.clamp(low, high)
+            values = values if found.missing is None else values.masked_fill(found.missing, 0)
+            return device.values(found.type, values, found.missing)
+
+        return lambda block: {output: map_values(block.columns[name], clipped) for name, output in self.pairs}

@@ -1,21 +1,29 @@
-"""Files of the states of fitted operators.
+"""States of fitted operators: their files, and exact sums and ranges of the numbers of training rows.
 
-Parameters are saved as JSON, what has a row for each value as Parquet. Described in docs/workflows.md.
+Parameters are saved as JSON, what has a row for each value as Parquet. Sums are exact, so that block sizes and threads
+change no bit of a state. Described in docs/workflows.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
+from terarec.etl.columns import Rows, flat, numbers_of, numpy_values
 from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
+from terarec.spec import OperatorSpec
 from terarec.spec.quoting import quoted
 
 STATE_FORMAT = "terarec.state"
@@ -90,3 +98,241 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
         if name not in nullable and table.column(name).null_count:
             raise FormatError(f"{path}, column {name!r}", "holds nulls, expected none")
     return table.combine_chunks()
+
+
+_CHUNK_BITS = 16
+_CHUNK = 1 << _CHUNK_BITS
+_SPLITTER = 2.0**27 + 1.0
+_LARGEST = 2.0**480
+"""Beyond it and below its inverse squares and splits leave the range of float64."""
+
+
+def exact_sum(numbers: NDArray[np.float64]) -> Fraction:
+    """Compute the sum of finite numbers float64[n]."""
+    numbers, extremes = _parted(numbers)
+    return sum(map(_chunk_sum, _chunks(numbers)), sum(extremes, Fraction(0)))
+
+
+def exact_sum_of_squares(numbers: NDArray[np.float64]) -> Fraction:
+    """Compute the sum of the squares of finite numbers float64[n]."""
+    numbers, extremes = _parted(numbers)
+    total = sum((number * number for number in extremes), Fraction(0))
+    for chunk in _chunks(numbers):
+        product, error = _square(chunk)
+        total += _chunk_sum(product) + _chunk_sum(error)
+    return total
+
+
+def _parted(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[Fraction]]:
+    """Return the numbers of ordinary size and the others, too few in real data for their loop to matter."""
+    sizes = np.abs(numbers)
+    far = (sizes > _LARGEST) | ((sizes < 1.0 / _LARGEST) & (numbers != 0.0))
+    return (numbers[~far], list(map(Fraction, numbers[far].tolist()))) if far.any() else (numbers, [])
+
+
+def _chunks(numbers: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    return (numbers[start : start + _CHUNK] for start in range(0, len(numbers), _CHUNK))
+
+
+def _square(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute Dekker's product: ``numbers ** 2 == product + error``, exactly."""
+    scaled = _SPLITTER * numbers
+    high = scaled - (scaled - numbers)
+    low = numbers - high
+    product = numbers * numbers
+    return product, ((high * high - product) + 2.0 * high * low) + low * low
+
+
+def _chunk_sum(numbers: NDArray[np.float64]) -> Fraction:
+    """Sum at most 2^16 numbers by the extraction of Rump, Ogita and Oishi (Accurate Floating-Point Summation).
+
+    Added to a large power of two and taken from it again, a number keeps its leading bits only. These leading parts are
+    multiples of one unit and so few bits long that their sum is exact; what is left is at least 35 bits smaller.
+    """
+    total = Fraction(0)
+    while len(numbers) and (largest := float(np.abs(numbers).max())) > 0.0:
+        sigma = float(np.ldexp(1.0, int(np.frexp(largest)[1]) + _CHUNK_BITS + 1))
+        leading = (sigma + numbers) - sigma
+        total += Fraction(float(leading.sum()))
+        numbers = numbers - leading
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Exact sums of numbers: the moments of a column are those of its parts added up, bit for bit.
+
+    Attributes:
+        count: Number of numbers.
+        total: Their sum.
+        squares: Sum of their squares.
+    """
+
+    count: int = 0
+    total: Fraction = Fraction(0)
+    squares: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, numbers: NDArray[Any]) -> Moments:
+        """Compute those of ``numbers[n]``, float64 or integers; NaN is missing and left out."""
+        numbers = numbers.astype(np.float64, copy=False)
+        present = numbers[~np.isnan(numbers)]
+        if not len(present):
+            return cls()
+        total, squares = exact_sum(present), exact_sum_of_squares(present)
+        return cls(len(present), total, squares)
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def mean(self) -> float:
+        """The mean, 0 before the first number."""
+        return float(self.total / self.count) if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The population's standard deviation; 1 for numbers that do not vary."""
+        if not self.count:
+            return 1.0
+        variance = self.squares / self.count - (self.total / self.count) ** 2
+        halves = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
+        # The square of a large deviation is no float64: the root is taken near 1.
+        deviation = math.ldexp(math.sqrt(variance / Fraction(4) ** halves), halves)
+        return deviation if deviation > 0.0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """The range of numbers; ranges add up.
+
+    Attributes:
+        minimum: The least number, infinity before the first.
+        maximum: The largest, minus infinity before the first.
+    """
+
+    minimum: float = math.inf
+    maximum: float = -math.inf
+
+    @classmethod
+    def of(cls, numbers: NDArray[Any]) -> NumberRange:
+        """Compute that of ``numbers[n]``, float64 or integers; NaN is missing and left out."""
+        if numbers.dtype.kind == "i":
+            return cls(float(numbers.min()), float(numbers.max())) if len(numbers) else cls()
+        least, most = np.fmin.reduce(numbers, initial=math.inf), np.fmax.reduce(numbers, initial=-math.inf)
+        return cls(float(least), float(most))
+
+    def __add__(self, other: NumberRange) -> NumberRange:
+        return NumberRange(min(self.minimum, other.minimum), max(self.maximum, other.maximum))
+
+    def __bool__(self) -> bool:
+        """Return whether there was any number."""
+        return self.minimum <= self.maximum
+
+
+Params: TypeAlias = Mapping[str, Any]
+"""Parameter -> float, or a tuple of floats."""
+
+SummandT = TypeVar("SummandT", Moments, NumberRange)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedNumbers:
+    """State of a step on numbers.
+
+    Attributes:
+        kind: Kind of the step.
+        columns: Input column -> its parameters.
+    """
+
+    kind: str
+    columns: Mapping[str, Params]
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``."""
+        write_params(directory, name, self.kind, {"columns": self.columns})
+
+    @classmethod
+    def load(cls, directory: Path, name: str, spec: OperatorSpec, params: Sequence[str]) -> FittedNumbers:
+        """Read what `save` wrote.
+
+        Args:
+            directory: Directory of the file.
+            name: Name of the step.
+            spec: The step.
+            params: Names of the parameters of each column; plural ones are lists of numbers.
+
+        Raises:
+            DataNotFoundError: No such file.
+            FormatError: Another kind, another parameter, or one that is no finite number.
+        """
+        columns = read_params(directory, name, spec.kind).get("columns")
+        for column in spec.reads:
+            found = columns.get(column) if isinstance(columns, dict) else None
+            if not _are_params(found, params):
+                expected = " and ".join(params)
+                raise FormatError(
+                    f"{directory / name}.json: $.state.columns.{column}", f"got {quoted(found)}, expected {expected}"
+                )
+        assert isinstance(columns, dict)
+        return cls(spec.kind, {column: dict(map(_decoded, found.items())) for column, found in columns.items()})
+
+
+def _are_params(found: Any, names: Sequence[str]) -> bool:
+    def is_number(param: Any) -> bool:
+        return isinstance(param, int | float) and not isinstance(param, bool) and math.isfinite(param)
+
+    if not isinstance(found, dict) or set(found) != set(names):
+        return False
+    lists = {name for name in names if name.endswith("s")}
+    return all(
+        isinstance(param, list) and all(map(is_number, param)) if name in lists else is_number(param)
+        for name, param in found.items()
+    )
+
+
+def _decoded(item: tuple[str, Any]) -> tuple[str, Any]:
+    name, param = item
+    return name, tuple(map(float, param)) if isinstance(param, list) else float(param)
+
+
+class SummedStatistic(Generic[SummandT]):
+    """Gathers statistics of columns that add up.
+
+    Args:
+        kind: Kind of the step.
+        columns: Its inputs, numbers or integers; each item of a list counts.
+        summand: Statistic of numbers, NaN being missing: `Moments` or `NumberRange`.
+        params: Function from a column's sum to its parameters.
+    """
+
+    def __init__(
+        self, kind: str, columns: Sequence[str], summand: type[SummandT], params: Callable[[SummandT], Params]
+    ) -> None:
+        self._kind = kind
+        self._summand: type[SummandT] = summand
+        self._figures: Callable[[SummandT], Params] = params
+        self._sums: dict[str, SummandT] = {name: summand() for name in columns}
+
+    def observe(self, rows: Rows) -> Mapping[str, SummandT]:
+        """Return the summands of the columns of some training rows."""
+        return {name: self._summand.of(_summands(rows.columns[name])) for name in self._sums}
+
+    def merge(self, partial: Mapping[str, SummandT]) -> None:
+        """Add the summands of a block."""
+        for name, summand in partial.items():
+            self._sums[name] = self._sums[name] + summand
+
+    def partial(self) -> Mapping[str, SummandT]:
+        """Return the sums so far."""
+        return dict(self._sums)
+
+    def finish(self) -> FittedNumbers:
+        """Return the parameters."""
+        return FittedNumbers(self._kind, {name: self._figures(total) for name, total in self._sums.items()})
+
+
+def _summands(array: pa.Array) -> NDArray[Any]:
+    """Return the m numbers of an array; integers as they are where none is missing, which spares a copy."""
+    values = flat(array)
+    return numbers_of(values) if values.null_count else numpy_values(values)

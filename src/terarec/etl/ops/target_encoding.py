@@ -13,21 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import TRAIN, ColumnType, Rows, array_of, lookup_values, numbers_of
-from terarec.etl.ops.base import (
-    ColumnTypes,
-    MappedColumns,
-    SpillOptions,
-    Stage,
-    State,
-    check_column,
-    scalar_input,
-)
-from terarec.etl.ops.number_states import exact_sum
-from terarec.etl.ops.record_values import RecordFunction, item_function
-from terarec.etl.ops.states import read_params, read_table, table_path, write_params, write_table
-from terarec.etl.value_counts import encoding_bytes, sums_by_value
-from terarec.etl.values import VALUE_TYPES, ValueIds
+from terarec.etl.columns import TRAIN, ColumnType, Rows, array_of, numbers_of
+from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, scalar_input
+from terarec.etl.ops.states import exact_sum, read_params, read_table, table_path, write_params, write_table
+from terarec.etl.ops.values import RecordFunction, check_column, item_function
+from terarec.etl.partitions import sums_by_value
+from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import checks, register
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from terarec.etl.ready.clicks import adult, avazu, criteo, criteo_terabyte
-from terarec.etl.ready.csv_table import CsvOptions, csv_workflow
 from terarec.etl.ready.histories import amazon, mind, movielens, rees46
 from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
+from terarec.etl.ready.tables import CsvOptions, adult, avazu, criteo, criteo_terabyte, csv_workflow
 from terarec.spec import WorkflowSpec
 from terarec.spec.registry import Registry
 

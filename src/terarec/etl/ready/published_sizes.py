@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
-from terarec.etl.ready.clicks import CATEGORY_NAMES
+from terarec.etl.ready.tables import CATEGORY_NAMES
 from terarec.spec import DatasetSpec
 from terarec.spec.registry import Registry
 

@@ -13,12 +13,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.cleaning import SECONDS, Cleaning
+from terarec.etl.cleaning import SECONDS, Cleaning, beyond_years, parse_texts, parse_times
 from terarec.etl.columns import array_of, from_arrow, lists_of, null_mask, numbers_of, numpy_values, without_empty
-from terarec.etl.source.bad_input import InputFault, Place
+from terarec.etl.source.blocks import (
+    FieldFaults,
+    InputFault,
+    ParsedPart,
+    Place,
+    RawPart,
+    apply_error_policy,
+    report_fault,
+    without_bad,
+)
 from terarec.etl.source.files import SourceFile, check_names
-from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
-from terarec.etl.source.times import beyond_years, parse_texts, parse_times
 from terarec.io import locate
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec

@@ -11,11 +11,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.cleaning import SECONDS
+from terarec.etl.cleaning import SECONDS, beyond_years, parse_times
 from terarec.etl.columns import array_of, flat, list_offsets, lists_of, null_mask, numpy_values
-from terarec.etl.source.bad_input import FATAL, InputFault, Place, show
+from terarec.etl.source.blocks import (
+    FATAL,
+    FieldFaults,
+    InputFault,
+    ParsedPart,
+    Place,
+    RawPart,
+    apply_error_policy,
+    report_fault,
+    show,
+    without_bad,
+)
 from terarec.etl.source.files import SourceFile, check_names
-from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault, without_bad
 from terarec.etl.source.text import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
@@ -25,7 +35,6 @@ from terarec.etl.source.text import (
     read_text,
     text_bytes,
 )
-from terarec.etl.source.times import beyond_years, parse_times
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.delimited_types import (
     EXPECTED,

@@ -17,9 +17,17 @@ from pyarrow import json as arrow_json
 
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.source.arrow_files import read_array
-from terarec.etl.source.bad_input import InputFault, Place, show
+from terarec.etl.source.blocks import (
+    FieldFaults,
+    InputFault,
+    ParsedPart,
+    Place,
+    RawPart,
+    apply_error_policy,
+    report_fault,
+    show,
+)
 from terarec.etl.source.files import SourceFile
-from terarec.etl.source.raw_block import FieldFaults, ParsedPart, RawPart, apply_error_policy, report_fault
 from terarec.etl.source.text import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,

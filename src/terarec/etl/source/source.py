@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
-from terarec.etl.source.bad_input import FATAL, BadInputLog, BadInputReport, InputFault
+from terarec.etl.source.blocks import FATAL, BadInputLog, BadInputReport, FormatReader, InputFault, RawBlock
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.files import SourceFile, find_files, fingerprint
 from terarec.etl.source.json_lines import JsonLinesReader
-from terarec.etl.source.raw_block import FormatReader, RawBlock
 from terarec.parallel import available_threads, ordered_map
 from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec
 

@@ -23,7 +23,15 @@ from pyspark import RDD, SparkContext, StorageLevel
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
-from terarec.etl.engine.split import TimeBounds, check_shares, share_counts, times_of
+from terarec.etl.engine.split import (
+    TimeBounds,
+    check_shares,
+    digit_counts,
+    number_at,
+    share_counts,
+    sort_keys,
+    times_of,
+)
 from terarec.etl.ops import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
@@ -39,14 +47,12 @@ from terarec.etl.spark.tasks import (
     reduce_parts,
     task_file,
 )
-from terarec.etl.value_counts import PARTITIONS, partition_of
+from terarec.etl.values import PARTITIONS, partition_of
 from terarec.etl.workflow import Pass, Plan, Workflow
 from terarec.spec import SplitByTime
 
 _FAN_IN = 32
 """Partial states that one task merges; the driver merges what is left of all pieces."""
-_KEY_BITS, _DIGIT_BITS = 64, 16
-_SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,34 +297,14 @@ def _times(name: str, opened: OpenJob, number: int, piece: Piece) -> Iterator[Ro
     """Yield the different times of each block with the numbers of their rows, and a report."""
     report, work = PieceReport(), opened.plan.row_pass()
     for times in opened.map(piece, report, lambda read: times_of(opened.pipeline.preprocess(work, read).columns[name])):
-        yield "times", number, np.unique(_ordered(times), return_counts=True)
+        yield "times", number, np.unique(sort_keys(times), return_counts=True)
     yield REPORT, number, report
 
 
-def _ordered(times: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return unsigned integers in the order of the times: the sign bit is turned, of negative ones all others, too."""
-    bits = (times + 0.0).view(np.uint64)  # one zero instead of two
-    return np.where(bits & _SIGN != 0, ~bits, bits | _SIGN)
-
-
 def _time_at(times: RDD[tuple[NDArray[np.uint64], NDArray[np.int64]]], rank: int) -> float:
-    """Return the time with `rank` others before it, digit by digit from the highest."""
-    found = 0
-    for shift in range(_KEY_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        counts = times.map(partial(_digit_counts, found, shift)).treeReduce(np.add)
-        digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
-        rank -= int(counts[:digit].sum())
-        found |= digit << shift
-    key = np.array([found], dtype=np.uint64)
-    return float(np.where(key & _SIGN != 0, key & ~_SIGN, ~key).view(np.float64)[0])
+    """Return the time with `rank` others before it."""
+    return number_at(rank, lambda found, shift: times.map(partial(_digit_counts, found, shift)).treeReduce(np.add))
 
 
 def _digit_counts(found: int, shift: int, counted: tuple[NDArray[np.uint64], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return how many rows with the digits `found` above have each next digit."""
-    keys, rows = counted
-    if shift + _DIGIT_BITS < _KEY_BITS:
-        above = np.uint64(shift + _DIGIT_BITS)
-        same = keys >> above == np.uint64(found) >> above
-        keys, rows = keys[same], rows[same]
-    digits = keys >> np.uint64(shift) & np.uint64((1 << _DIGIT_BITS) - 1)
-    return np.bincount(digits.astype(np.int64), rows, 1 << _DIGIT_BITS).astype(np.int64)
+    return digit_counts(found, shift, *counted)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from terarec.etl.source import RawBlock, SourceFile
 from terarec.etl.source.arrow_files import ParquetReader
-from terarec.etl.source.raw_block import FormatReader, RawPart
+from terarec.etl.source.blocks import FormatReader, RawPart
 from terarec.etl.source.text import LineCount, check_rows, count_lines, open_text
 from terarec.formats.parquet import arrow_errors
 from terarec.io import locate

@@ -24,10 +24,9 @@ from terarec.etl.ops import SpillOptions, State
 from terarec.etl.source import Source
 from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.source.source import reader_of
-from terarec.etl.spark.errors import spark_errors
 from terarec.etl.spark.fit import FitPhase, fit_steps, time_bounds
 from terarec.etl.spark.grouped import run_grouped
-from terarec.etl.spark.progress import JobWatch
+from terarec.etl.spark.jobs import JobWatch, spark_errors
 from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parquet, cut_text
 from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
 from terarec.etl.spark.write import store, write_shards, written_result

@@ -33,10 +33,10 @@ from terarec.etl.engine.grouped import from_table
 from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
 from terarec.etl.engine.preparation import WORK
 from terarec.etl.engine.split import Bounds, assign
-from terarec.etl.ops.lists import ITEM_BITS
+from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.source import FAULTS_SHOWN, InputFault, Source, SourceFile
 from terarec.etl.source.source import reader_of
-from terarec.etl.spark.errors import executor_errors, raise_error
+from terarec.etl.spark.jobs import executor_errors, raise_error
 from terarec.etl.spark.read import Piece, read_piece
 from terarec.etl.workflow import Plan, Workflow
 from terarec.spec import BadInputPolicy, WorkflowSpec

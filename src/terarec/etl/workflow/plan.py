@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from terarec.errors import ConfigError
@@ -126,21 +126,6 @@ class Plan:
             observes=tuple(observes),
             metadata=metadata,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ServingPlan:
-    """The steps for a served record.
-
-    Attributes:
-        steps: Steps in order.
-        inputs: Raw column -> type, before the first step.
-        types: Step -> columns before it.
-    """
-
-    steps: tuple[int, ...]
-    inputs: Mapping[str, ColumnType]
-    types: Mapping[int, ColumnTypes]
 
 
 def columns_needed(

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.cleaning import FIRST_SECOND, LAST_SECOND, SECONDS, Cleaning
 from terarec.etl.columns import ColumnType, array_of, from_arrow, lists_of, without_empty
-from terarec.etl.ops.record_values import checked_texts
-from terarec.etl.ops.values import HEX_DIGITS
+from terarec.etl.ops.values import HEX_DIGITS, checked_texts
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of

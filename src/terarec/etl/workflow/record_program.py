@@ -8,6 +8,7 @@ number matters, go as matrices of several columns: Criteo's 13 numbers and 26 ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from operator import itemgetter
@@ -18,16 +19,30 @@ from numpy.typing import NDArray
 
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType
-from terarec.etl.ops import Operator, State
-from terarec.etl.ops.record_values import RecordFunction, as_numbers, checked_integers, checked_texts
-from terarec.etl.ops.values import HEX_DIGITS
-from terarec.etl.workflow.plan import Plan, ServingPlan, producer
+from terarec.etl.ops import ColumnTypes, Operator, State
+from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, as_numbers, checked_integers, checked_texts
+from terarec.etl.workflow.plan import Plan, producer
 from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.formats import Keys
 from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged
 from terarec.spec import MISSING_KEY, SourceColumn
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """The steps for a served record.
+
+    Attributes:
+        steps: Steps in order.
+        inputs: Raw column -> type, before the first step.
+        types: Step -> columns before it.
+    """
+
+    steps: tuple[int, ...]
+    inputs: Mapping[str, ColumnType]
+    types: Mapping[int, ColumnTypes]
 
 
 class RecordProgram:

@@ -14,9 +14,9 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import ColumnTypes, State
-from terarec.etl.workflow.plan import Plan, ServingPlan, columns_needed, side_types
+from terarec.etl.workflow.plan import Plan, columns_needed, side_types
 from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_array
-from terarec.etl.workflow.record_program import RecordProgram
+from terarec.etl.workflow.record_program import RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats import Keys
 from terarec.kernels.encoding_types import InvalidValueError

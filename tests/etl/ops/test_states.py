@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.etl.ops.number_states import (
-    GrowingSample,
-    Moments,
-    NumberRange,
-    NumberSample,
-    exact_sum,
-    exact_sum_of_squares,
-)
+from terarec.etl.ops.quantiles import GrowingSample, NumberSample
+from terarec.etl.ops.states import Moments, NumberRange, exact_sum, exact_sum_of_squares
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.lists(FINITE, max_size=50)
@@ -74,7 +68,7 @@ def sample_of(numbers, block_rows, hashes):
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 1000])
 def test_the_sample_holds_the_lowest_hashes_whatever_the_blocks(monkeypatch, block_rows):
-    monkeypatch.setattr("terarec.etl.ops.number_states.SAMPLE_SIZE", 50)
+    monkeypatch.setattr("terarec.etl.ops.quantiles.SAMPLE_SIZE", 50)
     generator = np.random.default_rng(1)
     numbers, hashes = generator.random(500), generator.permutation(500).astype(np.int64)
     sample = sample_of(numbers, block_rows, hashes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.etl.source import parse_times
+from terarec.etl.cleaning import parse_times
 
 FORMATS = ["%Y-%m-%d %H:%M:%S", "%d/%m/%Y", "%Y%m%d%H", "%m/%d/%Y %I:%M:%S %p", "%Y-%m-%dT%H:%M:%S UTC", "%H:%M", "%Y"]
 ODD = ["", "x", "2023-02-29 00:00:00", "2024-02-29 24:00:00", "0000-01-01 00:00:00", "1/2/2019", "1/2/2019 9:05:00 pm"]
