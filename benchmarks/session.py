@@ -16,7 +16,7 @@ from terarec.data.synthetic.criteo import generate
 from terarec.etl import prepare
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
-from terarec.export.dense_part import DensePart
+from terarec.export.scoring import DensePart
 from terarec.serve import InferenceSession
 from terarec.spec import DLRMSpec, RunSpec, SplitByFiles, TrainingSpec
 from terarec.train.run import build

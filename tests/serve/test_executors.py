@@ -11,12 +11,11 @@ import torch
 
 from terarec.cli.inspect_model import describe_checkpoint
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
-from terarec.export.dense_part import DensePart
+from terarec.export.scoring import DensePart
 from terarec.models.artifact import load_model
-from terarec.serve import InferenceSession, ServedTables, executor_choice, executors
-from terarec.serve.executor_choice import Programs, open_programs
+from terarec.serve import InferenceSession, ServedTables, executors
 from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
-from terarec.serve.executors import EXECUTORS
+from terarec.serve.executors import EXECUTORS, Programs, open_programs
 from terarec.spec import (
     EXECUTOR_NAMES,
     HostMemorySpec,
@@ -40,7 +39,7 @@ def run(trained: TrainedRun, tmp_path: Path) -> Path:
 @pytest.fixture
 def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = {name: build for name, build in EXECUTORS.items() if name not in SLOW}
-    monkeypatch.setattr(executor_choice, "EXECUTORS", quick)
+    monkeypatch.setattr(executors, "EXECUTORS", quick)
 
 
 @pytest.mark.slow
@@ -70,7 +69,7 @@ def test_the_choice_is_kept_and_used(run: Path, trained: TrainedRun, session: In
     assert choice.is_of(this_machine())
     assert {one.batch: one.executor for one in choice.sizes} == measured.executors
     for size in choice.sizes:
-        assert set(size.seconds) == set(executor_choice.EXECUTORS) - set(choice.rejected)
+        assert set(size.seconds) == set(executors.EXECUTORS) - set(choice.rejected)
         fastest = min(size.seconds, key=size.seconds.__getitem__)
         assert size.executor in ("eager", fastest)
     written = (run / EXECUTORS_FILE).read_bytes()
@@ -129,7 +128,6 @@ def test_a_program_with_other_scores_is_not_chosen(trained: TrainedRun, monkeypa
 
     quick = {"eager": EXECUTORS["eager"], "onnxruntime": wrong}
     monkeypatch.setattr(executors, "EXECUTORS", quick)
-    monkeypatch.setattr(executor_choice, "EXECUTORS", quick)
     loaded = load_model(trained.path)
     part = DensePart(loaded.model, loaded.dataset, torch.sigmoid)
     programs, choice = Programs.measured(part)

@@ -13,19 +13,24 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError
-from terarec.export.files import export_onnx, save_aotinductor, save_onnx, save_torch, save_torchscript, trace
-from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, default_key_inputs, graph_inputs, needed_layers
-from terarec.export.onnx_graph import OPSET, onnx_library
-from terarec.export.parity import (
+from terarec.export.files import (
     BATCH_SIZES,
     Run,
     aotinductor_runner,
     max_difference,
     onnx_runner,
     random_batches,
+    save_aotinductor,
+    save_onnx,
+    save_torch,
+    save_torchscript,
     torch_runner,
     torchscript_runner,
+    trace,
 )
+from terarec.export.graph_models import default_key_inputs, export_onnx, graph_inputs, needed_layers
+from terarec.export.inputs import NO_KEY, KeyInput, ModelInput
+from terarec.export.onnx_graph import OPSET, onnx_library
 from terarec.export.scoring import Scores, Scoring, collections
 from terarec.io import atomic_dir, check_replaceable, write_versioned_json
 from terarec.models import GraphModel

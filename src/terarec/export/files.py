@@ -1,4 +1,4 @@
-"""Models as files: traced programs as ONNX or `torch.export` files, and graph models as ONNX files layer by layer."""
+"""Traced models as files of other runtimes: written, run, and compared with the model on random batches."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
-from terarec.export.embeddings import emit_embedding
-from terarec.export.inputs import KeyInput, default_key_inputs, graph_inputs, needed_layers, read_embeddings
-from terarec.export.layers import emit
-from terarec.export.onnx_graph import IR_VERSION, OPSET, OnnxGraph, onnx_library
+from terarec.export.inputs import NO_KEY, ModelInput
+from terarec.export.onnx_graph import IR_VERSION, OPSET, onnx_library
 from terarec.export.scoring import Scoring, exportable
-from terarec.io import atomic_entries
-from terarec.models.graph import GraphModel
-from terarec.nn.layer import Layer
-from terarec.nn.registry import LAYERS
-from terarec.spec import GraphLayer
+from terarec.spec import CategoricalColumn
 from terarec.spec.quoting import one_line
+from terarec.storage import Store
 
 _EXAMPLE_BATCH = 3
 _EXAMPLE_KEYS = 5
 """Lengths of open axes while a model is traced: 0 and 1 would be fixed in the program."""
+BATCH_SIZES = (1, 7, 64, 9_928)
+"""Of the batches that are compared: 10,000 samples."""
+TOLERANCE = 1e-4
+"""Largest difference that is accepted, for scores up to 1; more for larger ones."""
+_ABSENT_KEYS = 8
+_MOST_KEYS = 4
+
+Run = Callable[[Mapping[str, NDArray[np.generic]]], Sequence[NDArray[np.generic]]]
+"""Name of each input -> its value, to the value of each output."""
 
 
 def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
@@ -184,78 +189,126 @@ def _first_line(error: BaseException) -> str:
     return one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
 
 
-_MOST_BYTES = 2**31 - 2**20
-"""A protobuf message holds 2 GiB; constants beyond go into a file of their own."""
-
-
-def export_onnx(
-    model: GraphModel,
-    path: Path,
-    *,
-    embeddings: bool = True,
-    key_inputs: Sequence[KeyInput] = (),
-    name: str = "terarec",
-) -> None:
-    """Write the predictions of `model` in evaluation as an ONNX file, in float32.
-
-    Inputs, in this order: the dense tensor float32[batch, F] if there is one; with `embeddings` the key inputs
-    int64[batch, n, K], else the embeddings' tops float32[batch, ...], each under its own name. A bag of fewer than K
-    keys is filled up with `NO_KEY`. Outputs: the predictions of each label under its name. The length of the batch is
-    open. Constants of more than 2 GiB are in a file next to it, ``<path>.data``.
+def max_difference(
+    run: Run,
+    inputs: Sequence[ModelInput],
+    expected: Callable[[Batch], Sequence[Tensor]],
+    batches: Iterable[Batch],
+) -> float:
+    """Return the largest absolute difference between scores of a file and those of a model.
 
     Args:
-        model: Its weights as they are now.
-        path: The file.
-        embeddings: Whether the tables are in the file.
-        key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
-        name: Name of the graph.
+        run: Runs the file.
+        inputs: Inputs of the file.
+        expected: The model's scores for each output of the file.
+        batches: Batches to compare.
 
     Raises:
-        ConfigError: A model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
-        MissingDependencyError: ``onnx`` is not installed.
-        StorageError: The disk is full; nothing is left behind.
+        ConfigError: One beyond `TOLERANCE`, or a score that is no number in one of them alone.
     """
-    if not isinstance(model, GraphModel):
-        raise ConfigError(
-            "export_onnx",
-            f"got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any model",
-        )
-    graph = OnnxGraph()
-    needed = needed_layers(model.spec)
-    values: dict[str, str] = {}
-    sources = key_inputs or default_key_inputs(model.spec) if embeddings else ()
-    for given in graph_inputs(model, sources if embeddings else None):
-        values[given.name] = graph.input(given.name, np.dtype(given.dtype).type, given.dims)
-    if embeddings:
-        for embedding in read_embeddings(model.spec):
-            values |= emit_embedding(graph, embedding, model.collection(embedding.name), sources)
-    _emit_layers(graph, model, needed, values)
-    _save(graph.model(name), path)
+    largest = 0.0
+    for batch in batches:
+        found = run({given.name: given.read(batch) for given in inputs})
+        with torch.no_grad():
+            wanted = [scores.float().cpu().numpy() for scores in expected(batch)]
+        for got, want in zip(found, wanted, strict=True):
+            if got.shape != want.shape:
+                raise ConfigError("export", f"got scores {list(got.shape)} of the file, expected {list(want.shape)}")
+            difference = float(np.abs(got - want).max(initial=0.0))
+            bound = TOLERANCE * max(1.0, float(np.abs(want).max(initial=0.0)))
+            if not difference <= bound:
+                raise ConfigError(
+                    "export", f"the file's scores are {difference:.3g} off the model's, expected at most {bound:.3g}"
+                )
+            largest = max(largest, difference)
+    return largest
 
 
-def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], values: dict[str, str]) -> None:
-    modules = dict(zip((layer.tops[0] for layer in model.spec.layers), model.layers, strict=True))
-    for layer in needed:
-        graph.scope = layer.tops[0]
-        module = cast(Layer, modules[layer.tops[0]])
-        is_loss = LAYERS[layer.kind].is_loss
-        bottoms = layer.bottoms[:1] if is_loss else layer.bottoms
-        absent = [bottom for bottom in bottoms if bottom not in values]
-        if absent:
-            raise ConfigError(
-                f"layer {layer.tops[0]!r}", f"reads the label {absent[0]!r}, which predictions do not have"
-            )
-        found = emit(graph, layer.kind, module, [values[bottom] for bottom in bottoms])
-        if is_loss:
-            graph.output(layer.bottoms[1], found[0], model.shapes[bottoms[0]].dims)
+def onnx_runner(path: Path) -> Run:
+    """Run the ONNX file `path` with ONNX Runtime.
+
+    Raises:
+        MissingDependencyError: ``onnxruntime`` is not installed.
+    """
+    session = onnx_library("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda feed: [np.asarray(scores) for scores in session.run(None, dict(feed))]
+
+
+def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+    """Run the program in the file `path`."""
+    return _torch_run(torch.export.load(path).module(), inputs)
+
+
+def torchscript_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+    """Run the TorchScript file `path`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        return _torch_run(torch.jit.load(path), inputs)  # type: ignore[no-untyped-call]
+
+
+def aotinductor_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+    """Run the package of AOTInductor in the file `path`."""
+    from torch._inductor import aoti_load_package  # loads the compiler
+
+    return _torch_run(aoti_load_package(str(path)), inputs)
+
+
+def _torch_run(module: Callable[..., Sequence[Tensor]], inputs: Sequence[ModelInput]) -> Run:
+    def run(feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+        with torch.no_grad():
+            found = module(*(torch.from_numpy(feed[given.name]) for given in inputs))
+        return [scores.numpy() for scores in found]
+
+    return run
+
+
+def random_batches(
+    columns: Sequence[CategoricalColumn], readers: Mapping[str, Sequence[Store]], *, num_dense: int, num_labels: int
+) -> list[Batch]:
+    """Batches of `BATCH_SIZES` samples, always the same ones.
+
+    Args:
+        columns: The categorical columns; a list has 0 to `hotness` keys, at most a few.
+        readers: Column -> the tables that its keys are looked up in.
+        num_dense: Number F of dense columns, which are normally distributed.
+        num_labels: Number of label columns, which are zeros.
+    """
+    generator = torch.Generator().manual_seed(0)
+    known = {column.name: _known_keys(readers.get(column.name, ()), column, generator) for column in columns}
+    return [_batch(columns, known, size, num_dense, num_labels, generator) for size in BATCH_SIZES]
+
+
+def _batch(
+    columns: Sequence[CategoricalColumn],
+    known: Mapping[str, Tensor],
+    size: int,
+    num_dense: int,
+    num_labels: int,
+    generator: torch.Generator,
+) -> Batch:
+    keys, lengths = [], []
+    for column in columns:
+        if column.hotness == 1:
+            count = torch.ones(size, dtype=torch.int64)
         else:
-            values.update(zip(layer.tops, found, strict=True))
+            count = torch.randint(min(column.hotness, _MOST_KEYS) + 1, (size,), generator=generator)
+        choices = known[column.name]
+        keys.append(choices[torch.randint(len(choices), (int(count.sum()),), generator=generator)])
+        lengths.append(count)
+    none = torch.empty(0, dtype=torch.int64)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat([none, *lengths]).cumsum(0)])
+    return Batch(
+        dense=torch.randn(size, num_dense, generator=generator),
+        label=torch.zeros(size, num_labels),
+        sparse=Jagged(names=tuple(column.name for column in columns), keys=torch.cat([none, *keys]), offsets=offsets),
+    )
 
 
-def _save(model: Any, path: Path) -> None:
-    onnx = onnx_library()
-    onnx.checker.check_model(model)
-    with atomic_entries(path.parent) as folder:
-        data = f"{path.name}.data"
-        is_large = model.ByteSize() > _MOST_BYTES
-        onnx.save_model(model, folder / path.name, save_as_external_data=is_large, location=data)
+def _known_keys(tables: Sequence[Store], column: CategoricalColumn, generator: torch.Generator) -> Tensor:
+    """Keys to choose from: of static tables those that all of them hold, of dynamic ones also some that are absent."""
+    static = [len(table) for table in tables if not table.is_dynamic]
+    if static:
+        return torch.arange(min(static))
+    absent = torch.randint(column.rows or 2**62, (_ABSENT_KEYS,), generator=generator)
+    keys = torch.cat([absent, *(table.keys().cpu() for table in tables)])
+    return keys if column.hotness == 1 else keys[keys != NO_KEY]

@@ -18,9 +18,7 @@ from terarec.embedding import (
     PaddedSequences,
     pad_sequences,
 )
-from terarec.models.graph import GraphModel
-from terarec.nn.registry import LAYERS
-from terarec.spec import FeatureSpec, GraphEmbedding, GraphLayer, GraphSpec
+from terarec.spec import FeatureSpec
 
 AnyCollection = EmbeddingCollection | LookupCollection
 NO_KEY = -(2**63)
@@ -161,72 +159,3 @@ def _looked_up(model: nn.Module, collection: AnyCollection, batch: Batch) -> Emb
     finally:
         handle.remove()
     return found[-1]
-
-
-def needed_layers(spec: GraphSpec) -> list[GraphLayer]:
-    """Return the layers that predictions depend on, the losses among them."""
-    wanted: set[str] = set()
-    needed = []
-    for layer in reversed(spec.layers):
-        if LAYERS[layer.kind].is_loss:
-            wanted.add(layer.bottoms[0])
-        elif wanted.isdisjoint(layer.tops):
-            continue
-        else:
-            wanted.update(layer.bottoms)
-        needed.append(layer)
-    return needed[::-1]
-
-
-def read_embeddings(spec: GraphSpec) -> list[GraphEmbedding]:
-    """Return the embeddings that predictions depend on."""
-    read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}
-    return [embedding for embedding in spec.embeddings if not read.isdisjoint(embedding.tops)]
-
-
-def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
-    """Return an input for each column; its length is fixed where vectors are laid side by side."""
-    most: dict[str, int | None] = {}
-    for embedding in read_embeddings(spec):
-        for feature in embedding.features:
-            limit = feature.vectors if feature.pooling == "concat" else None
-            known = most.get(feature.read_column)
-            most[feature.read_column] = max(limit, known) if limit and known else limit or known
-    return [KeyInput(name=column, columns=(column,), max_keys=limit) for column, limit in most.items()]
-
-
-def graph_inputs(
-    model: GraphModel, sources: Sequence[KeyInput] | None, *, dense: Sequence[str] = ()
-) -> list[ModelInput]:
-    """Return the inputs of an exported graph model: the dense tensor, then the keys or the outputs of the embeddings.
-
-    Args:
-        model: The model.
-        sources: Sources of the keys; None for tables outside the file, whose tops are inputs.
-        dense: Names of the dense columns, where they are known.
-    """
-    spec = model.spec
-    found = []
-    if spec.dense_dim:
-        found.append(dense_input(spec.dense_name, dense, width=spec.dense_dim))
-    if sources is not None:
-        return found + [key_input(source) for source in sources]
-    read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}
-    for embedding in spec.embeddings:
-        columns = tuple(feature.read_column for feature in embedding.features)
-        found += [
-            ModelInput(
-                name=top,
-                dtype="float32",
-                dims=model.shapes[top].dims,
-                columns=columns,
-                read=_reader(model, top),
-            )
-            for top in embedding.tops
-            if top in read
-        ]
-    return found
-
-
-def _reader(model: GraphModel, top: str) -> Callable[[Batch], NDArray[np.generic]]:
-    return lambda batch: model.tensor(batch, top).detach().cpu().numpy()

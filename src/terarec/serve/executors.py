@@ -1,19 +1,37 @@
-"""Executors of the dense part of a model on a CPU: torch, its compilers, ONNX Runtime and OpenVINO."""
+"""Executors of the dense part of a model on a CPU, and `Programs`: the fastest of them for each size of batches."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from terarec.errors import ConfigError, MissingDependencyError
-from terarec.export.dense_part import DensePart
-from terarec.export.files import quiet, save_aotinductor, save_onnx, trace
+from terarec.batch import Batch
+from terarec.errors import ConfigError, FormatError, MissingDependencyError, StorageError
+from terarec.export.files import TOLERANCE, quiet, save_aotinductor, save_onnx, trace
+from terarec.export.scoring import DensePart, Scores
+from terarec.models.contract import device_of
+from terarec.nn.objectives import build_objective
+from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
+from terarec.spec import DatasetSpec, RunSpec
+
+SIZES = (1, 16, 256, 4096)
+"""Samples of the batches that are measured; the choice for one of them counts for batches up to this size."""
+_ROUNDS = 3
+_BLOCK_SECONDS = 0.02
+_GAIN = 0.95
+"""A program is chosen before eager torch if it takes at most this share of the time; below that lies noise."""
+_SCALES = (1.0, 0.05)  # of the compared values: large ones saturate scores, which would hide differences
+_LOGGER = logging.getLogger(__name__)
 
 EAGER = "eager"
 
@@ -121,3 +139,177 @@ def _library(name: str, extra: str) -> Any:
     if importlib.util.find_spec(name) is None:
         raise MissingDependencyError(name, f"not installed, expected pip install 'terarec[{extra}]'")
     return importlib.import_module(name)
+
+
+class Programs:
+    """The dense part of a model in the executors that were chosen for it.
+
+    Attributes:
+        chosen: Largest batch -> executor, the smallest first; the last one is that of larger batches, too.
+
+    Args:
+        part: The dense part.
+        programs: Executor -> program.
+        chosen: See above.
+        folder: Where their files are.
+    """
+
+    def __init__(
+        self,
+        part: DensePart,
+        programs: Mapping[str, Program],
+        chosen: Mapping[int, str],
+        folder: tempfile.TemporaryDirectory[str],
+    ) -> None:
+        self.chosen = dict(chosen)
+        self._part = part
+        self._programs = {name: programs[name] for name in set(self.chosen.values()) if name != EAGER}
+        self._folder = folder
+
+    @classmethod
+    def of(cls, part: DensePart, chosen: Mapping[int, str]) -> Self:
+        """Make the programs of executors that are known.
+
+        Raises:
+            ConfigError: One cannot compute the model, or computes other scores.
+            MissingDependencyError: The library of one is not installed.
+        """
+        folder = _folder()
+        programs = {
+            name: build_program(name, part, Path(folder.name)) for name in sorted(set(chosen.values()) - {EAGER})
+        }
+        for name, program in programs.items():
+            _check_scores(name, program, part)
+        return cls(part, programs, chosen, folder)
+
+    @classmethod
+    def measured(cls, part: DensePart) -> tuple[Self, ExecutorChoice]:
+        """Choose the fastest executor for each of `SIZES`, among those that give the scores of eager torch."""
+        folder = _folder()
+        programs: dict[str, Program] = {}
+        rejected: dict[str, str] = {}
+        for name in EXECUTORS:
+            try:
+                program = build_program(name, part, Path(folder.name))
+                _check_scores(name, program, part)
+                programs[name] = program
+            except (ConfigError, MissingDependencyError) as error:
+                rejected[name] = str(error)
+        sizes = tuple(_measured(programs, part.random_values(size), size) for size in SIZES)
+        choice = ExecutorChoice(**this_machine(), sizes=sizes, rejected=rejected)  # type: ignore[arg-type]
+        return cls(part, programs, {one.batch: one.executor for one in sizes}, folder), choice
+
+    def scores(self, batch: Batch) -> Tensor | None:
+        """Return the scores float32[B, C] of a batch; None where the model itself is the choice."""
+        if not batch.batch_size:
+            return None
+        name = next((name for size, name in self.chosen.items() if batch.batch_size <= size), None)
+        program = self._programs.get(name or self.chosen[max(self.chosen)])
+        if program is None:
+            return None
+        found = program(self._part.look_up(batch))
+        return found[0] if len(found) == 1 else torch.cat(list(found), dim=1)
+
+    def moved(self, model: nn.Module, dataset: DatasetSpec, scores: Scores) -> Programs:
+        """Return these for a model of other weights; arguments are those of `DensePart`."""
+        part = DensePart(model, dataset, scores)
+        names = sorted(self._programs)
+        programs = {name: build_program(name, part, Path(self._folder.name)) for name in names}
+        return Programs(part, programs, self.chosen, self._folder)
+
+
+def open_programs(model: nn.Module, spec: RunSpec, dataset: DatasetSpec, run: Path, executor: str) -> Programs | None:
+    """Return the programs of a session.
+
+    Args:
+        model: The model.
+        spec: The run's spec.
+        dataset: The columns that the model reads.
+        run: Directory of the run, which keeps the choice.
+        executor: "auto" for what is kept for this machine, eager torch if nothing is; "measure" to choose, and keep the
+            choice, unless one is kept; or the name of one, for all batches.
+
+    Returns:
+        None for eager torch.
+
+    Raises:
+        ConfigError: An unknown name, or an executor that was named and cannot compute the model.
+        MissingDependencyError: The library of such an executor is not installed.
+    """
+    try:
+        _check_model(model, spec, executor)
+        part = DensePart(model, dataset, build_objective(spec.objective).scores)
+    except ConfigError as error:
+        if executor in EXECUTORS:
+            raise
+        _LOGGER.info("%s; the model runs in eager torch", error)
+        return None
+    if executor in EXECUTORS:
+        return Programs.of(part, {SIZES[-1]: executor})
+    try:
+        kept = next((choice for choice in kept_choices(run) if choice.is_of(this_machine())), None)
+    except FormatError as error:
+        _LOGGER.warning("%s; the model runs in eager torch", error)
+        kept = None
+    if kept is not None:
+        try:
+            return Programs.of(part, {one.batch: one.executor for one in kept.sizes})
+        except (ConfigError, MissingDependencyError) as error:
+            _LOGGER.warning("%s; the model runs in eager torch", error)
+            return None
+    if executor == "auto":
+        return None
+    programs, choice = Programs.measured(part)
+    try:
+        keep_choice(run, choice)
+    except (FormatError, StorageError) as error:
+        _LOGGER.warning("the choice of executors is not kept: %s", error)
+    return programs
+
+
+def _check_model(model: nn.Module, spec: RunSpec, executor: str) -> None:
+    device, precision = device_of(model), spec.training.precision
+    if device.type != "cpu" or precision != "fp32":
+        got = f"{executor!r} for a model on {device.type!r} in {precision!r}"
+        raise ConfigError("executor", f"got {got}, expected 'eager', or a model on the CPU in fp32")
+
+
+def _check_scores(name: str, program: Program, part: DensePart) -> None:
+    """Raise `ConfigError` unless a program gives the scores of eager torch, as exports are compared."""
+    for size, scale in ((size, scale) for size in (*SIZES, 7) for scale in _SCALES):
+        values = [value * scale if value.is_floating_point() else value for value in part.random_values(size, seed=1)]
+        with torch.inference_mode():
+            found, expected = program(values), part.module(*values)
+        for got, want in zip(found, expected, strict=True):
+            bound = TOLERANCE * max(1.0, float(want.abs().max()))
+            difference = float((got - want).abs().max()) if got.shape == want.shape else float("nan")
+            if not difference <= bound:
+                problem = f"its scores are {difference:.3g} off those of eager torch, expected at most {bound:.3g}"
+                raise ConfigError(f"executor {name!r}", problem)
+
+
+def _measured(programs: Mapping[str, Program], values: Sequence[Tensor], size: int) -> SizeChoice:
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            for name, program in programs.items():
+                program(values)  # the threads of the one before may still wait actively
+                times[name] += _block(program, values)
+    seconds = {name: statistics.median(found) for name, found in times.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    chosen = best if seconds[best] <= _GAIN * seconds[EAGER] else EAGER
+    return SizeChoice(batch=size, executor=chosen, seconds=seconds)
+
+
+def _block(program: Program, values: Sequence[Tensor]) -> Iterator[float]:
+    spent = 0.0
+    while spent < _BLOCK_SECONDS:
+        begun = time.perf_counter()
+        program(values)
+        took = time.perf_counter() - begun
+        spent += took
+        yield took
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="terarec-executors-", ignore_cleanup_errors=True)

@@ -33,7 +33,7 @@ from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_t
 from terarec.spec import EXECUTOR_MODES, DatasetSpec, FieldError, RunSpec
 
 if TYPE_CHECKING:
-    from terarec.serve.executor_choice import Programs
+    from terarec.serve.executors import Programs
 
 ColumnKind = Literal["number", "integer", "string"]
 _KINDS: dict[str, ColumnKind] = {"number": "number", "integer": "integer", "text": "string", "hex32": "string"}
@@ -323,7 +323,7 @@ def _open_programs(
         return None
     if is_narrow:
         raise FieldError("", "executor", f"got {executor!r} for narrower numbers than fp32, expected 'eager'")
-    from terarec.serve.executor_choice import open_programs  # which loads torch's exporters
+    from terarec.serve.executors import open_programs  # which loads torch's exporters
 
     return open_programs(model, run, dataset, run_dir, executor)
 

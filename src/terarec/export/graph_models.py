@@ -1,21 +1,176 @@
-"""Embedding tables and lookups in ONNX: the sorted keys and their rows as constants, and a search."""
+"""Graph models as ONNX files, layer by layer: their inputs, tables and lookups, and the file.
+
+A table is the sorted keys and their rows as constants, and a search.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.batch import Batch
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
-from terarec.export.inputs import NO_KEY, KeyInput
-from terarec.export.onnx_graph import OnnxGraph
-from terarec.spec import GraphEmbedding, GraphFeature
+from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input
+from terarec.export.layers import emit
+from terarec.export.onnx_graph import OnnxGraph, onnx_library
+from terarec.io import atomic_entries
+from terarec.models.graph import GraphModel
+from terarec.nn.layer import Layer
+from terarec.nn.registry import LAYERS
+from terarec.spec import GraphEmbedding, GraphFeature, GraphLayer, GraphSpec
 from terarec.storage import DynamicTable, Store
 
 _FLOAT = 1  # element type, as an attribute of Cast
+_MOST_BYTES = 2**31 - 2**20
+"""A protobuf message holds 2 GiB; constants beyond go into a file of their own."""
+
+
+def export_onnx(
+    model: GraphModel,
+    path: Path,
+    *,
+    embeddings: bool = True,
+    key_inputs: Sequence[KeyInput] = (),
+    name: str = "terarec",
+) -> None:
+    """Write the predictions of `model` in evaluation as an ONNX file, in float32.
+
+    Inputs, in this order: the dense tensor float32[batch, F] if there is one; with `embeddings` the key inputs
+    int64[batch, n, K], else the embeddings' tops float32[batch, ...], each under its own name. A bag of fewer than K
+    keys is filled up with `NO_KEY`. Outputs: the predictions of each label under its name. The length of the batch is
+    open. Constants of more than 2 GiB are in a file next to it, ``<path>.data``.
+
+    Args:
+        model: Its weights as they are now.
+        path: The file.
+        embeddings: Whether the tables are in the file.
+        key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
+        name: Name of the graph.
+
+    Raises:
+        ConfigError: A model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
+        MissingDependencyError: ``onnx`` is not installed.
+        StorageError: The disk is full; nothing is left behind.
+    """
+    if not isinstance(model, GraphModel):
+        raise ConfigError(
+            "export_onnx",
+            f"got a {type(model).__name__}, expected a GraphModel; terarec.export.export_model takes any model",
+        )
+    graph = OnnxGraph()
+    needed = needed_layers(model.spec)
+    values: dict[str, str] = {}
+    sources = key_inputs or default_key_inputs(model.spec) if embeddings else ()
+    for given in graph_inputs(model, sources if embeddings else None):
+        values[given.name] = graph.input(given.name, np.dtype(given.dtype).type, given.dims)
+    if embeddings:
+        for embedding in read_embeddings(model.spec):
+            values |= emit_embedding(graph, embedding, model.collection(embedding.name), sources)
+    _emit_layers(graph, model, needed, values)
+    _save(graph.model(name), path)
+
+
+def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], values: dict[str, str]) -> None:
+    modules = dict(zip((layer.tops[0] for layer in model.spec.layers), model.layers, strict=True))
+    for layer in needed:
+        graph.scope = layer.tops[0]
+        module = cast(Layer, modules[layer.tops[0]])
+        is_loss = LAYERS[layer.kind].is_loss
+        bottoms = layer.bottoms[:1] if is_loss else layer.bottoms
+        absent = [bottom for bottom in bottoms if bottom not in values]
+        if absent:
+            raise ConfigError(
+                f"layer {layer.tops[0]!r}", f"reads the label {absent[0]!r}, which predictions do not have"
+            )
+        found = emit(graph, layer.kind, module, [values[bottom] for bottom in bottoms])
+        if is_loss:
+            graph.output(layer.bottoms[1], found[0], model.shapes[bottoms[0]].dims)
+        else:
+            values.update(zip(layer.tops, found, strict=True))
+
+
+def _save(model: Any, path: Path) -> None:
+    onnx = onnx_library()
+    onnx.checker.check_model(model)
+    with atomic_entries(path.parent) as folder:
+        data = f"{path.name}.data"
+        is_large = model.ByteSize() > _MOST_BYTES
+        onnx.save_model(model, folder / path.name, save_as_external_data=is_large, location=data)
+
+
+def needed_layers(spec: GraphSpec) -> list[GraphLayer]:
+    """Return the layers that predictions depend on, the losses among them."""
+    wanted: set[str] = set()
+    needed = []
+    for layer in reversed(spec.layers):
+        if LAYERS[layer.kind].is_loss:
+            wanted.add(layer.bottoms[0])
+        elif wanted.isdisjoint(layer.tops):
+            continue
+        else:
+            wanted.update(layer.bottoms)
+        needed.append(layer)
+    return needed[::-1]
+
+
+def read_embeddings(spec: GraphSpec) -> list[GraphEmbedding]:
+    """Return the embeddings that predictions depend on."""
+    read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}
+    return [embedding for embedding in spec.embeddings if not read.isdisjoint(embedding.tops)]
+
+
+def default_key_inputs(spec: GraphSpec) -> list[KeyInput]:
+    """Return an input for each column; its length is fixed where vectors are laid side by side."""
+    most: dict[str, int | None] = {}
+    for embedding in read_embeddings(spec):
+        for feature in embedding.features:
+            limit = feature.vectors if feature.pooling == "concat" else None
+            known = most.get(feature.read_column)
+            most[feature.read_column] = max(limit, known) if limit and known else limit or known
+    return [KeyInput(name=column, columns=(column,), max_keys=limit) for column, limit in most.items()]
+
+
+def graph_inputs(
+    model: GraphModel, sources: Sequence[KeyInput] | None, *, dense: Sequence[str] = ()
+) -> list[ModelInput]:
+    """Return the inputs of an exported graph model: the dense tensor, then the keys or the outputs of the embeddings.
+
+    Args:
+        model: The model.
+        sources: Sources of the keys; None for tables outside the file, whose tops are inputs.
+        dense: Names of the dense columns, where they are known.
+    """
+    spec = model.spec
+    found = []
+    if spec.dense_dim:
+        found.append(dense_input(spec.dense_name, dense, width=spec.dense_dim))
+    if sources is not None:
+        return found + [key_input(source) for source in sources]
+    read = {bottom for layer in needed_layers(spec) for bottom in layer.bottoms}
+    for embedding in spec.embeddings:
+        columns = tuple(feature.read_column for feature in embedding.features)
+        found += [
+            ModelInput(
+                name=top,
+                dtype="float32",
+                dims=model.shapes[top].dims,
+                columns=columns,
+                read=_reader(model, top),
+            )
+            for top in embedding.tops
+            if top in read
+        ]
+    return found
+
+
+def _reader(model: GraphModel, top: str) -> Callable[[Batch], NDArray[np.generic]]:
+    return lambda batch: model.tensor(batch, top).detach().cpu().numpy()
 
 
 class OnnxTable:
