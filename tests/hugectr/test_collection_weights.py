@@ -7,8 +7,8 @@ import torch
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import FormatError
 from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, write_collection
+from terarec.hugectr.collection_weights import dump_collection, dump_folder, load_collection
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
-from terarec.hugectr.weights import dump_collection, dump_folder, load_collection
 from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec
 from tests.errors import at
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, FormatError
-from terarec.hugectr.weights import (
+from terarec.hugectr.dense_weights import (
     load_dense,
     load_dense_optimizer_states,
     save_dense,

@@ -9,8 +9,7 @@ import pytest
 
 import terarec.hugectr as hugectr
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.hugectr2onnx.converter import convert, main
-from terarec.hugectr.hugectr2onnx.hugectr_loader import EXEMPTION_LAYER_TYPES, ONNX_LAYER_TYPES
+from terarec.hugectr.hugectr2onnx import EXEMPTION_LAYER_TYPES, ONNX_LAYER_TYPES, convert, main
 from tests.errors import at
 from tests.hugectr.scripts import Layer, dcn, dense_stack, embed, layer, model, to_loss
 

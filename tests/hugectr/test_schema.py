@@ -12,13 +12,13 @@ from terarec.hugectr.data import DataSource, file_url
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.readers import DataReader
-from terarec.hugectr.schema.generate import page, stub
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED, Status, forms, names
 from terarec.hugectr.schema.types import RELEASES
 from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
 from tests.errors import at
+from tests.hugectr.generate import page, stub
 
 SLOTS = hugectr.DataReaderSparseParam("keys", 1, True, 2)
 OLD_SLOTS = hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 30, 1, 2)
@@ -334,7 +334,7 @@ def test_a_method_has_the_signature_of_its_schema(call):
 
 def test_the_stubs_are_current():
     path = Path(objects.__file__).with_suffix(".pyi")
-    assert path.read_text() == stub(), "run: python -m terarec.hugectr.schema.generate stub > " + str(path)
+    assert path.read_text() == stub(), "run: python -m tests.hugectr.generate stub > " + str(path)
 
 
 def test_a_misspelt_parameter_is_guessed():
@@ -513,7 +513,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "hugectr-compat.md"
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == page(), "run: python -m terarec.hugectr.schema.generate page > docs/hugectr-compat.md"
+    assert PAGE.read_text() == page(), "run: python -m tests.hugectr.generate page > docs/hugectr-compat.md"
 
 
 def found(name):

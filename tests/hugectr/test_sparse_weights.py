@@ -9,7 +9,7 @@ from terarec.errors import DataNotFoundError
 from terarec.formats.hugectr import SparseRows, open_sparse_folder, write_sparse_folder
 from terarec.hugectr import Embedding_t, SparseEmbedding
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
-from terarec.hugectr.weights import (
+from terarec.hugectr.sparse_weights import (
     EmbeddingFile,
     embedding_file,
     load_sparse,
@@ -254,7 +254,7 @@ def test_more_rows_than_a_buffer_has_are_rejected(tmp_path):
 
 def test_a_large_embedding_is_written_in_chunks(tmp_path, monkeypatch):
     kind = Embedding_t.LocalizedSlotSparseEmbeddingHash
-    monkeypatch.setattr("terarec.hugectr.weights.sparse.CHUNK_ROWS", 2)
+    monkeypatch.setattr("terarec.hugectr.sparse_weights.CHUNK_ROWS", 2)
     net = make(kind)
     train(net, RowOptimizer(net, AdaGradSpec(lr=0.1)))
     held = saved(net, kind, devices=2)

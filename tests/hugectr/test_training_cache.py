@@ -9,9 +9,10 @@ import torch
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import open_sparse_folder, write_keyset
 from terarec.hugectr import CreateETC, CreateHMemCache, CreateMOS, Embedding_t, SparseEmbedding, TrainPSType_t
+from terarec.hugectr.data import FileNames
 from terarec.hugectr.errors import MissingKeyError, WrongInputError
+from terarec.hugectr.sparse_weights import embedding_file
 from terarec.hugectr.training_cache import TrainingCache
-from terarec.hugectr.weights import FileNames, embedding_file
 from terarec.models import GraphModel
 from terarec.spec import AdamSpec
 from terarec.train import Trainer

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from terarec.hugectr import tools
     from terarec.hugectr.model import Model
     from terarec.hugectr.schedule import LearningRateScheduler
-    from terarec.hugectr.session import Session
-    from terarec.hugectr.training_json import SolverParser, get_learning_rate_scheduler
+    from terarec.hugectr.training_json import Session, SolverParser, get_learning_rate_scheduler
 
 CreateSolver = Solver
 CreateOptimizer = OptParamsPy
@@ -65,7 +64,7 @@ _ON_USE = {
     "Model": "terarec.hugectr.model",
     "ModelOversubscriber": "terarec.hugectr.training_cache",
     "ModelPerfExt": "terarec.hugectr.model",
-    "Session": "terarec.hugectr.session",
+    "Session": "terarec.hugectr.training_json",
     "SolverParser": "terarec.hugectr.training_json",
     "get_learning_rate_scheduler": "terarec.hugectr.training_json",
 }

@@ -1,14 +1,24 @@
-"""``terarec-hugectr`` and ``python -m terarec.hugectr``: HugeCTR's own commands, and scripts."""
+"""``terarec-hugectr`` and ``python -m terarec.hugectr``: HugeCTR's own commands, and scripts written for it."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
+import os
+import runpy
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from terarec.errors import TerarecError
-from terarec.hugectr.runner import run_script
-from terarec.hugectr.schema.types import RELEASES
+from terarec.hugectr.processes import Communicator, rank
+from terarec.hugectr.schema.types import OLDEST, RELEASES
 from terarec.spec.quoting import one_line
 
 HELP = """usage: terarec-hugectr --train CONFIG.json
@@ -59,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(command: str, arguments: Sequence[str]) -> int:
     try:
         if command == "--train":
-            from terarec.hugectr.session import train  # loads torch
+            from terarec.hugectr.training_json import train  # loads torch
 
             train(arguments[0])
         else:
@@ -81,3 +91,168 @@ def _version() -> str:
 def _report(problem: str, code: int) -> int:
     print(one_line(f"terarec-hugectr: error: {problem}"), file=sys.stderr)
     return code
+
+
+STANDS_FOR = {
+    "hugectr": "terarec.hugectr",
+    "hugectr.data": "terarec.hugectr.data",
+    "hugectr.inference": "terarec.hugectr.inference",
+    "hugectr.optimizer": "terarec.hugectr.optimizer",
+    "hugectr.tools": "terarec.hugectr.tools",
+    "hugectr2onnx": "terarec.hugectr.hugectr2onnx",
+    "hugectr2onnx.converter": "terarec.hugectr.hugectr2onnx",
+    "hugectr2onnx.hugectr_loader": "terarec.hugectr.hugectr2onnx",
+}
+"""Module that a script imports -> the module that it gets."""
+
+
+def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:
+    """Run the script `path` as ``python path arguments`` would. Of several processes, the first one alone prints.
+
+    Args:
+        path: Path of the script.
+        arguments: Its arguments in ``sys.argv``.
+        release: Value of ``compat_release`` of its solvers; None for the newest. 2.3 also has defaults of its own.
+    """
+    provide_modules()
+    if release is not None:
+        package = sys.modules["hugectr"]
+        package.CreateSolver = partial(package.CreateSolver, compat_release=release)  # type: ignore[attr-defined]
+        if release == OLDEST:  # a call with this name has that release's defaults; its own default is this
+            helper = partial(package.solver_parser_helper, eval_batches=100)
+            package.solver_parser_helper = helper  # type: ignore[attr-defined]
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    with ExitStack() as stack:
+        if rank():
+            stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        runpy.run_path(path, run_name="__main__")
+
+
+def provide_modules() -> None:
+    """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
+
+    A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
+    """
+    for name, target in STANDS_FOR.items():
+        sys.modules[name] = importlib.import_module(target)
+    if _is_missing("mpi4py"):
+        mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI.", **_MPI_NAMES)
+        sys.modules |= {"mpi4py": _module("mpi4py", "Stands for mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
+    if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
+        sys.modules |= _mlperf_modules()
+
+
+def _is_missing(package: str) -> bool:
+    return package not in sys.modules and importlib.util.find_spec(package) is None
+
+
+def _module(name: str, doc: str, **members: object) -> ModuleType:
+    module = ModuleType(name, doc)
+    module.__dict__.update(members)
+    return module
+
+
+def _mlperf_modules() -> dict[str, ModuleType]:
+    """Return the modules of MLPerf's logger by name; its lines have the form that the rules' checker reads."""
+    doc = "Stands for the logger of MLPerf's rules."
+    constants = _Constants("mlperf_logging.mllog.constants")
+    modules = [
+        _module("mlperf_logging", doc),
+        _module("mlperf_logging.mllog", doc, constants=constants),
+        constants,
+        _module("mlperf_common", doc),
+        _module("mlperf_common.logging", doc, MLLoggerWrapper=MLLoggerWrapper),
+        _module("mlperf_common.frameworks", doc),
+        _module("mlperf_common.frameworks.hugectr", doc, HCTRCommunicationHandler=HCTRCommunicationHandler),
+    ]
+    return {module.__name__: module for module in modules}
+
+
+_MPI_NAMES: dict[str, object] = {
+    "COMM_WORLD": Communicator(),
+    "SUM": "sum",
+    "MAX": "max",
+    "MIN": "min",
+    "Get_processor_name": lambda: "localhost",
+    "Wtime": time.perf_counter,
+    "Init": lambda: None,
+    "Finalize": lambda: None,
+    "Is_initialized": lambda: True,
+    "Is_thread_main": lambda: True,
+}
+
+
+class HCTRCommunicationHandler:
+    """The process that writes: that of number 0."""
+
+    def global_rank(self) -> int:
+        """Return the number of this process."""
+        return Communicator().rank
+
+    def global_size(self) -> int:
+        """Return the number of processes."""
+        return Communicator().size
+
+
+class MLLoggerWrapper:
+    """Writes events to standard output.
+
+    Attributes:
+        comm_handler: Who writes.
+
+    Args:
+        comm_handler: Who writes.
+        value: Value of events without one.
+    """
+
+    def __init__(self, comm_handler: Any, value: Any = None, **_: Any) -> None:
+        self.comm_handler = comm_handler
+        self._value = value
+
+    def start(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Begin an interval."""
+        self._write("INTERVAL_START", key, value, metadata)
+
+    def end(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """End an interval."""
+        self._write("INTERVAL_END", key, value, metadata)
+
+    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Log a point in time."""
+        self._write("POINT_IN_TIME", key, value, metadata)
+
+    def mlperf_submission_log(self, benchmark: str, num_nodes: int | None = None, org: str | None = None) -> None:
+        """Log the submission."""
+        self.event("submission_benchmark", benchmark)
+        self.event("submission_org", org)
+        self.event("submission_platform", f"{num_nodes or 1}xSUBMISSION_PLATFORM_PLACEHOLDER")
+
+    def log_init_stop_run_start(self) -> None:
+        """Log the start of the timed part."""
+        self.end("init_stop")
+        self.start("run_start")
+
+    def log_run_stop(self, status: str, epoch_num: float) -> None:
+        """Log the end of the timed part."""
+        self.end("run_stop", metadata={"status": status, "epoch_num": epoch_num})
+
+    def _write(self, kind: str, key: str, value: Any, metadata: Mapping[str, Any] | None) -> None:
+        event = {
+            "namespace": "",
+            "time_ms": round(1000 * time.time()),
+            "event_type": kind,
+            "key": key,
+            "value": self._value if value is None else value,
+            "metadata": dict(metadata or {}),
+        }
+        print(f":::MLLOG {json.dumps(event)}", flush=True)
+
+
+class _Constants(ModuleType):
+    """Names of events: each is its own value in small letters."""
+
+    def __getattr__(self, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name.lower()

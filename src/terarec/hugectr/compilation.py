@@ -15,7 +15,6 @@ from torch import Tensor
 
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.recording import record_tables
-from terarec.hugectr.cache_tiers import with_cache_tiers
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
@@ -33,6 +32,7 @@ from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
 from terarec.hugectr.schedule import base_rate, release_number
 from terarec.hugectr.sharding import sharding_plan
+from terarec.hugectr.training_cache import with_cache_tiers
 from terarec.kernels.environment import checks_overflow
 from terarec.models import GraphModel
 from terarec.models.artifact import tables

@@ -1,18 +1,18 @@
-"""hugectr.data: the file system that holds the files of a job, and their copy to a disk."""
+"""hugectr.data: the file system that holds the files of a job, their names, and their copy to a disk."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from terarec.errors import DataNotFoundError
 from terarec.hugectr.enums import FileSystemType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
-
-# PATHS
 from terarec.hugectr.objects import DataSourceParams
+from terarec.io import folder_and_name
 
 Path_ = TypeVar("Path_")
 
@@ -119,3 +119,44 @@ def _copy(source: Path, target: Path) -> None:
     with atomic_entries(folder, replaceable=".*") as held:
         for entry, name in names.items():
             (shutil.copytree if entry.is_dir() else shutil.copyfile)(entry, held / name)
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """The files that ``save_params_to_files(prefix, iteration)`` writes; `prefix` is of a path or a URL."""
+
+    prefix: str
+    iteration: int
+
+    @property
+    def folder(self) -> str:
+        """Where the files are."""
+        return folder_and_name(self.prefix)[0]
+
+    @property
+    def dense(self) -> str:
+        """Weights of the layers."""
+        return f"{self._stem}_dense_{self.iteration}.model"
+
+    @property
+    def dense_states(self) -> str:
+        """Optimizer states of the layers."""
+        return f"{self._stem}_opt_dense_{self.iteration}.model"
+
+    def sparse(self, number: int) -> str:
+        """Return rows of the embedding `number`."""
+        return f"{self._stem}{number}_sparse_{self.iteration}.model"
+
+    def sparse_states(self, number: int) -> str:
+        """Return optimizer states of the embedding `number`."""
+        return f"{self._stem}{number}_opt_sparse_{self.iteration}.model"
+
+    @property
+    def _stem(self) -> str:
+        return folder_and_name(self.prefix)[1]
+
+
+def is_single_file(release: str) -> bool:
+    """Return whether `release`, such as "3.0", keeps an embedding in one file; from 3.1 on it is a folder."""
+    major, minor = (int(part) for part in release.split("."))
+    return (major, minor) <= (3, 0)

@@ -11,10 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from terarec.hugectr.enums import DatabaseOverflowPolicy_t, DatabaseType_t, EmbeddingCacheType_t, UpdateSourceType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
-from terarec.hugectr.objects import ParameterServerConfig
+from terarec.hugectr.json_files import JsonObject, read_json
+from terarec.hugectr.objects import (
+    InferenceParams,
+    ParameterServerConfig,
+    PersistentDatabaseParams,
+    UpdateSourceParams,
+    VolatileDatabaseParams,
+)
 from terarec.hugectr.parameter_server import device_of, start_server
-from terarec.hugectr.ps_json import read_parameter_server
+from terarec.hugectr.schema.record import Record
+from terarec.hugectr.schema.table import REQUIRED
+from terarec.hugectr.schema.types import BOOL, Type, integer, member_name, one_of
 
 
 class HPS:
@@ -108,3 +118,146 @@ class HPS:
             if model.cache is None:
                 return self.server.lookup(model_name, name, keys.cpu())
             return self.server.cache(model_name, name, device=device_of([device_id])).lookup(keys)
+
+
+_MODEL_KEYS: dict[str, tuple[str, Any]] = {
+    "model": ("model_name", ""),
+    "sparse_files": ("sparse_model_files", []),
+    "dense_file": ("dense_model_file", ""),
+    "network_file": ("network_file", ""),
+    "num_of_worker_buffer_in_pool": ("number_of_worker_buffers_in_pool", 1),
+    "num_of_refresher_buffer_in_pool": ("number_of_refresh_buffers_in_pool", 1),
+    "deployed_device_list": ("deployed_devices", REQUIRED),
+    "max_batch_size": ("max_batchsize", 64),
+    "default_value_for_each_table": ("default_value_for_each_table", REQUIRED),
+    "maxnum_des_feature_per_sample": ("maxnum_des_feature_per_sample", 26),
+    "maxnum_catfeature_query_per_table_per_sample": ("maxnum_catfeature_query_per_table_per_sample", REQUIRED),
+    "embedding_vecsize_per_table": ("embedding_vecsize_per_table", REQUIRED),
+    "embedding_table_names": ("embedding_table_names", None),
+    "refresh_delay": ("refresh_delay", 0.0),
+    "refresh_interval": ("refresh_interval", 0.0),
+    "hit_rate_threshold": ("hit_rate_threshold", 0.9),
+    "gpucacheper": ("cache_size_percentage", 0.2),
+    "gpucache": ("use_gpu_embedding_cache", True),
+    "cache_refresh_percentage_per_iteration": ("cache_refresh_percentage_per_iteration", 0.0),
+    "label_dim": ("label_dim", 1),
+    "slot_num": ("slot_num", 10),
+    "use_static_table": ("use_static_table", False),
+    "use_context_stream": ("use_context_stream", True),
+    "use_hctr_cache_implementation": ("use_hctr_cache_implementation", True),
+    "init_ec": ("init_ec", True),
+    "thread_pool_size": ("thread_pool_size", 16),
+}
+"""Key of a model -> parameter of `InferenceParams`, and the default where the key is missing."""
+
+_DATABASES = {
+    **{name.lower(): found for name, found in DatabaseType_t.__members__.items()},
+    **dict.fromkeys(("hashmap", "hash", "map"), DatabaseType_t.hash_map),
+    **dict.fromkeys(("parallel_hashmap",), DatabaseType_t.parallel_hash_map),
+    "redis": DatabaseType_t.redis_cluster,
+    "rocksdb": DatabaseType_t.rocks_db,
+}
+_CACHES = {name.lower(): found for name, found in EmbeddingCacheType_t.__members__.items()}
+
+
+def read_parameter_server(path: str) -> ParameterServerConfig:
+    """Return the configuration in the file `path`.
+
+    Raises:
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown or missing key, or a value that is not accepted; the message has its path.
+    """
+    data = read_json(path)
+    is_long = data.take("supportlonglong", BOOL, True)
+    fuses = data.take("fuse_embedding_table", BOOL, False)
+    databases: dict[str, Any] = {
+        "volatile_db": _database(data, "volatile_db", VolatileDatabaseParams),
+        "persistent_db": _database(data, "persistent_db", PersistentDatabaseParams),
+        "update_source": _update_source(data),
+    }
+    models = [_model(one, is_long=is_long, fuses=fuses, databases=databases) for one in data.children("models")]
+    data.finish()
+    names = [model.model_name for model in models]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise WrongInputError(f"{data.where}.models", f"got {repeated[0]!r} twice, expected distinct names of models")
+    return ParameterServerConfig(
+        emb_table_name={model.model_name: model.embedding_table_names for model in models},
+        embedding_vec_size={model.model_name: model.embedding_vecsize_per_table for model in models},
+        max_feature_num_per_sample_per_emb_table={
+            model.model_name: model.maxnum_catfeature_query_per_table_per_sample for model in models
+        },
+        inference_params_array=models,
+        **databases,
+    )
+
+
+def _model(data: JsonObject, *, is_long: bool, fuses: bool, databases: dict[str, Any]) -> InferenceParams:
+    given: dict[str, Any] = {"i64_input_key": is_long, "fuse_embedding_table": fuses, **databases}
+    for key, (name, default) in _MODEL_KEYS.items():
+        found = data.take(key, InferenceParams.parameter(name).type, default)
+        if found is not None:
+            given[name] = found
+    kind = data.take("embedding_cache_type", one_of(*_CACHES), "dynamic")
+    data.finish()
+    tables = len(given["embedding_vecsize_per_table"])
+    given.setdefault("embedding_table_names", [f"sparse_embedding{number}" for number in range(tables)])
+    for name in ("default_value_for_each_table", "embedding_table_names"):
+        if len(given[name]) != tables:
+            got = f"got {len(given[name])} values for {tables} tables"
+            raise WrongInputError(f"{data.where}.{name}", f"{got}, expected one for each", field=name)
+    files = given["sparse_model_files"]
+    if len(files) not in (0, tables):
+        got = f"got {len(files)} paths for {tables} tables"
+        raise WrongInputError(
+            f"{data.where}.sparse_files", f"{got}, expected one for each, or none", field="sparse_files"
+        )
+    given |= {"device_id": (given["deployed_devices"] or [0])[0], "embedding_cache_type": _CACHES[kind]}
+    made: InferenceParams = _made(InferenceParams, given, data.where)
+    return made
+
+
+def _database(data: JsonObject, key: str, cls: type[Record]) -> Any:
+    if not data.has(key):
+        return None
+    clause, given = data.child(key), dict[str, Any]()
+    for name in cls.names():
+        kind = cls.parameter(name).type
+        if name == "type":
+            kind = one_of(*_DATABASES)
+        elif name == "overflow_policy":
+            kind = member_name(DatabaseOverflowPolicy_t)
+        if clause.has(name):
+            given[name] = clause.take(name, kind)
+        else:
+            clause.accept(name)
+    older = [clause.take(name, integer(1), None) for name in ("max_get_batch_size", "max_set_batch_size")]
+    if any(older) and "max_batch_size" not in given:
+        given["max_batch_size"] = max(filter(None, older))
+    clause.finish()
+    if "type" in given:
+        given["type"] = _DATABASES[given["type"]]
+    return _made(cls, given, clause.where)
+
+
+def _update_source(data: JsonObject) -> UpdateSourceParams | None:
+    if not data.has("update_source"):
+        return None
+    clause, given = data.child("update_source"), dict[str, Any]()
+    for name in UpdateSourceParams.names():
+        kind: Type[Any] = member_name(UpdateSourceType_t) if name == "type" else UpdateSourceParams.parameter(name).type
+        if clause.has(name):
+            given[name] = clause.take(name, kind)
+        else:
+            clause.accept(name)
+    clause.finish()
+    made: UpdateSourceParams = _made(UpdateSourceParams, given, clause.where)
+    return made
+
+
+def _made(cls: type[Any], given: dict[str, Any], where: str) -> Any:
+    try:
+        return cls(**given)
+    except WrongInputError as error:
+        raise WrongInputError(where, error.where, error.problem, field=error.field, received=error.received) from None

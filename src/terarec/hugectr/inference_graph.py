@@ -16,6 +16,7 @@ from torch import Tensor
 from terarec.batch import Batch, Jagged, to_device
 from terarec.embedding import LookupCollection, RowLookup
 from terarec.embedding.recording import record_tables
+from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t, Layer_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
@@ -24,7 +25,6 @@ from terarec.hugectr.json_files import JsonObject, read_json
 from terarec.hugectr.network import HAS_STATIC_TABLES, Network, Plan
 from terarec.hugectr.objects import DenseLayer, Input, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, one_of, scalar_or_list
-from terarec.hugectr.weights import load_dense
 from terarec.models import GraphModel
 from terarec.models.artifact import without_tables
 from terarec.nn.precision import Precision, autocast

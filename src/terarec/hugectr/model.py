@@ -19,7 +19,7 @@ from terarec.hugectr.fitting import Fit, Intervals
 from terarec.hugectr.graph_json import Graph, Part, graph_to_json, read_graph
 from terarec.hugectr.json_files import read_json, write_json
 from terarec.hugectr.log import Log, summary_lines
-from terarec.hugectr.model_files import ModelFiles, num_devices, source_of
+from terarec.hugectr.model_files import ModelFiles, in_one_process, num_devices, source_of
 from terarec.hugectr.network import Network, capacity
 from terarec.hugectr.objects import (
     DataReaderParams,
@@ -35,7 +35,6 @@ from terarec.hugectr.objects import (
     SolverConfig,
     SparseEmbedding,
 )
-from terarec.hugectr.one_process import in_one_process
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, sources_by_name, started
 from terarec.hugectr.run import Training, run_parts, save_run

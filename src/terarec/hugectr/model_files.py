@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+import torch
 from torch import optim
 
+from terarec.checkpoint import Checkpoint, load, save
+from terarec.dist import Ranks
 from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
+from terarec.hugectr.collection_weights import check_collection, dump_collection, dump_folder, load_collection
 from terarec.hugectr.compilation import Compiled
-from terarec.hugectr.data import file_url, model_home, stored_path
+from terarec.hugectr.data import FileNames, file_url, is_single_file, model_home, stored_path
+from terarec.hugectr.dense_weights import (
+    load_dense,
+    load_dense_optimizer_states,
+    save_dense,
+    save_dense_optimizer_states,
+)
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.network import Network, capacity
 from terarec.hugectr.objects import DataSourceParams, OptParamsPy, Solver, SparseEmbedding
-from terarec.hugectr.training_cache import TrainingCache
-from terarec.hugectr.weights import (
+from terarec.hugectr.sparse_weights import (
     EmbeddingFile,
-    FileNames,
-    check_collection,
     check_sparse,
     check_sparse_optimizer_states,
-    dump_collection,
-    dump_folder,
     embedding_file,
-    is_single_file,
-    load_collection,
-    load_dense,
-    load_dense_optimizer_states,
     load_sparse,
     load_sparse_optimizer_states,
-    save_dense,
-    save_dense_optimizer_states,
     save_sparse,
     save_sparse_optimizer_states,
 )
+from terarec.hugectr.training_cache import TrainingCache
 from terarec.io import atomic_entries, local_copy
+from terarec.models.artifact import load_weights
 from terarec.storage import AnyTable
+from terarec.train import Trainer
+from terarec.train.checkpointing import capture
 
 SparseFiles = Sequence[str] | Mapping[str, str]
 """Paths in the order of the embeddings, or by their names."""
@@ -195,3 +202,82 @@ def source_of(solver: Solver, provided: DataSourceParams | None = None) -> DataS
 def num_devices(solver: Solver) -> int:
     """Return the number of devices in ``vvgpu``."""
     return sum(map(len, solver.vvgpu))
+
+
+class Holder(Protocol):
+    """A model of a script, which may be compiled."""
+
+    _made: Compiled | None
+
+
+Model = TypeVar("Model", bound=Holder)
+Given = ParamSpec("Given")
+
+
+def in_one_process(
+    *, changes: bool
+) -> Callable[[Callable[Concatenate[Model, Given], None]], Callable[Concatenate[Model, Given], None]]:
+    """Let the first of several processes alone run a method, on a model that has the rows of all.
+
+    That process needs memory for all rows while the method runs. The folder of the checkpoint is temporary: that of the
+    system, or below the working directory where there are several machines, which have to share it.
+
+    Args:
+        changes: Whether the method changes weights or optimizer states, which all processes get then.
+    """
+
+    def of_method(
+        method: Callable[Concatenate[Model, Given], None],
+    ) -> Callable[Concatenate[Model, Given], None]:
+        @wraps(method)
+        def wrapped(model: Model, /, *args: Given.args, **kwargs: Given.kwargs) -> None:
+            made = model._made
+            if made is None or made.trainer.ranks.size == 1:
+                method(model, *args, **kwargs)
+                return
+            ranks, what = made.trainer.ranks, method.__name__
+            folder = _shared_folder(ranks)
+            try:
+                held = save(folder / "held", capture(made.trainer, {}), writers=ranks)
+
+                def alone() -> None:
+                    with torch.random.fork_rng(devices=()):
+                        trainer = made.build_alone()
+                    _restore(trainer, load(held))
+                    model._made = replace(made, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
+                    try:
+                        method(model, *args, **kwargs)
+                    finally:
+                        model._made = made
+                    if changes:
+                        save(folder / "changed", capture(trainer, {}))
+
+                ranks.on_first(what, alone)
+                if changes:
+                    _restore(made.trainer, load(folder / "changed" / held.name))
+                    ranks.barrier(what)
+            finally:
+                if ranks.is_first:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+        return wrapped
+
+    return of_method
+
+
+def _shared_folder(ranks: Ranks) -> Path:
+    folder = ""
+    if ranks.is_first:
+        folder = tempfile.mkdtemp(prefix=".terarec-", dir=Path.cwd() if max(ranks.nodes) else None)
+    return Path(ranks.gather("folder of a model's rows", folder)[0])
+
+
+def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Load weights, optimizer states and counts of steps."""
+    load_weights(trainer.model, checkpoint, with_state=True)
+    progress: dict[str, Any] = dict(checkpoint.progress)
+    if trainer.optimizers.dense is not None:
+        trainer.optimizers.dense.load_state_dict(checkpoint.optimizer())
+    if trainer.optimizers.rows is not None:
+        trainer.optimizers.rows.load_step_state(progress["row_optimizer"])
+    trainer.load_state_dict(progress["trainer"])

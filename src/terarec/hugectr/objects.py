@@ -1,6 +1,6 @@
 """The objects that calls of HugeCTR make. Their attributes and signatures are in ``objects.pyi``.
 
-``python -m terarec.hugectr.schema.generate stub > src/terarec/hugectr/objects.pyi`` writes that file.
+``python -m tests.hugectr.generate stub > src/terarec/hugectr/objects.pyi`` writes that file.
 """
 
 from __future__ import annotations

@@ -1,22 +1,34 @@
-"""`convert`: a graph's JSON and its model files as an ONNX file."""
+"""HugeCTR's converter of trained models to ONNX files, the package ``hugectr2onnx`` that scripts import."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from terarec.export import KeyInput, export_onnx
+from terarec.export import EXPORTED_KINDS, KeyInput, export_onnx
+from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.graph_json import read_graph
 from terarec.hugectr.json_files import read_json
+from terarec.hugectr.layers import layer_formats
 from terarec.hugectr.network import Network
 from terarec.hugectr.objects import Input, OptParamsPy, Solver, SparseEmbedding
-from terarec.hugectr.weights import embedding_file, load_dense, load_sparse
+from terarec.hugectr.sparse_weights import embedding_file, load_sparse
 from terarec.models import GraphModel
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
+
+# Scripts write `hugectr2onnx.converter.convert` and `from hugectr2onnx.hugectr_loader import ...`.
+converter = hugectr_loader = sys.modules[__name__]
+
+ONNX_LAYER_TYPES = {kind.name for kind, found in layer_formats().items() if found.layer in EXPORTED_KINDS}
+"""Members of `Layer_t` that ONNX files can hold."""
+
+EXEMPTION_LAYER_TYPES = {kind.name for kind in layer_formats()} - ONNX_LAYER_TYPES
+"""The others, which `convert` rejects."""
 
 
 @as_hugectr_errors("convert")
@@ -102,7 +114,7 @@ def _key_inputs(inputs: Input) -> list[KeyInput]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run ``python -m hugectr2onnx.converter``, whose options are the parameters of `convert`."""
+    """Run ``python -m terarec.hugectr.hugectr2onnx``, whose options are the parameters of `convert`."""
     parser = argparse.ArgumentParser(description="Write an ONNX file with the predictions of a HugeCTR model.")
     for name in ("onnx_model_path", "graph_config", "dense_model"):
         parser.add_argument(f"--{name}", required=True)

@@ -17,7 +17,7 @@ from terarec.formats.hugectr import (
     write_collection,
 )
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError, WrongInputError
-from terarec.hugectr.weights.sparse import pieces
+from terarec.hugectr.sparse_weights import pieces
 from terarec.storage import AnyTable, Rows
 
 Tables = Mapping[str, AnyTable]
