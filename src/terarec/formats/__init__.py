@@ -1,13 +1,33 @@
 """Files as NumPy and Arrow data: shards, ``dataset.json``, tensor containers. Described in docs/formats.md."""
 
-from terarec.formats.block import METADATA_TYPES, ColumnBlock, Keys, check_rows, default_group_rows, merge, slice_rows
-from terarec.formats.buffers import empty_from_pool
+from terarec.formats.block import (
+    METADATA_TYPES,
+    ColumnBlock,
+    Keys,
+    check_rows,
+    default_group_rows,
+    empty_from_pool,
+    merge,
+    slice_rows,
+)
 from terarec.formats.container import BFLOAT16, read_tensors, tensor_shapes, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
-from terarec.formats.parts import PARTS_FILE, PartSpec, read_part_keys, read_parts, write_parts
 from terarec.formats.raw import RawShard, RawShardWriter
-from terarec.formats.shard import FileWriter, Shard, SplitFiles, create_shard, even_sizes, open_shard, shard_path
+from terarec.formats.shard import (
+    PARTS_FILE,
+    FileWriter,
+    PartSpec,
+    Shard,
+    SplitFiles,
+    create_shard,
+    even_sizes,
+    open_shard,
+    read_part_keys,
+    read_parts,
+    shard_path,
+    write_parts,
+)
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, read_table_file, table_file
 from terarec.formats.writer import ShardWriter
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.hugectr.plain import open_plain, write_plain
+from terarec.formats.hugectr.fields import open_plain, write_plain
 from terarec.io import read_json, write_json
 
 FLOAT = np.dtype("<f4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -17,17 +18,16 @@ from terarec.formats.hugectr.fields import (
     check_records,
     key_dtype,
 )
-from terarec.formats.hugectr.norm_decoding import decode, decode_even, even_slots
-from terarec.formats.hugectr.norm_framing import (
+from terarec.formats.hugectr.norm_records import (
     CutShortError,
     Piece,
     Spans,
+    decode,
+    decode_even,
+    even_slots,
     even_spans,
     framed_spans,
     has_right_checksum,
-    header_bytes,
-    header_size,
-    parse_header,
     plain_spans,
 )
 from terarec.io import locate
@@ -256,3 +256,61 @@ def _put(content: NDArray[np.uint8], starts: NDArray[np.int64], fields: NDArray[
         content[starts + byte] = columns[:, byte]
     ends: NDArray[np.int64] = starts + columns.shape[1]
     return ends
+
+
+HEADER = struct.Struct("<8q")
+
+
+_FIELDS = ("error_check", "number_of_records", "label_dim", "dense_dim", "slot_num")
+
+
+def header_bytes(layout: RecordLayout, num_records: int, *, checksum: bool) -> bytes:
+    """Return the header, in its frame if there is a `checksum`."""
+    payload = HEADER.pack(checksum, num_records, layout.label_dim, layout.dense_dim, layout.num_slots, 0, 0, 0)
+    return frame(payload) if checksum else payload
+
+
+def frame(payload: bytes) -> bytes:
+    """Return length, `payload`, and the sum of its bytes modulo 256."""
+    return struct.pack("<i", len(payload)) + payload + bytes([sum(payload) % 256])
+
+
+def header_size(*, checksum: bool) -> int:
+    """Return the number of bytes before the first record."""
+    return HEADER.size + (5 if checksum else 0)
+
+
+def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *, checksum: bool) -> int:
+    """Return the number of records of the file that begins with `content`.
+
+    Raises:
+        FormatError: Too few bytes, another type of file, a wrong checksum, or dimensions that are not the layout's;
+            the message starts with `where` and names the byte.
+    """
+    size = header_size(checksum=checksum)
+    if len(content) < size:
+        raise FormatError(where, f"ends at byte {len(content)}, expected a header of {size} bytes")
+    first = HEADER.size if not checksum else _framed_payload(content, where)
+    found = HEADER.unpack(content[first - HEADER.size : first].tobytes())
+    expected = (int(checksum), found[1], layout.label_dim, layout.dense_dim, layout.num_slots)
+    for index, (field, value, right) in enumerate(zip(_FIELDS, found, expected, strict=False)):
+        byte = first - HEADER.size + 8 * index
+        if value != right:
+            raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected {right}")
+        if value < 0:
+            raise FormatError(f"{where}: byte {byte}", f"{field} is {value}, expected 0 or more")
+    return int(found[1])
+
+
+def _framed_payload(content: NDArray[np.uint8], where: str) -> int:
+    """Return the byte after the header's payload."""
+    (length,) = struct.unpack_from("<i", content.data)
+    if length != HEADER.size:
+        raise FormatError(
+            f"{where}: byte 0", f"the header's length is {length}, expected {HEADER.size} (a file with checksums)"
+        )
+    end = 4 + HEADER.size
+    total, found = int(content[4:end].sum()) % 256, int(content[end])
+    if total != found:
+        raise FormatError(f"{where}: byte {end}", f"the header's checksum is {found}, its bytes sum to {total}")
+    return end

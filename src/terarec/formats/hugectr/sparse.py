@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
-from terarec.formats.hugectr.plain import PlainFile, as_bytes, open_plain, spans, write_plain
+from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans, write_plain
 from terarec.io import atomic_dir, atomic_file
 
 CHUNK_ROWS = 1 << 16
