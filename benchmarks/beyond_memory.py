@@ -15,7 +15,7 @@ from pathlib import Path
 from record import RESULTS, append_rows
 from tiered_sides import CACHES, FEATURES, Plan, TierRow, Turns, share_of
 
-from terarec.reports.plots import BLUE, MUTED, ORANGE, plot_style
+from terarec.reports.page import BLUE, MUTED, ORANGE, plot_style
 from terarec.train.devices import keep_freed_memory
 
 NAME = "beyond_memory"

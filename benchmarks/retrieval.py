@@ -24,7 +24,7 @@ from record import Row, append_rows, measure_in_turns
 from torch import Tensor
 
 from terarec.metrics import evaluate_retrieval
-from terarec.metrics.retrieval import BLOCK_BYTES
+from terarec.metrics.ranking import BLOCK_BYTES
 from terarec.ragged import Ragged
 
 SEEN, RELEVANT, WIDTH, LENGTH = 20, 5, 64, 10

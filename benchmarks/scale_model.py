@@ -25,7 +25,7 @@ from terarec.batch import slice_samples
 from terarec.dist import RowWise, join, same_for_all, shard
 from terarec.embedding import EmbeddingCollection
 from terarec.embedding.recording import record_tables
-from terarec.reports.plots import BLUE, GREEN, MUTED, ORANGE, PURPLE, new_axes, plot_style
+from terarec.reports.page import BLUE, GREEN, MUTED, ORANGE, PURPLE, new_axes, plot_style
 from terarec.spec import SGDSpec, TrainingSpec
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import keep_freed_memory

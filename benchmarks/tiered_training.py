@@ -46,7 +46,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from terarec.batch import Batch
 from terarec.errors import MissingDependencyError
-from terarec.reports.plots import BLUE, GREEN, MUTED, ORANGE, new_axes, plot_style
+from terarec.reports.page import BLUE, GREEN, MUTED, ORANGE, new_axes, plot_style
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.train.devices import keep_freed_memory
 

@@ -13,8 +13,7 @@ from terarec.data import Reader
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TrainingError
 from terarec.formats import ParquetShard, ParquetShardWriter, read_dataset, write_dataset
 from terarec.metrics import AUC
-from terarec.models.artifact import load_model
-from terarec.models.trained_columns import check_columns
+from terarec.models.artifact import check_columns, load_model
 from terarec.spec import (
     CategoricalColumn,
     DatasetSpec,

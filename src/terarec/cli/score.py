@@ -57,9 +57,8 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.data import open_reader, read_spec
     from terarec.kernels import memory
     from terarec.models import TwoTower
-    from terarec.models.artifact import load_model
+    from terarec.models.artifact import check_columns, load_model
     from terarec.models.narrow import Numbers, narrow
-    from terarec.models.trained_columns import check_columns
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
     from terarec.train.devices import describe_device, resolve_device

@@ -14,10 +14,9 @@ from terarec.errors import ConfigError
 from terarec.export.onnx_graph import OnnxGraph
 from terarec.nn.activations import ELU, PReLUDice, ReLU
 from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
-from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
-from terarec.nn.cross import MultiCross
+from terarec.nn.attention import GRU, AttentionScores, AttentionValues, MultiHeadAttention, SequenceMask, Softmax
 from terarec.nn.dense import FusedInnerProduct, GroupDense, InnerProduct, MLPLayer, WeightMultiply
-from terarec.nn.interaction import FmOrder2, Interaction
+from terarec.nn.interaction import FmOrder2, Interaction, MultiCross
 from terarec.nn.layer import Layer
 from terarec.nn.normalization import BatchNorm, LayerNorm
 from terarec.nn.reshaping import (
@@ -30,7 +29,6 @@ from terarec.nn.reshaping import (
     Select,
     Slice,
 )
-from terarec.nn.sequence import GRU, SequenceMask
 
 
 def constant(graph: OnnxGraph, tensor: Tensor) -> str:

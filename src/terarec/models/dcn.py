@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from terarec.batch import Batch
 from terarec.models.columns import embeddings, input_width, mlp, side_by_side
 from terarec.nn import TensorShape, build_layer
-from terarec.nn.cross import CrossMixture, CrossV2
 from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
+from terarec.nn.interaction import CrossMixture, CrossV2
 from terarec.spec import DatasetSpec, DCNSpec, DCNV2Spec
 
 

@@ -12,10 +12,9 @@ from terarec.models.autoint import AutoInt
 from terarec.models.dcn import DCN
 from terarec.models.din import DIN
 from terarec.models.dlrm import DLRM
-from terarec.models.factorization import FM, DeepFM, XDeepFM
 from terarec.models.graph import graph_model
 from terarec.models.two_tower import TwoTower
-from terarec.models.wide_deep import DNN, LR, WideDeep
+from terarec.models.wide_deep import DNN, FM, LR, DeepFM, WideDeep, XDeepFM
 from terarec.spec import DatasetSpec, GraphModelSpec
 from terarec.spec.model import (
     AutoIntSpec,

@@ -1,4 +1,4 @@
-"""Linear terms and an MLP over all columns, each alone and both together: LR, DNN and Wide & Deep."""
+"""Models that add linear terms, products of pairs and an MLP: LR, DNN, Wide & Deep, FM, DeepFM and xDeepFM."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Batch
-from terarec.models.columns import LinearTerms, embeddings, input_width, mlp, side_by_side
-from terarec.spec import DatasetSpec, DNNSpec, LRSpec, WideDeepSpec
+from terarec.models.columns import ColumnVectors, LinearTerms, embeddings, input_width, mlp, side_by_side
+from terarec.nn.dense import new_linear
+from terarec.nn.initializers import dense_distributions
+from terarec.nn.interaction import CompressedInteraction
+from terarec.spec import DatasetSpec, DeepFMSpec, DNNSpec, FMSpec, LRSpec, WideDeepSpec, XDeepFMSpec
 
 
 class LR(LinearTerms):
@@ -75,3 +78,106 @@ class WideDeep(LinearTerms):
         """Logits float[B, C]."""
         logits: Tensor = self.linear_terms(batch) + self.deep(side_by_side(self.embedding, batch))
         return logits
+
+
+class PairProducts(nn.Module):
+    """The dots of all pairs of vectors, summed (Rendle 2010): half of (sum of v)^2 - sum of v^2.
+
+    With several outputs each of them weighs the D products by learned factors, which start at one.
+
+    Args:
+        width: Length D of a vector.
+        num_outputs: Number of outputs C.
+    """
+
+    def __init__(self, width: int, num_outputs: int) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """float[B, m, D] -> float[B, C]."""
+        products = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+        if self.factors is None:
+            return products.sum(1, keepdim=True)
+        return nn.functional.linear(products, self.factors)
+
+
+class FM(LinearTerms):
+    """Factorization machine (Rendle 2010): linear terms, and the dots of all pairs of columns' vectors.
+
+    Args:
+        spec: Width, tables and first weights.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(self, spec: FMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        self.vectors = ColumnVectors(spec, dataset, generator=torch.Generator().manual_seed(seed), seed=seed)
+        self.products = PairProducts(spec.width, outputs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, _ = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.products(vectors)
+        return logits
+
+
+class DeepFM(LinearTerms):
+    """The sum of a factorization machine and an MLP over the same vectors.
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(
+        self, spec: DeepFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        self.products = PairProducts(spec.width, outputs)
+        self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, flat = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.products(vectors) + self.deep(flat)
+        return logits
+
+
+class XDeepFM(LinearTerms):
+    """The sum of linear terms, a compressed interaction network with a linear layer, and an MLP.
+
+    Args:
+        spec: Widths and layers.
+        dataset: Columns.
+        num_outputs: Number of outputs C; None for one a label.
+        seed: Seed of the first weights.
+    """
+
+    def __init__(
+        self, spec: XDeepFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
+    ) -> None:
+        outputs = num_outputs or len(dataset.labels)
+        super().__init__(spec, dataset, outputs, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        initial = dense_distributions(spec.init)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        self.cin = CompressedInteraction(self.vectors.num_vectors, spec.cin, generator=generator, initial=initial)
+        weight, bias = initial(self.cin.out_width, outputs)
+        self.cin_output = new_linear(self.cin.out_width, outputs, weight=weight, bias=bias, generator=generator)
+        width = input_width(spec, dataset)
+        self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits float[B, C]."""
+        vectors, flat = self.vectors(batch)
+        logits: Tensor = self.linear_terms(batch) + self.cin_output(self.cin(vectors))
+        return logits if self.deep is None else logits + self.deep(flat)

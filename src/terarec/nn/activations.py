@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from terarec.nn.batch_ranks import BatchRanks, normalize
-from terarec.nn.layer import Layer, TensorShape
-from terarec.nn.layer_option import choice, number
+from terarec.nn.layer import Layer, TensorShape, choice, number
 from terarec.nn.normalization import BatchNorm1d
 
 

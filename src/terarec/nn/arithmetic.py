@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from terarec.nn.layer import Layer, TensorShape
-from terarec.nn.layer_option import flag, integer
+from terarec.nn.layer import Layer, TensorShape, flag, integer
 
 
 class _OfEqualShapes(Layer):

@@ -19,8 +19,18 @@ from terarec.nn.initializers import (
     uniform,
     xavier_uniform,
 )
-from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is, transposed
-from terarec.nn.layer_option import LayerOption, choice, flag, integer, list_of
+from terarec.nn.layer import (
+    FileTensor,
+    LayerOption,
+    TensorShape,
+    WeightedLayer,
+    as_is,
+    choice,
+    flag,
+    integer,
+    list_of,
+    transposed,
+)
 from terarec.nn.normalization import BatchNorm1d
 from terarec.ops import linear, linear_relu
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from terarec.nn.layer_option import LayerOption, choice
+from terarec.nn.layer import LayerOption, choice
 
 SCHEMES = ("default", "uniform", "xavier_norm", "xavier_uniform", "zero")
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from terarec.nn.layer import Layer, TensorShape
-from terarec.nn.layer_option import LayerOption, choice, list_of, number
+from terarec.nn.layer import Layer, LayerOption, TensorShape, choice, list_of, number
 
 
 @dataclass(frozen=True, slots=True)

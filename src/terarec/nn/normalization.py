@@ -10,8 +10,7 @@ from torch.nn.functional import batch_norm, layer_norm
 
 from terarec.nn.batch_ranks import BatchRanks, Normalized, normalize
 from terarec.nn.initializers import by_scheme, constant, scheme_option
-from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is
-from terarec.nn.layer_option import number
+from terarec.nn.layer import FileTensor, TensorShape, WeightedLayer, as_is, number
 
 
 class BatchNorm1d(nn.BatchNorm1d):

@@ -11,12 +11,10 @@ import torch
 from terarec.errors import ConfigError
 from terarec.nn.activations import ELU, Cast, Dropout, PReLUDice, ReLU, Sigmoid
 from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, ReduceMean, ReduceSum, Sub
-from terarec.nn.attention import AttentionScores, AttentionValues, MultiHeadAttention, Softmax
-from terarec.nn.cross import MultiCross
+from terarec.nn.attention import GRU, AttentionScores, AttentionValues, MultiHeadAttention, SequenceMask, Softmax
 from terarec.nn.dense import FusedInnerProduct, GroupDense, InnerProduct, MLPLayer, WeightMultiply
-from terarec.nn.interaction import FmOrder2, Interaction
-from terarec.nn.layer import Layer, TensorShape, WeightedLayer
-from terarec.nn.layer_option import REQUIRED, LayerOption
+from terarec.nn.interaction import FmOrder2, Interaction, MultiCross
+from terarec.nn.layer import REQUIRED, Layer, LayerOption, TensorShape, WeightedLayer
 from terarec.nn.losses import BinaryCrossEntropy, CrossEntropy, Loss, MultiCrossEntropy
 from terarec.nn.normalization import BatchNorm, LayerNorm
 from terarec.nn.reshaping import (
@@ -29,7 +27,6 @@ from terarec.nn.reshaping import (
     Select,
     Slice,
 )
-from terarec.nn.sequence import GRU, SequenceMask
 from terarec.spec.registry import Registry
 
 _MODULES: tuple[type[Layer], ...] = (

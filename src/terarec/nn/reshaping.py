@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from terarec.nn.layer import Layer, TensorShape
-from terarec.nn.layer_option import choice, flag, integer, list_of
+from terarec.nn.layer import Layer, TensorShape, choice, flag, integer, list_of
 
 
 class Concat(Layer):

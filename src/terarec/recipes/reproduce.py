@@ -10,7 +10,7 @@ from pathlib import Path
 from terarec.etl import prepare
 from terarec.etl.workflow import Workflow
 from terarec.formats.dataset import DATASET_FILE
-from terarec.recipes.library import find_recipe_files, load_recipe, load_recipe_data
+from terarec.recipes import find_recipe_files, load_recipe, load_recipe_data
 from terarec.spec import RecipeSpec
 from terarec.train.seeds import SeedResult, SeedsReport, fit_seeds
 from terarec.train.trainer import Callback

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
+from unicodedata import east_asian_width
 
 from terarec.errors import MissingDependencyError
 
@@ -102,3 +107,79 @@ def render(page: Page) -> str:
     )
     template = Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(page=page)
+
+
+INK, MUTED, LINES = "#1f2933", "#66727f", "#e4e8ec"
+BLUE, PALE_BLUE, GREEN, ORANGE, PURPLE, OCHRE = "#2463b5", "#9dbde6", "#2a8a57", "#d9622b", "#8a4fb0", "#a8871c"
+
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text, drawn by whichever fonts the reader has: a third of the size
+    "svg.hashsalt": "terarec",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINES,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def plot_style() -> Iterator[None]:
+    """Draw in the style of reports while this lasts.
+
+    Raises:
+        MissingDependencyError: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError("matplotlib", "not installed, expected pip install 'terarec[report]'") from error
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def new_axes(height: float) -> tuple[Any, Any]:
+    """Return a figure of one card's width and this height in inches, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, height))
+    return figure, figure.subplots()
+
+
+def _set_margins(figure: Any) -> None:
+    """Leave room for the labels around the axes, by their number of letters.
+
+    Matplotlib's constrained layout measures all texts, which takes as long as drawing them.
+    """
+    (axes,) = figure.axes
+    width, height = figure.get_size_inches()
+    labels = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
+    letters = max((sum(1 + (east_asian_width(letter) in "WF") for letter in label) for label in labels), default=0)
+    left = 0.15 + 0.08 * letters + (0.2 if axes.get_ylabel() else 0.0)
+    figure.subplots_adjust(
+        left=min(left / width, 0.6), right=1 - 0.15 / width, bottom=0.45 / height, top=1 - 0.32 / height
+    )
+
+
+def svg_element(figure: Any, name: str) -> str:
+    """Return the figure as an element for a page: no prolog, no metadata, and ids that begin with `name`."""
+    buffer = io.StringIO()
+    _set_margins(figure)
+    with warnings.catch_warnings():
+        # The page's reader draws the texts, by whichever fonts exist there.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)

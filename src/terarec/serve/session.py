@@ -21,10 +21,9 @@ from terarec.embedding import LookupCollection
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.formats.delta import StateId
-from terarec.models.artifact import DATASET_DIRECTORY, load_dense_state, load_model, load_without_tables
+from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.narrow import Numbers, narrow
-from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values

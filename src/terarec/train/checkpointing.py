@@ -18,8 +18,15 @@ from terarec.config import load_run
 from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import RUN_FILE, dense_state, find_checkpoint, load_dense_state, load_weights, tables
-from terarec.models.trained_columns import check_columns
+from terarec.models.artifact import (
+    RUN_FILE,
+    check_columns,
+    dense_state,
+    find_checkpoint,
+    load_dense_state,
+    load_weights,
+    tables,
+)
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,

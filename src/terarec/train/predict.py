@@ -14,9 +14,8 @@ from terarec.data import open_reader, read_spec
 from terarec.formats import METADATA_TYPES, check_suffix, table_file
 from terarec.io import check_new_file
 from terarec.metrics import Throughput
-from terarec.models.artifact import load_model
+from terarec.models.artifact import check_columns, load_model
 from terarec.models.contract import score_names
-from terarec.models.trained_columns import check_columns
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError
 from terarec.spec.quoting import did_you_mean, quoted

@@ -29,8 +29,24 @@ from terarec.formats import DATASET_FILE, read_dataset
 from terarec.io import write_bytes
 from terarec.kernels.processor import processor_name
 from terarec.reports.numbers import byte_text, duration_text, setting_text
-from terarec.reports.page import Facts, Grid, Page, Plot, Row, Tile, render
-from terarec.reports.plots import BLUE, GREEN, OCHRE, ORANGE, PALE_BLUE, PURPLE, new_axes, plot_style, svg_element
+from terarec.reports.page import (
+    BLUE,
+    GREEN,
+    OCHRE,
+    ORANGE,
+    PALE_BLUE,
+    PURPLE,
+    Facts,
+    Grid,
+    Page,
+    Plot,
+    Row,
+    Tile,
+    new_axes,
+    plot_style,
+    render,
+    svg_element,
+)
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.storage import TierUse
 from terarec.train.report_log import RunLog, read_log

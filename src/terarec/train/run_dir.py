@@ -15,8 +15,7 @@ from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import read_dataset, workflow_files, write_dataset
 from terarec.formats.hugectr import RECORDS_FILE
 from terarec.io import PARTIAL_SUFFIX, atomic_file, file_lock
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
-from terarec.models.trained_columns import check_columns
+from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, check_columns
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
 

@@ -17,8 +17,21 @@ from terarec.errors import ConfigError
 from terarec.etl.drift.summary import CategorySummary, DataSummary, NumberSummary
 from terarec.io import check_new_file, write_bytes, write_versioned_json
 from terarec.reports.numbers import number_text, percent_text
-from terarec.reports.page import Badge, Grid, Page, Plot, Row, Tile, render
-from terarec.reports.plots import BLUE, INK, ORANGE, new_axes, plot_style, svg_element
+from terarec.reports.page import (
+    BLUE,
+    INK,
+    ORANGE,
+    Badge,
+    Grid,
+    Page,
+    Plot,
+    Row,
+    Tile,
+    new_axes,
+    plot_style,
+    render,
+    svg_element,
+)
 from terarec.spec.quoting import shortened
 
 SMOOTHING = 0.5

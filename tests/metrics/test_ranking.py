@@ -6,7 +6,7 @@ import torch
 
 from terarec.errors import ConfigError
 from terarec.metrics import evaluate_retrieval
-from terarec.metrics.retrieval import best_items
+from terarec.metrics.ranking import best_items
 from terarec.ragged import Ragged
 from tests.errors import at
 
