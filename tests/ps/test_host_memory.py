@@ -64,6 +64,44 @@ def test_memory_of_evicted_rows_is_used_again() -> None:
     assert tier.memory_bytes < 4 << 20
 
 
+def test_rows_that_are_replaced_take_no_more_memory() -> None:
+    tier = HostMemoryTier("t", 64)
+    keys = torch.arange(5000)
+    for number in range(40):
+        tier.insert(keys, torch.full((5000, 64), float(number)))
+        if number == 1:
+            before = tier.memory_bytes
+    assert tier.memory_bytes == before
+    assert bool((tier.lookup(keys).rows == 39.0).all())
+
+
+def test_keys_that_are_erased_twice_give_their_row_back_once() -> None:
+    tier = HostMemoryTier("t", 4)
+    tier.insert(torch.arange(10), rows(torch.arange(10)))
+    tier.erase(torch.tensor([3, 3, 4, 99]))
+    tier.insert(torch.tensor([20, 21, 22]), rows(torch.tensor([20, 21, 22])))
+    found = tier.lookup(torch.tensor([20, 21, 22, 5, 3]))
+    assert found.mask.tolist() == [True] * 4 + [False]
+    assert found.rows[:4, 0].tolist() == [20.0, 21.0, 22.0, 5.0]
+
+
+def test_insertions_beside_clears_leave_all_rows_or_none() -> None:
+    tier = HostMemoryTier("t", 64)
+    keys = torch.arange(1000)
+
+    def clear() -> None:
+        for _ in range(50):
+            tier.clear()
+
+    cleaner = threading.Thread(target=clear)
+    cleaner.start()
+    while cleaner.is_alive():
+        tier.insert(keys, torch.ones(1000, 64))
+    cleaner.join()
+    tier.insert(keys, torch.full((1000, 64), 2.0))
+    assert bool((tier.lookup(keys).rows == 2.0).all())
+
+
 def test_lookups_beside_insertions_see_whole_rows() -> None:
     tier = HostMemoryTier("t", 64)
     keys = torch.arange(20_000)

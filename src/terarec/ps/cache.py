@@ -18,11 +18,12 @@ from terarec.ops.bag_lookup import pool_rows
 from terarec.ops.layout import single_layout
 from terarec.ps.cache_memory import CacheMemory
 from terarec.ps.table import TableTiers, find_together
-from terarec.ps.tier import INSERT_ROWS, Found
+from terarec.ps.tier import UPDATE_ROWS, Found
 from terarec.spec import CacheSpec
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
+INSERT_ROWS = 4_096  # under one hold of the lock, for which a lookup waits
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
 _REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
 
@@ -163,8 +164,8 @@ class EmbeddingCache:
 
     def update(self, keys: Tensor, rows: Tensor) -> None:
         """Set the rows ``float32[n, D]`` of those ``keys int64[n]``, distinct, that the cache has."""
-        for begin in range(0, keys.numel(), INSERT_ROWS):
-            part = slice(begin, begin + INSERT_ROWS)
+        for begin in range(0, keys.numel(), UPDATE_ROWS):
+            part = slice(begin, begin + UPDATE_ROWS)
             some = keys[part].to(self.device)
             with self._lock:
                 self._changes += 1
@@ -176,9 +177,10 @@ class EmbeddingCache:
 
     def forget(self, keys: Tensor) -> None:
         """Remove the rows of ``keys int64[n]``."""
-        with self._lock:
-            self._changes += 1
-            self._release(torch.unique(keys.to(self.device)))
+        for some in torch.split(torch.unique(keys.to(self.device)), UPDATE_ROWS):
+            with self._lock:
+                self._changes += 1
+                self._release(some)
 
     def refresh(self) -> int:
         """Read all rows again from the tiers in parts; those that no tier has leave. Return the number of rows read."""

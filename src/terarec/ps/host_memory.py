@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -10,12 +12,15 @@ from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.ps.tier import INSERT_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
+from terarec.ps.tier import UPDATE_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
 from terarec.storage.fair_lock import FairLock
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
+_MOST_PIECE_ROWS = 4_096  # larger ones are sorted by torch's threads, which lookups need
+_COPY_NUMBERS = 32_768  # which torch copies on one thread; a team of them waits for each other where cores are busy
+_PAUSE_SECONDS = 50e-6
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 _CPU = torch.device("cpu")
@@ -61,17 +66,22 @@ class HostMemoryTier:
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """See `Tier.insert`; a partition with more rows than its bound evicts some."""
         keys, rows = check_rows(keys, rows, self.width)
-        for begin in range(0, keys.numel(), INSERT_ROWS):
-            part = slice(begin, begin + INSERT_ROWS)
+        step = min(UPDATE_ROWS * len(self._partitions), _MOST_PIECE_ROWS)
+        asked = self._num_asked()
+        for begin in range(0, keys.numel(), step):
+            part = slice(begin, begin + step)
             some, their_rows = last_rows(keys[part], rows[part])
             for number, places in by_partition(some, len(self._partitions)):
                 self._partitions[number].insert(some[places], their_rows[places])
+            if asked != (asked := self._num_asked()):
+                # A core shared with lookups goes back to them now, not at the scheduler's next tick (up to 4 ms).
+                time.sleep(_PAUSE_SECONDS)
 
     def erase(self, keys: Tensor) -> None:
         """See `Tier.erase`."""
-        keys = check_keys(keys)
-        for number, places in by_partition(keys, len(self._partitions)):
-            self._partitions[number].erase(torch.unique(keys[places]))
+        for some in torch.split(check_keys(keys), UPDATE_ROWS):
+            for number, places in by_partition(some, len(self._partitions)):
+                self._partitions[number].erase(some[places])
 
     def clear(self) -> None:
         """Remove all rows and give their memory back."""
@@ -99,9 +109,16 @@ class HostMemoryTier:
         """Remove all rows."""
         self.clear()
 
+    def _num_asked(self) -> int:
+        return sum(partition.num_asked for partition in self._partitions)
+
 
 class _Partition:
-    """An index of keys and an arena of their rows, under one lock. Row 0 is that of keys that are not there."""
+    """An index of keys and an arena of their rows, under one lock. Row 0 is that of keys that are not there.
+
+    Attributes:
+        num_asked: Keys that were looked up so far.
+    """
 
     def __init__(self, table: str, width: int, overflow: OverflowSpec) -> None:
         self._table = table
@@ -110,7 +127,7 @@ class _Partition:
         # A lookup of n keys has one bag of all of them; the number of rows is in the layout.
         self._layouts: dict[int, BagLayout] = {}
         self._lock = FairLock()
-        self._keys = self._hits = self._inserted = self._evicted = self._clock = 0
+        self.num_asked = self._hits = self._inserted = self._evicted = self._clock = 0
         self._start()
 
     def _start(self) -> None:
@@ -120,7 +137,7 @@ class _Partition:
         if self._overflow.max_rows is None:
             tracked = ()
         self._uses = {name: GrowingTensor((), USES[name], _CPU) for name in tracked}
-        self._free = torch.empty(0, dtype=torch.int64)
+        self._free: list[Tensor] = []
         self._next = 1
         self._grow(1)
 
@@ -140,33 +157,35 @@ class _Partition:
             mask = rows >= 0
             rows.clamp_(min=0)
             vectors = bag_lookup(self._weights.tensor, rows, torch.tensor([0, keys.numel()]), self._layout())
-            self._keys += keys.numel()
+            self.num_asked += keys.numel()
             self._hits += int(mask.count_nonzero())
             self._note_use(rows)
         return Found(vectors, mask)
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         with self._lock:
-            targets, new_keys = self._index.insert(keys, self._free, self._next)
-            reused = min(new_keys.numel(), self._free.numel())
-            end = self._next + new_keys.numel() - reused
-            try:
-                self._grow(end)
-            except StorageError:
-                self._index.erase(new_keys)
-                raise
-            again, self._free, self._next = self._free[:reused], self._free[reused:], end
+            targets, arena = self._reserve(keys.numel()), self._weights
+            weights = arena.tensor
+        # Rows that no key has are written without the lock: page faults, and a thread that loses its core meanwhile,
+        # stop no lookup. Under the lock the keys then move to them, and their former rows become free.
+        step = max(1, _COPY_NUMBERS // self._width)
+        for to, some in zip(torch.split(targets, step), torch.split(rows, step), strict=True):
+            weights.index_copy_(0, to, some)
+        with self._lock:
+            if arena is not self._weights:  # cleared meanwhile: as if that came after
+                return
+            former = self._index.find(keys)
+            self._index.assign(keys, targets)
             for held in self._uses.values():
-                held.tensor[again] = 0
-            self._weights.tensor.index_copy_(0, targets, rows)
+                held.tensor[targets] = torch.where(former >= 0, held.tensor[former.clamp(min=0)], 0)
             self._note_use(targets)
+            self._release(former)
             self._inserted += keys.numel()
             self._evict(keys)
 
     def erase(self, keys: Tensor) -> None:
         with self._lock:
-            rows = self._index.erase(keys)
-            self._free = torch.cat([self._free, rows[rows >= 0]])
+            self._release(self._index.erase(keys))
 
     def clear(self) -> None:
         with self._lock:
@@ -174,7 +193,31 @@ class _Partition:
 
     def statistics(self) -> TierStatistics:
         with self._lock:
-            return TierStatistics(keys=self._keys, hits=self._hits, inserted=self._inserted, evicted=self._evicted)
+            return TierStatistics(keys=self.num_asked, hits=self._hits, inserted=self._inserted, evicted=self._evicted)
+
+    def _reserve(self, count: int) -> Tensor:
+        """Return rows that no key has."""
+        taken: list[Tensor] = []
+        while self._free and count:
+            part = self._free.pop()
+            if part.numel() > count:
+                self._free.append(part[count:])
+            taken.append(part[:count])
+            count -= taken[-1].numel()
+        try:
+            self._grow(self._next + count)
+        except StorageError:
+            self._free += taken
+            raise
+        taken.append(torch.arange(self._next, self._next + count))
+        self._next += count
+        return torch.cat(taken)
+
+    def _release(self, rows: Tensor) -> None:
+        """Note rows that no key has any more; -1 for none."""
+        rows = rows[rows >= 0]
+        if rows.numel():
+            self._free.append(rows)
 
     def _note_use(self, rows: Tensor) -> None:
         if not self._uses:
@@ -205,8 +248,7 @@ class _Partition:
             gone = keys_to_evict(policy, all_keys, uses, self._clock, most=most, spared=is_new)
         if gone.numel() < held - overflow.max_rows:  # the batch itself is larger than the bound
             gone = torch.cat([gone, keys[: held - overflow.max_rows - gone.numel()]])
-        freed = self._index.erase(gone)
-        self._free = torch.cat([self._free, freed])
+        self._release(self._index.erase(gone))
         self._evicted += gone.numel()
 
     def _grow(self, rows: int) -> None:

@@ -16,12 +16,8 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 
-INSERT_ROWS = 4_096
-"""Rows inserted into memory under one hold of a lock, for which a lookup waits: some 1 ms at 512 bytes.
-
-Pieces this small are also sorted without torch's threads, which lookups need: while 400,000 rows came in calls of
-65,536, the longest lookup took 2 to 5 ms, in calls of 4,096 1.6 ms (two Zen 4 cores).
-"""
+UPDATE_ROWS = 1_024
+"""Rows in memory that are changed under one hold of a lock, for which a lookup waits: some 0.1 ms (Zen 4)."""
 
 
 class Found(NamedTuple):
