@@ -173,7 +173,7 @@ def texts_of(
 
     Args:
         text: UTF-8 of all texts.
-        offsets: Where each begins.
+        offsets: Position in `text` at which each begins.
         missing: Texts that are missing, bool[m]; None for none of them.
     """
     validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
@@ -217,6 +217,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
 def without_empty(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Return texts with null in the place of empty ones."""
     empty = np.equal(_text_lengths(texts), 0)
+    # `_text_lengths` is 0 for a null: equal counts mean that all empty texts are null already.
     if np.count_nonzero(empty) == texts.null_count:
         return texts
     return pc.if_else(pa.array(empty), pa.scalar(None, pa.large_string()), texts)
@@ -233,6 +234,7 @@ def list_offsets(array: pa.Array) -> NDArray[np.int64] | None:
     if not is_list(array):
         return None
     offsets: NDArray[np.int64] = array.offsets.to_numpy()
+    # The offsets of a slice still count from the first list of the whole array, its flattened values do not.
     return offsets - offsets[0] if offsets[0] else offsets
 
 
@@ -265,6 +267,7 @@ def validity(array: pa.Array) -> NDArray[np.uint8] | None:
         return bits
     if offset % 8 == 0:
         return bits[offset // 8 :]
+    # A slice may begin inside a byte, the kernels take bitmaps that begin with one.
     return np.packbits(np.unpackbits(bits, bitorder="little")[offset:], bitorder="little")
 
 

@@ -46,11 +46,11 @@ class ColumnChoice:
     Attributes:
         column: Its name.
         type: Its type in the files; None where the source reads no such values.
-        format: How its times are written; None for other types and for seconds.
+        format: Format of its times; None for other types and for seconds.
         distinct: Different values in the sample.
         missing_share: Share of missing values in the sample.
-        use: What it becomes.
-        reason: Why.
+        use: Use of its values in the data set.
+        reason: Reason for it.
     """
 
     column: str
@@ -69,9 +69,9 @@ class Draft:
     Attributes:
         spec: The workflow; it prepares the files as it is.
         sample_rows: Rows that were read.
-        label_reason: Why the label is one, and what its values mean.
-        split_reason: Why rows are split so.
-        choices: What becomes of each column.
+        label_reason: Reason for the choice of the label, and the meaning of its values.
+        split_reason: Reason for the choice of the split.
+        choices: Use of each column.
     """
 
     spec: WorkflowSpec
@@ -196,7 +196,7 @@ def _label_of(column: SampledColumn) -> tuple[LabelSpec, str] | None:
 
 
 def _choice(column: SampledColumn, rows: int) -> ColumnChoice:
-    """Return what becomes of a column that is no label."""
+    """Return the use of a column that is no label."""
     use, reason = _use(column, rows)
     return ColumnChoice(
         column=column.name,

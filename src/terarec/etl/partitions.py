@@ -129,6 +129,7 @@ class Partitions:
         for index in range(self.count):
             if self._path(index).exists():
                 flush(self._path(index))
+        # A new file survives a crash only once its directory entry does.
         flush(self._directory)
 
     def read(self, index: int) -> pa.Table | None:
@@ -208,6 +209,7 @@ class GroupSums:
         self._pending.append(rows.select(self._summed.column_names))
         self._pending_rows += rows.num_rows
         self._pending_bytes += rows.nbytes
+        # Waiting for as many rows as there are sums keeps the cost of a row constant: all sums are read each time.
         is_much = self._memory_bytes is not None and self._pending_bytes > self._memory_bytes // _COPIES
         if is_much or self._pending_rows > max(_COMPACT_ROWS, self._summed.num_rows):
             self._compact()

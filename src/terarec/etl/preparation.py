@@ -79,8 +79,8 @@ class PreviewInput:
     Attributes:
         name: Its name.
         type: Its type in the files.
-        format: How its times are written; None for other types and for seconds.
-        separator: What separates the items of its lists in text; None for one value a row.
+        format: Format of its times; None for other types and for seconds.
+        separator: Separator of the items of its lists in text; None for one value a row.
         missing_share: Share of missing values in the sample.
     """
 

@@ -48,7 +48,7 @@ class SampledColumn:
     """A column of the sample.
 
     Args:
-        spec: How the files hold it.
+        spec: Description of the column in the files.
         values: Arrow array of its values, null where missing, in lists for lists.
     """
 
@@ -162,6 +162,7 @@ _PYTHON_TYPES: dict[type, SourceType] = {str: "text", int: "integer", float: "nu
 
 def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     """Return how delimited text is read, all of its columns as text."""
+    # The last line is cut off somewhere.
     if len(head) == _HEAD_BYTES:
         head = head[: head.rfind(b"\n") + 1]
     try:
@@ -173,6 +174,7 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     steady = [mark for mark, (width, times) in widths.items() if width > 1 and times >= 0.9 * len(tried[mark])]
     if not steady:
         raise FormatError(file.path, "found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
+    # A blank stands in many texts: it separates only where nothing else does.
     delimiter = max(steady, key=lambda mark: (mark != " ", widths[mark][0]))
     first, *others = tried[delimiter]
     width = widths[delimiter][0]
@@ -182,6 +184,7 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     names = [field.strip() for field in first]
     has_header = len(set(names)) == len(names) and all(_IS_NAME.fullmatch(name) for name in names)
     has_header = has_header and bool(others)
+    # Values of a first line that is data come again below.
     has_header = has_header and not any(name in {row[at].strip() for row in others} for at, name in enumerate(names))
     if not has_header:
         names = [f"column_{number}" for number in range(1, len(first) + 1)]

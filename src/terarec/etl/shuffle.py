@@ -74,7 +74,6 @@ def _rows(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 _WRITTEN_ROWS = 1 << 14
-
 _MAX_PARTITIONS = 256
 
 
@@ -141,6 +140,7 @@ class ShuffledSink:
             return
         place = xxh64_int64(rows, self._seed).view(np.uint64)
         bits = self._partitions.count.bit_length() - 1
+        # The highest bits: sorted one after the other, the files give the final order.
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
         self._partitions.scatter(to_batch(rows, block, place), partition.astype(np.int64))
         self._rows += len(rows)
@@ -212,6 +212,8 @@ class ShuffledSink:
 
     def _commit(self) -> None:
         """Force the rows so far to the disk, in another thread."""
+        # Sizes are taken before the other thread starts: rows written meanwhile lie behind them, and `reopen` cuts them
+        # off.
         rows, sizes = self._rows, self._partitions.sizes()
 
         def sync() -> tuple[int, list[int]]:

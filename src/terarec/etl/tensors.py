@@ -204,6 +204,7 @@ class TensorDevice:
         if not values.flags.writeable:  # Arrow's memory, where torch warns of tensors that could write
             values = values.copy()
         if values.dtype == np.uint32:
+            # Few operations of torch take uint32. Widening repeats the sign bit, which the mask takes off again.
             return torch.from_numpy(values.view(np.int32)).to(self.device).to(torch.int64) & 0xFFFFFFFF
         return torch.from_numpy(values).to(self.device)
 

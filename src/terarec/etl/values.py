@@ -144,6 +144,7 @@ def find_each(ids: Sequence[ValueIds], arrays: Sequence[pa.Array]) -> list[NDArr
     together: dict[tuple[str, int], list[int]] = {}
     values = [lookup_values(array) for array in arrays]
     for position, (own, array) in enumerate(zip(ids, values, strict=True)):
+        # `find_columns` takes values of one width, and writes int32.
         if own.kind == "text" or own.num_ids > _INT32_IDS:
             found[position] = own.find(array)
         else:
@@ -331,6 +332,7 @@ class ValueCounts:
         """
         if self._memory_bytes is not None and self._held() > self._memory_bytes:
             with self._spilling:
+                # Down to half the bound, so that not every block spills. A thread that waited here finds it done.
                 by_size = sorted(self._tables, key=lambda table: -self._tables[table].memory_bytes)
                 for table in by_size:
                     if self._held() > self._memory_bytes // 2:
@@ -370,8 +372,10 @@ class ValueCounts:
             if is_whole:
                 result = part if result is None else pa.concat_tables([result, part])
                 is_large = memory_bytes is not None and encoding_bytes(result) > memory_bytes
+                # Sorting costs more than keeping twice as many for a while.
                 if max_size is not None and (is_large or result.num_rows > 2 * max_size):
                     result = _ordered(result, max_size)
+                # Once it is too large, the rest is only counted, so that the error names the size of all of it.
                 is_whole = memory_bytes is None or encoding_bytes(result) <= memory_bytes
         assert result is not None
         if not is_whole:
@@ -389,6 +393,7 @@ class ValueCounts:
         if not self._spilled[name]:
             yield self._tables.pop(name).at_least(min_count)
             return
+        # What memory still holds belongs to all partitions: it has to be on the disk before the first one is merged.
         self._spill(name)
         del self._tables[name]
         yield from self._spilled[name].merged(min_count)

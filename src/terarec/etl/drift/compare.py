@@ -186,7 +186,7 @@ def _interval_names(boundaries: Sequence[float]) -> list[str]:
 
 
 def _interval_counts(summary: NumberSummary, boundaries: Sequence[float]) -> NDArray[np.int64]:
-    """Counts of missing numbers and in each interval; a sample's are raised to those of all numbers."""
+    """Return the counts of missing numbers and in each interval; those of a sample are scaled up to all numbers."""
     numbers = summary.sample.numbers
     counts = np.bincount(np.searchsorted(boundaries, numbers, side="right"), minlength=len(boundaries) + 1)
     scale = (summary.total - summary.missing) / len(numbers) if len(numbers) else 1.0

@@ -96,7 +96,7 @@ class NumberSummary:
     Attributes:
         total: Rows.
         missing: Rows without a number.
-        sample: Of the numbers in raw units: all up to 2^20, else the rows of lowest hashes.
+        sample: Sample of the numbers in raw units: all up to 2^20, else those of the rows with the lowest hashes.
     """
 
     total: int

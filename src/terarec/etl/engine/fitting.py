@@ -108,6 +108,7 @@ def fit_while_counting(
     passes.meter.add(0, prefix.skipped_bytes)
     bounds = counted_bounds(split, passes, prefix.counts)
     last = prefix.last
+    # The first lines were much shorter than the last: rows were observed that are for validation.
     if prefix.end << passes.item_bits > bounds.valid_from:
         rows, last, statistics = 0, None, new_statistics()
     pipeline, blocks = Pipeline(plan, states, assign(split, bounds)), passes.blocks(bounds.valid_from, last)
@@ -148,6 +149,7 @@ class _TrainingPrefix:
         split, files, training = self._split, self._source.files, 1.0
         if isinstance(split, SplitByFiles):
             files = files[: len(files) - split.valid - split.test]
+            # Whole files are for training: no count can change that.
             if not split.valid_fraction:
                 return raw.file < len(files)
             training -= split.valid_fraction

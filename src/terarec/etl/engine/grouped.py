@@ -130,6 +130,7 @@ class GroupedRows:
             if not parts:
                 return None
             merged = concatenate_rows(parts)
+            # Ids rise within a file, and the rows of a block lie in all files.
             merged = merged.take(np.argsort(merged.ids))
             columns.update(merged.columns)
             ids = merged.ids

@@ -65,6 +65,7 @@ class InvalidRowHandler:
         while True:
             try:
                 return function(rows), rows
+            # A fault names the rows of one column at one step: without them, `function` may find others.
             except RowFaultError as fault:
                 invalid = fault.rows >> self._item_bits if is_exploded else fault.rows
                 self._faults += self._source.invalid_rows(self._raw, invalid, fault)
@@ -152,6 +153,7 @@ class Passes:
             return result, read.num_rows, raw.read_bytes
 
         items = self._items(joined, blocks)
+        # Closed here, as a consumer that fails leaves threads behind that still read.
         with closing(ordered_map(work, items, self._threads, blocks_ahead(self._threads))) as results:
             for result, rows, read_bytes in results:
                 self.meter.add(rows, read_bytes)
@@ -198,6 +200,7 @@ class Pipeline:
             apply = partial(self.plan.operators[step].transform, state=state_of(self.plan, step, self.states))
             rows = read.invalid.filter(apply, rows, is_exploded=is_exploded)[0]
             is_exploded |= self.plan.operators[step].explodes
+        # In every pass, so that no step is fitted to a row that the last pass would leave out.
         rows = read.invalid.filter(partial(validate_rows, self.plan), rows)[1]
         return rows.with_split(self.assign(rows))
 
@@ -221,6 +224,8 @@ class Pipeline:
         """
         grouped: dict[int, dict[str, pa.Array]] = {}
         if joined is not None:
+            # The outputs are of all rows of the block. Invalid rows, and in fit passes those that are not for training,
+            # are gone.
             if not np.array_equal(joined.ids, rows.ids):
                 joined = joined.filter(np.isin(joined.ids, rows.ids))
             assert joined.num_rows == rows.num_rows, "joined rows are not those of the block"

@@ -142,6 +142,7 @@ def prepare_with(
         described = fitted.dataset_spec(dataset_storage(options.storage))
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
         written = run.write(spec, fitted, out.resolve())
+        # Each pass reads the files anew: states and rows must come from the same content.
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(source.files[0].path, "the sources changed while they were read")
         # Steps that join the same side table read it alike: it counts once.

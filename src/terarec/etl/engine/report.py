@@ -21,10 +21,10 @@ class Progress:
         rows: Rows of the phase so far.
         phase_bytes: Bytes of the sources that the phase has read, compressed as they are; on Spark, of the rows that
             the tasks of the phase have read, however often and in any form.
-        done_bytes: The same of all phases so far.
-        total_bytes: The same of all phases there will be.
-        rows_per_second: Of the phase.
-        bytes_per_second: Of the phase.
+        done_bytes: Bytes that all phases have read so far.
+        total_bytes: Bytes that all phases will read.
+        rows_per_second: Rows per second of the phase.
+        bytes_per_second: Bytes per second of the phase.
         seconds_left: Until the end of the last phase, at the speed so far; None before there is one.
     """
 
@@ -43,8 +43,8 @@ class PhaseReport:
     """Work and time of a phase.
 
     Attributes:
-        name: Of the phase.
-        rows: That it went through.
+        name: Name of the phase.
+        rows: Rows that it read.
         seconds: Time taken.
         rows_per_second: `rows` / `seconds`.
         resumed: Whether an interrupted run had done it already; the figures are that run's.
@@ -64,7 +64,7 @@ class ProgressMeter:
     """Counts blocks, phase by phase.
 
     Args:
-        tell: Called after every block.
+        tell: Callback, called after every block.
 
     Attributes:
         total_bytes: Bytes of the sources to read in all phases together.
@@ -132,7 +132,7 @@ class OutputColumn:
     """A column of the data set.
 
     Attributes:
-        name: Of the column.
+        name: Name of the column.
         role: "label", "dense", "categorical", "key", "weight" or "metadata".
         rows: Ids, the reserved ones included: the rows that a table for it needs; None where there are no ids.
         hotness: Most ids a row.
@@ -149,7 +149,7 @@ class InputColumn:
     """A column of the sources.
 
     Attributes:
-        name: Of the column.
+        name: Name of the column.
         missing: Missing values, among lists missing items.
         missing_share: `missing` of all values.
     """
@@ -164,8 +164,8 @@ class TableSize:
     """Size of embedding tables for the data set (estimate): float32, without optimizer state.
 
     Attributes:
-        width: Of the vectors.
-        rows: Of all tables together.
+        width: Width of the vectors.
+        rows: Rows of all tables together.
         bytes: `rows` x `width` x 4.
     """
 
@@ -201,12 +201,12 @@ class PrepareReport:
         rows_per_second: `rows` / `seconds`.
         peak_memory_bytes: Most memory that the process held until now.
         best_auc: Best reachable AUC, if the data was generated and says so.
-        columns: Of the data set.
+        columns: Columns of the data set.
         inputs: Columns of the sources.
         tables: Sizes of the tables that would follow, for some widths.
-        bad_input: What could not be read.
+        bad_input: Input that could not be read.
         spilled: Steps whose statistics did not fit in the memory and went through the disk.
-        phases: In the order in which they were done.
+        phases: Phases in the order in which they were done.
     """
 
     rows: int

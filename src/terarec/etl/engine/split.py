@@ -82,6 +82,7 @@ def share_counts(total: int, valid: float, test: float) -> tuple[int, int]:
 
 
 def _by_share(hashes: NDArray[np.int64], valid: float, test: float) -> NDArray[np.uint8]:
+    # The 53 bits that a float64 holds exactly: all 64 could round up to 1.
     uniform = (hashes.view(np.uint64) >> np.uint64(64 - _SHARE_BITS)) / float(1 << _SHARE_BITS)
     is_valid = uniform < valid
     return _marked(is_valid, (uniform < valid + test) & ~is_valid)
@@ -210,6 +211,7 @@ def check_shares(training: int, total: int) -> None:
 
 def bounds_to_data(bounds: Bounds) -> dict[str, Any]:
     """Return `bounds` as JSON."""
+    # As text, since a bound may be infinite, which JSON cannot hold; repr gives the same bits back.
     return {name: repr(value) for name, value in dataclasses.asdict(bounds).items()}
 
 
@@ -288,7 +290,7 @@ def digit_counts(
         found: Higher digits.
         shift: Lowest bit of the digits to count.
         keys: Keys of `sort_keys`.
-        rows: How often each key occurs; None for once.
+        rows: Number of occurrences of each key; None for one each.
     """
     above = np.uint64(shift + _DIGIT_BITS)
     if above < _KEY_BITS:

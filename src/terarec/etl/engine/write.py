@@ -28,9 +28,7 @@ from terarec.spec import DatasetSpec, LabelSpec
 
 SHOWN = 5
 """Values of a label that a message shows."""
-
 _FORMAT = "terarec.write-checkpoint"
-
 Part: TypeAlias = tuple[str, NDArray[np.int64], ColumnBlock]
 """Split, row ids and rows."""
 
@@ -54,7 +52,7 @@ def write_rows(
         sink: Files to write.
         joined: Outputs of the grouped steps.
         positives: Check that observes all rows.
-        checkpoints: Where to begin, and where to begin after a kill.
+        checkpoints: Checkpoint to begin at, and those to save.
 
     Raises:
         StorageError: The disk is full.
@@ -68,6 +66,7 @@ def write_rows(
             done = pipeline.run(work, rows, read.joined)[0]
             return split_parts(done, encode(done))
 
+        # Results wait for their turn: without this each would keep the text of its block in memory.
         raw = dataclasses.replace(read.raw, part=dataclasses.replace(read.raw.part, content=None))
         return raw, read.invalid.filter(parts, pipeline.preprocess(work, read))[0], missing_values(read.rows)
 
@@ -176,6 +175,7 @@ class WriteCheckpoints:
         """
         self._marks.append(totals.copy())
         if len(self._marks) > self._MOST_MARKS:
+            # A mark left out costs no rows, only that a resumed run reads some blocks again.
             del self._marks[1::2]
         self.save(sink, positives)
 

@@ -228,6 +228,7 @@ class Operator(OperatorSpec):
             RowFaultError: Rows hold a value that the step does not take.
         """
         known = {name: ColumnType(kind_of(array), is_list(array)) for name, array in rows.columns.items()}
+        # Served records lack what is read in training alone, such as a target.
         names = self.reads if set(self.reads) <= known.keys() else self.serving_reads
         arrays = [ids_as_integers(rows.columns[name]) for name in names]
         made = self.transform_batch(pa.RecordBatch.from_arrays(arrays, names=list(names)), state)
@@ -255,6 +256,7 @@ class Operator(OperatorSpec):
             types: Types of the columns before the step.
             state: State of a fitted step.
         """
+        # A record brings what a grouped step makes, is never left out, and keeps its values under new names.
         if self.stage in ("grouped", "rows") or self.renames or not self.writes:
             return ()
         return [RecordFunction(self.serving_reads, self.writes, partial(self._transform_records, types, state))]

@@ -35,7 +35,7 @@ class Vocabularies:
 
     Attributes:
         ids: Input column, or `JOINT` -> its values and their ids.
-        counts: The same -> number of training values of each, int64 array [V].
+        counts: Input column, or `JOINT` -> occurrences of each value in training, int64 array [V].
     """
 
     ids: Mapping[str, ValueIds]
@@ -163,6 +163,7 @@ class Categorify(MappedColumns):
             values, counts[part] = (column.combine_chunks() for column in table.columns)
             ids[part] = ValueIds(VALUE_TYPES[values.type], values, self.hash_buckets)
             try:
+                # Made now, as it is what finds a value that occurs twice.
                 _ = ids[part].table
             except ValueError as error:
                 raise FormatError(path, error) from error

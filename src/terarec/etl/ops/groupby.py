@@ -268,6 +268,7 @@ class GroupbyStatistic:
             part = {name: table.column(f"{name}{number}").to_numpy().astype(np.float64) for name in _AGGREGATES}
             present = np.where(part["present"] > 0.0, part["present"], np.nan)
             variance = part["square"] / present - (part["gap"] / present) ** 2
+            # Rounding may leave a variance above 0 where all numbers are one.
             varies = part["min"] != part["max"]
             statistics = {**part, "mean": part["sum"] / present, "std": np.sqrt(np.maximum(variance, 0.0)) * varies}
             made += [statistics[statistic] for statistic in op.statistics if statistic != "count"]

@@ -338,9 +338,11 @@ class NegativeSampling(Operator):
 
     def _draw(self, rows: NDArray[np.int64], own: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return positions of candidates, other than `own`, which is `count` where a row's value is no candidate."""
+        # Unsigned, as the remainder of a negative hash would be no position.
         hashes = xxh64_int64(rows, self.seed).view(np.uint64)
         others = (count - (own < count)).astype(np.uint64)
         positions = (hashes % others).astype(np.int64)
+        # One less to draw from, and the row's own value passed over: the others stay equally likely.
         return positions + (positions >= own)
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> SideTableStatistic:

@@ -81,6 +81,7 @@ class NumberSample:
         intervals gets one of its own: where nine of ten numbers are 0, the first boundary is the least number above 0.
         """
         values, counts = np.unique(self.numbers, return_counts=True)
+        # Integers on both sides: k n / intervals as a float could fall on the other side of a count.
         reached = np.cumsum(counts) * intervals
         last_inside = np.searchsorted(reached, np.arange(1, intervals) * len(self.numbers))
         firsts = np.unique(last_inside[last_inside + 1 < len(values)] + 1)
@@ -98,6 +99,7 @@ class GrowingSample:
         """Add the sample of a block."""
         self._parts.append(part)
         self._size += len(part.numbers)
+        # At twice the size: a number that is added costs the sorting of two, however many blocks there are.
         if self._size > 2 * SAMPLE_SIZE:
             self._compact()
 

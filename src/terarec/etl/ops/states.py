@@ -69,6 +69,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     """
     file = AtomicFile(path)
     with file.guard():
+        # A flipped bit in a vocabulary would go unnoticed: other values would get ids, and scores would be wrong.
         pq.write_table(table, file.partial, write_page_checksum=True)
     file.commit()
 
@@ -102,6 +103,7 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
 
 _CHUNK_BITS = 16
 _CHUNK = 1 << _CHUNK_BITS
+# Veltkamp's constant, which splits the 53 bits of a float64 into halves whose products are exact.
 _SPLITTER = 2.0**27 + 1.0
 _LARGEST = 2.0**480
 """Beyond it and below its inverse squares and splits leave the range of float64."""

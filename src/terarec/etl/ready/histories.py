@@ -25,7 +25,7 @@ from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFile
 
 
 def row_step(function: str, column: str, *outputs: str) -> LambdaOp:
-    """Makes the integer columns `outputs` of `column` by the row function of that name, and its twin for records."""
+    """Return the step that makes the integers `outputs` of `column` by the row function, and its form for records."""
     place = f"{row_functions.__name__}:{function}"
     return LambdaOp(
         columns=(column,),

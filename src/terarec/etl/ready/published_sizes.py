@@ -97,7 +97,7 @@ class SizeDifference:
     Attributes:
         column: Name.
         obtained: Values that have an id of their own.
-        published: See `PublishedSizes.sizes`.
+        published: Size that was published; see `PublishedSizes`.
     """
 
     column: str

@@ -145,6 +145,7 @@ def _times_of(seconds: pa.Array) -> _Read | None:
 def _integers_of_floats(array: Any) -> _Read:
     """Read integers that a table holds as floats, since some of them are missing."""
     numbers = numbers_of(array.cast(pa.float64()))
+    # From 2**53 on a float64 stands for several integers: its id would be that of another value.
     good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
     bad: NDArray[np.bool_] = ~good & ~np.isnan(numbers)
     return array_of(np.where(good, numbers, 0).astype(np.int64), ~good), "integer", bad
@@ -250,6 +251,7 @@ class ParquetReader(_TypedReader):
             total = opened.metadata.num_rows
             for group in range(opened.num_row_groups):
                 for batch in opened.iter_batches(_BATCH_ROWS, row_groups=[group], columns=self._names):
+                    # Progress is in bytes of the stored file; a batch knows its unpacked ones.
                     share = file.bytes * batch.num_rows // total
                     if after is None or before > after.before:
                         yield RawPart(file.path, before, batch.num_rows, share, batch)

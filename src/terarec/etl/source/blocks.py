@@ -105,6 +105,7 @@ class BadInputLog:
         with self._lock:
             self._counts[first_row, is_read] = counts
             self._first.setdefault(first_row, {})[is_read] = ordered
+            # Blocks come in any order: faults of the last rows are never shown.
             if len(self._first) > FAULTS_SHOWN:
                 del self._first[max(self._first)]
 
@@ -125,7 +126,7 @@ class BadInputLog:
 
 @dataclass(frozen=True, slots=True)
 class RawPart:
-    """Some rows of a file, not parsed or hardly.
+    """Rows of a file before they are parsed.
 
     Attributes:
         path: File.
@@ -150,7 +151,7 @@ class RawPart:
 
 @dataclass(frozen=True, slots=True)
 class RawBlock:
-    """Some rows of the sources, not parsed yet.
+    """Rows of the sources before they are parsed.
 
     Attributes:
         file: Position of their file among the sources.
@@ -228,7 +229,7 @@ class FormatReader(Protocol):
     place: Place
 
     def parts(self, file: SourceFile, after: RawPart | None = None) -> Iterator[RawPart]:
-        """Count the rows of `file` in order, or those behind a part that was given before.
+        """Yield the rows of `file` in order, or those behind a part that was yielded before.
 
         Raises:
             ConfigError, FormatError: A file that does not fit the spec.

@@ -118,6 +118,7 @@ class DelimitedReader:
                 header, text = text[:first], text[first:]
                 names = self.fields(file.path, header.rstrip(b"\r\n"))
                 lines = count_rows(header).lines
+            # Here and not by the threads that parse: the next block needs the row id and the line that it begins with.
             num_lines, num_rows, _ = count_rows(text, self._quoting)
             yield RawPart(file.path, lines, num_rows, read_bytes, (text, names), end)
             lines += num_lines

@@ -157,7 +157,7 @@ def is_sidecar(path: Path) -> bool:
 
 
 def read_best_auc(sources: Sequence[str | Path]) -> float | None:
-    """``best_auc`` of the `SIDECAR` in the lowest directory that holds all `sources`; None without one, or behind URLs.
+    """Return ``best_auc`` of the `SIDECAR` in the lowest directory of all `sources`; None without one, or behind URLs.
 
     Raises:
         FormatError: The file is not JSON, or holds no ``best_auc`` from 0 to 1.

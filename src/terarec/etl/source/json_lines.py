@@ -242,19 +242,24 @@ class JsonLinesReader:
         if _may_be_deep(part):
             return None
         try:
+            # Arrow's reader passes bytes on that are no UTF-8.
             part.content.decode()
         except UnicodeDecodeError:
             return None
         lists = any(column.separator is not None for column in self._spec.columns)
+        # The file may write a list as a JSON list, or as text with a separator.
         for schema in self._schemas if lists else self._schemas[:1]:
             try:
                 table = arrow_json.read_json(
                     pa.BufferReader(part.content),
+                    # One block of Arrow for all, as it rejects a line that is longer than a block; threads have blocks
+                    # of their own.
                     arrow_json.ReadOptions(use_threads=False, block_size=len(part.content) + 1),
                     arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
                 )
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 continue
+            # Arrow takes two objects in a line for two rows, and would number all later rows wrongly.
             if table.num_rows == part.num_rows and _is_finite(table):
                 return table
         return None

@@ -154,6 +154,7 @@ def _compression(stored: Any) -> str | None:
 
 
 def _stored(path: str) -> Any:
+    # Unbuffered: a block is larger than any buffer, and reading ahead needs the file itself.
     return locate(path).open() if is_remote(path) else Path(path).open("rb", buffering=0)
 
 
@@ -175,6 +176,7 @@ def _pass_over(stored: Any, stream: Any, num_bytes: int) -> None:
     if stored is stream:
         stream.seek(num_bytes)
         return
+    # Compressed text has no seek that does not unpack all before it.
     while num_bytes and (chunk := stream.read(min(num_bytes, BLOCK_BYTES))):
         num_bytes -= len(chunk)
 

@@ -46,7 +46,7 @@ def prepare(
         sources: Files, directories, patterns or URLs, in order, that every executor can read.
         out: New directory that the driver and every executor see under this path; it must not exist, or be empty.
         options: Settings of the preparation.
-        progress: Called about every second, from another thread.
+        progress: Callback, called about every second from another thread.
 
     Raises:
         ClusterError: The cluster cannot be reached, or gave up. The same call resumes after the last complete phase.
@@ -77,7 +77,7 @@ def fit(
 
 @contextmanager
 def _runs(options: PrepareOptions) -> Iterator[StartRun]:
-    """A function that starts a run on a session, which exists for the block."""
+    """Yield the function that starts a run, on a session that ends with the block."""
     check_spark()
     from functools import partial
 
@@ -89,20 +89,15 @@ def _runs(options: PrepareOptions) -> Iterator[StartRun]:
 
 
 LEAST_JAVA = 17
-
 _DEFAULT_MASTER = "local[*]"
-
 _STANDALONE = "spark://"
-
 _LOCAL = "local"
-
 _LOCAL_SETTINGS = {
     "spark.python.daemon.module": "terarec.etl.spark.daemon",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 """Defaults where driver and executors are one process, whose Python has terarec. Java does little here: with its second
 compiler and parallel collector 5 M rows of Criteo cost it 4.3 s of a core, without 1.5 s (Zen 3)."""
-
 _PATIENCE = 10.0
 """Seconds for a master to answer."""
 
@@ -111,7 +106,7 @@ def check_spark() -> None:
     """Raise unless PySpark can be imported and there is a Java that it runs on.
 
     Raises:
-        MissingDependencyError: Names what is missing, and which Java was found.
+        MissingDependencyError: PySpark or Java is missing, or too old; the message has the version that was found.
     """
     try:
         import pyspark.sql  # heavy, and only this engine needs it
@@ -133,7 +128,7 @@ def check_spark() -> None:
 
 @contextmanager
 def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session on the running Spark application, or on a new one that ends with the block.
+    """Yield a session of the running Spark application, or of a new one that ends with the block.
 
     Args:
         master: Spark's master URL; None takes the running application, the one that ``spark-submit`` names, or all
@@ -152,6 +147,7 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
         base.sparkContext.pythonExec = sys.executable  # Spark would take the first python3 on PATH
     try:
         for name, value in settings.items():
+            # A running application takes no other memory or cores; Spark would raise.
             if session.conf.isModifiable(name):
                 session.conf.set(name, value)
         yield session
@@ -168,6 +164,7 @@ def _application(master: str | None, settings: Mapping[str, str]) -> SparkSessio
     builder = SparkSession.builder.appName("terarec prepare")
     if master is not None:
         check_master(master)
+    # spark-submit and spark-defaults.conf may name a master.
     if master is not None or not configured.contains("spark.master"):
         builder = builder.master(master or _DEFAULT_MASTER)
     defaults = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}

@@ -77,9 +77,9 @@ def fit_steps(
 
     Args:
         context: The application.
-        job: The run.
+        job: Description of the run.
         pieces: All rows.
-        phase: What to fit.
+        phase: Steps to fit.
         directory: New directory for partial states, which every executor sees.
 
     Raises:
@@ -88,11 +88,13 @@ def fit_steps(
     """
     plan = Workflow.of(job.spec).plan
     statistics = {step: _statistic(plan, step) for step in phase.steps}
+    # Rows are cut by the hash of their value modulo PARTITIONS: more parts would be empty.
     parts = min(2 * context.defaultParallelism, PARTITIONS)
     directory.mkdir()
     observed = map_with_job(context, job, pieces, partial(_observe_piece, phase, parts, directory))
     if len(pieces) > _FAN_IN:
         observed = reduce_parts(observed, job, -(-len(pieces) // _FAN_IN), _merge_small)
+    # `_merge_small` leaves rows in the order of hashes; states are merged in the order of the sources.
     rows = sorted(observed.collect(), key=itemgetter(1))
     found: list[_Observed] = [part for key, _, part in rows if key == REPORT]
     raise_first(piece.report for piece in found)
@@ -182,6 +184,7 @@ def _observe_piece(
                     statistic.merge(of_block)
                 elif not isinstance(statistic, KeyedStatistic):
                     found.rests.setdefault(step, []).append(of_block)
+                # Sums of floats depend on the order: the rows of each block are kept apart, and added row by row later.
                 elif statistic.in_order:
                     split(step, statistic, of_block, file)
         for step, statistic in statistics.items():

@@ -43,7 +43,7 @@ def run_grouped(context: SparkContext, job: Job, pieces: Sequence[Piece], parts:
 
     Args:
         context: The application.
-        job: The run.
+        job: Description of the run.
         pieces: All rows.
         parts: Number of parts that the groups of a step are hashed to; a task holds one of them.
         directory: New directory that every executor sees.

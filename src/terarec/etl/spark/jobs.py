@@ -48,6 +48,7 @@ class JobWatch:
         A thread reports to the meter. An error of its callback cancels the jobs, and is raised here.
         """
         group = f"terarec-{uuid4().hex}"
+        # The session may be the caller's, with a job group of his own.
         before = {name: self._context.getLocalProperty(name) for name in _PROPERTIES}
         self._context.setJobGroup(group, f"terarec: {name}")
         report = _Report(self, self._meter, passes * self._num_bytes)

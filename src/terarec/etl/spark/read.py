@@ -98,6 +98,7 @@ def cut_text(files: Sequence[SourceFile], spec: SourceSpec, piece_bytes: int, co
         for begin in range(0, file.bytes, piece_bytes if cuttable else file.bytes)
     ]
     counted = list(zip(ranges, count(ranges), strict=True))
+    # Only the start of a file tells whether a line end lies between quotes.
     uncut = sorted({found.file for found, result in counted if not result.is_cut})
     if uncut:
         again = [Range(number, 0, None) for number in uncut]
@@ -130,6 +131,7 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
         is_plain = stored is stream
         cut = None
         if is_plain and found.end is not None:
+            # From the byte before: a line that begins right at the cut belongs to this range, not to the one before.
             first = _line_end(stream, found.begin - 1) if found.begin else 0
             last = _line_end(stream, found.end - 1) if found.end < file.bytes else file.bytes
             counted = count_lines(file, first, last, spec.quote) if last > first else LineCount(0, 0)

@@ -47,11 +47,11 @@ class SparkRun:
     """The phases of one preparation on a Spark cluster; see `EngineRun`.
 
     Args:
-        spark: The session.
-        workflow: Steps.
-        source: The rows.
-        options: Settings.
-        phases: Knows what is done.
+        spark: Spark session.
+        workflow: Workflow to fit, unless it is fitted, and to transform rows with.
+        source: Rows.
+        options: Options of the preparation.
+        phases: Runs each phase unless it is done.
         directory: Directory that becomes the data set; every executor sees it.
 
     Attributes:
@@ -204,7 +204,7 @@ class SparkRun:
         return 1 + by_time + 2 * bool(plan.grouped_steps) + fits + _WRITING_PASSES
 
     def _phase(self, name: str, work: Callable[[], Result], passes: int) -> Result:
-        """Return the result of phase `name`, which reads all rows about `times` times."""
+        """Return the result of phase `name`, which reads all rows about `passes` times."""
 
         def watched() -> Result:
             with spark_errors(), self._watch.phase(name, passes):

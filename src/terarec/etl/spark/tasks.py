@@ -56,13 +56,13 @@ class Job:
 
     Attributes:
         spec: The workflow.
-        files: The sources.
-        policy: Handling of bad input.
-        directory: The saved workflow, with the states of the steps in `fitted`.
+        files: Source files.
+        policy: Policy for bad input.
+        directory: Directory of the saved workflow, with the states of the steps in `fitted`.
         fitted: Positions of the steps that are fitted by now.
-        bounds: Where rows are split, if they must be counted for that.
+        bounds: Bounds of the splits, if rows must be counted for them.
         grouped: Directory of the outputs of the grouped steps, if there are any.
-        key: Names the job among all others.
+        key: Name of the job, which no other has.
     """
 
     spec: WorkflowSpec
@@ -131,9 +131,9 @@ class OpenJob:
 
         Args:
             piece: The piece.
-            report: Filled in with bad input, and the error.
-            function: Takes the rows of a block.
-            until_row: Row id at or behind which no further block begins.
+            report: Report of the piece, to which bad input and the error are added.
+            function: Function of the rows of a block.
+            until_row: Row id from which on no block begins.
         """
         source = Source(self.job.files, self.reader, self.job.policy, 1)
         joined = self._joined(piece)
@@ -243,9 +243,9 @@ def reduce_parts(
 
     Args:
         rows: Rows of a key, a place and a part.
-        job: The job.
+        job: Description of the run.
         partitions: Number of tasks.
-        function: Takes the opened job, the key and its rows.
+        function: Function of the opened job, the key and its rows.
     """
 
     def on_sorted(found: Iterable[tuple[Row, Any]]) -> Iterator[Row]:
@@ -254,6 +254,7 @@ def reduce_parts(
             for key, of_key in groupby(ordered, key=itemgetter(0)):
                 yield from function(open_job(job), key, of_key)
 
+    # Spark sorts the rows of a task by key and place, of which `_partition` takes the key alone.
     pairs = rows.map(lambda row: (row[:2], row[2]))
     return pairs.repartitionAndSortWithinPartitions(partitions, _partition).mapPartitions(on_sorted)
 

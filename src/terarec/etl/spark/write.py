@@ -82,7 +82,7 @@ def write_shards(
 
     Args:
         context: The application.
-        job: The run.
+        job: Description of the run.
         spec: Columns and storage.
         pieces: All rows.
         encoded_to: New directory for encoded rows, which every executor sees.
@@ -283,7 +283,7 @@ def store(
 
     Args:
         written: Data set of Parquet shards.
-        spec: The same without shards.
+        spec: Data set without shards.
         shards: Directory of the shards.
         directory: Directory of the data set.
         location: Directory that it is renamed to.

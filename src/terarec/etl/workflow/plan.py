@@ -66,7 +66,7 @@ class Plan:
         grouped_steps: Steps that need other rows.
         table_steps: Steps fitted on a side table, before all other fitting.
         fit_phases: Steps that are fitted in one pass over the training part, pass after pass.
-        validation: What every pass validates before rows are split.
+        validation: Validation in every pass, before rows are split.
     """
 
     spec: WorkflowSpec

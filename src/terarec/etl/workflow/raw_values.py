@@ -33,7 +33,7 @@ class _RefusedError(Exception):
     """Values of a column that are not accepted.
 
     Attributes:
-        got: What was received.
+        got: Values that were received.
         accepted: Accepted values.
         row: Position of the first such value; None for a column of another type.
     """
@@ -123,12 +123,12 @@ def read_array(
     """Return the Arrow array of n raw values.
 
     Args:
-        name: Of the column.
-        values: See `RawValues`.
-        found: The type that is wanted.
-        source: How files spell the column: its separator cuts text into a list, its format reads times; None for one
-            that is in no file.
-        cleaning: What is done to texts first.
+        name: Name of the column.
+        values: Values as a caller gives them; see `RawValues`.
+        found: Type of the result.
+        source: Description of the column in files: its separator cuts text into a list, its format reads times; None
+            for a column that is in no file.
+        cleaning: Cleaning of texts.
 
     Raises:
         ConfigError: A value of another type.

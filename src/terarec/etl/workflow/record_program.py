@@ -268,7 +268,7 @@ def value_reader(
 
     Args:
         found: Type of the result.
-        source: How files spell the column, as for `read_column`.
+        source: Description of the column in files, as for `read_array`.
         cleaning: Cleaning of the items of lists.
         is_checked: Whether the next function rejects values of another kind.
     """

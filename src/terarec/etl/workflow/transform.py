@@ -189,6 +189,7 @@ def dense_values(names: Sequence[str], rows: Rows) -> NDArray[np.float32]:
     Raises:
         FormatError: A missing number, or one that float32 does not hold.
     """
+    # What float32 does not hold becomes infinite, and is rejected with missing numbers below.
     dense = np.empty((len(names), rows.num_rows), dtype=np.float32)
     with np.errstate(over="ignore"):
         for values, name in zip(dense, names, strict=True):

@@ -28,8 +28,8 @@ class Workflow:
     """Steps from raw rows to a data set.
 
     Attributes:
-        spec: What it does.
-        plan: The order of its work.
+        spec: Source, steps, split and result columns.
+        plan: Order of the passes and of the steps in them.
         states: Step -> state of each fitted step; empty before the workflow is fitted.
 
     Args: the fields of `WorkflowSpec`; lists are taken as tuples. `of` takes its version along, and
@@ -110,7 +110,7 @@ class Workflow:
         """Read what `save` wrote; without states the workflow is unfitted.
 
         Args:
-            directory: With ``workflow.json``.
+            directory: Directory with ``workflow.json``.
             allow_import: As for `from_json`.
 
         Raises:
@@ -228,7 +228,7 @@ def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflo
     """Return the workflow of the data set in `directory`, whose shards are not needed.
 
     Args:
-        directory: With ``dataset.json``.
+        directory: Directory with ``dataset.json``.
         allow_import: Packages whose functions the steps may name, as for `Workflow.load`.
 
     Raises:
