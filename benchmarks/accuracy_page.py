@@ -5,21 +5,24 @@ Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from marked_page import Found, MarkedPage
+
 from terarec.recipes import load_recipe, recipe_names
 from terarec.spec import RecipeSpec
 
 HERE = Path(__file__).resolve().parent
-ROWS, PAGE = HERE / "results" / "accuracy.csv", HERE.parent / "docs" / "accuracy.md"
-BEGIN, END = "<!-- accuracy: written by benchmarks/accuracy_page.py -->", "<!-- end of accuracy -->"
+PAGE = MarkedPage(
+    rows=HERE / "results" / "accuracy.csv",
+    page=HERE.parent / "docs" / "accuracy.md",
+    begin="<!-- accuracy: written by benchmarks/accuracy_page.py -->",
+    end="<!-- end of accuracy -->",
+)
 _SAME_FOR_ALL = {"tables", "init", "wide_initializer", "pooling", "activation"}
-
-Found = Mapping[str, str]
 
 
 def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
@@ -105,19 +108,5 @@ def _plain(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def rewritten(page: str, tables: str) -> str:
-    """The page with `tables` between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END)[1]}"
-
-
-def read_rows() -> list[Found]:
-    """All rows of the results, oldest first; none where nothing was measured yet."""
-    if not ROWS.exists():
-        return []
-    with ROWS.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(), page_tables(read_rows())))
+    PAGE.page.write_text(PAGE.with_tables(page_tables(PAGE.read_rows())))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from record import RESULTS, append_rows
-from tiered_sides import CACHES, FEATURES, Plan, TierRow, Turns, share_of
+from tiered_sides import CACHES, TierRow, Turns, plan_of, plan_options
 
 from terarec.reports.page import BLUE, MUTED, ORANGE, plot_style
 from terarec.train.devices import keep_freed_memory
@@ -56,27 +56,16 @@ def draw(rows: Sequence[TierRow], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=3_000_000, help="of all tables; 512 bytes each")
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=16, help="timed in a turn")
-    parser.add_argument("--warm-steps", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=3, help="with the page cache, and as many with dropped pages")
-    parser.add_argument("--skews", type=float, nargs="+", default=[0.8, 1.05, 1.2])
-    parser.add_argument("--shares", type=share_of, nargs="+", default=[1.0, 0.5, 0.25, 0.1, 0.05, 0.01])
-    parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--plot", type=Path, help="where to draw; beside the rows if not given")
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
-    options = parser.parse_args(arguments)
-    rows_each = options.rows // FEATURES
-    plan = Plan(
-        rows=rows_each,
-        memory_rows=rows_each,
-        batch=options.batch,
-        steps=options.steps,
-        warm_steps=options.warm_steps,
-        turns=options.turns,
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[
+            plan_options(rows=3_000_000, batch=1024, steps=16, warm_steps=8, shares=(1.0, 0.5, 0.25, 0.1, 0.05, 0.01))
+        ],
     )
+    parser.add_argument("--skews", type=float, nargs="+", default=[0.8, 1.05, 1.2])
+    options = parser.parse_args(arguments)
+    plan = plan_of(options)
     keep_freed_memory()
     rows: list[TierRow] = []
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from json_process import HERE, JsonProcess, threads
+from json_process import HERE, JsonProcess, median_of, threads
 from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
 from record import Row, append_rows
 
@@ -109,23 +108,19 @@ def rows_of(answers: Answers, versions: Mapping[str, str], options: argparse.Nam
         yield FrappePeerRow(
             case=f"DeepFM, Frappe_x1, {options.epochs} epochs, {threads()} threads",
             metric="training with an evaluation an epoch",
-            value=_median(answers[OURS], "seconds"),
+            value=median_of(answers[OURS], "seconds"),
             unit="s",
             peer=PEERS[peer],
-            peer_value=_median(answers[peer], "seconds"),
+            peer_value=median_of(answers[peer], "seconds"),
             minimum=min(answer["seconds"] for answer in answers[OURS]),
             peer_minimum=min(answer["seconds"] for answer in answers[peer]),
             runs=options.repeats,
-            auc=_median(answers[OURS], "auc"),
-            peer_auc=_median(answers[peer], "auc"),
-            logloss=_median(answers[OURS], "logloss"),
-            peer_logloss=_median(answers[peer], "logloss"),
+            auc=median_of(answers[OURS], "auc"),
+            peer_auc=median_of(answers[peer], "auc"),
+            logloss=median_of(answers[OURS], "logloss"),
+            peer_logloss=median_of(answers[peer], "logloss"),
             peer_version=versions[peer],
         )
-
-
-def _median(answers: Sequence[Mapping[str, float]], figure: str) -> float:
-    return statistics.median(answer[figure] for answer in answers)
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class JsonProcess:
         if not line:
             raise SystemExit(f"a side ended with status {self._process.wait()}: {self._process.args}")
         return json.loads(line)
+
+
+def median_of(answers: Sequence[Mapping[str, float]], figure: str) -> float:
+    """The median of a figure that each of several answers has."""
+    return statistics.median(answer[figure] for answer in answers)
 
 
 def threads() -> int:

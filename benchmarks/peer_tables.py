@@ -5,18 +5,22 @@ Run it after `peers.py`: ``python benchmarks/peer_tables.py``.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from marked_page import Found, MarkedPage
+
 HERE = Path(__file__).resolve().parent
-ROWS, PAGE = HERE / "results" / "peers.csv", HERE.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- peers: written by benchmarks/peer_tables.py -->", "<!-- end of peers -->"
+PAGE = MarkedPage(
+    rows=HERE / "results" / "peers.csv",
+    page=HERE.parent / "docs" / "benchmarks.md",
+    begin="<!-- peers: written by benchmarks/peer_tables.py -->",
+    end="<!-- end of peers -->",
+)
 
 Cell = tuple[str, str, int]
 """Shape, distribution of the keys and batch."""
-Found = Mapping[str, str]
 
 
 def newest(rows: Sequence[Found]) -> dict[str, dict[Cell, dict[str, Found]]]:
@@ -68,17 +72,5 @@ def _figure(row: Found | None) -> str:
     return f"{float(row['value']):.3g} ms, **{float(row['ratio']):.1f}x**{most}"
 
 
-def rewritten(page: str, tables: str) -> str:
-    """The page with `tables` between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.split(END)[1]}"
-
-
-def read_rows() -> list[Found]:
-    """All rows of the results, oldest first."""
-    with ROWS.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(), page_tables(read_rows())))
+    PAGE.page.write_text(PAGE.with_tables(page_tables(PAGE.read_rows())))

@@ -13,17 +13,15 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from json_process import HERE, threads
+from json_process import HERE, median_of, threads
 from peer_sides.criteo_job import VALID_FRACTION
 from record import Row, append_rows
 
@@ -141,7 +139,7 @@ def compare(peer: str, logs: Logs, options: argparse.Namespace) -> PrepareRow:
     for _ in range(options.repeats):
         for side in rows:
             answers[side].append(run(side, logs, rows[side], options))
-    rates = {side: rows[side] / _median(answers[side], "seconds") for side in rows}
+    rates = {side: rows[side] / median_of(answers[side], "seconds") for side in rows}
     peaks = {side: max(answer["peak_bytes"] for answer in answers[side]) / 2**20 for side in rows}
     does = f" ({PEERS[peer].does})" if PEERS[peer].does else ""
     return PrepareRow(
@@ -159,10 +157,6 @@ def compare(peer: str, logs: Logs, options: argparse.Namespace) -> PrepareRow:
         peer_peak_mib=peaks[peer],
         peer_version=answers[peer][0]["version"],
     )
-
-
-def _median(answers: Sequence[Mapping[str, float]], figure: str) -> float:
-    return statistics.median(answer[figure] for answer in answers)
 
 
 def _rows_of(text: str) -> tuple[str, int]:

@@ -308,6 +308,36 @@ class Plan:
         return FEATURES * self.rows * ROW_BYTES
 
 
+def plan_options(
+    *, rows: int, batch: int, steps: int, warm_steps: int, shares: Sequence[float]
+) -> argparse.ArgumentParser:
+    """A parser of the options that every script of tiers has, with its defaults."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--rows", type=int, default=rows, help="of all tables; 512 bytes each")
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--steps", type=int, default=steps, help="timed in a turn")
+    parser.add_argument("--warm-steps", type=int, default=warm_steps)
+    parser.add_argument("--turns", type=int, default=3, help="with the page cache, and as many with dropped pages")
+    parser.add_argument("--shares", type=share_of, nargs="+", default=list(shares))
+    parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
+    parser.add_argument("--plot", type=Path, help="where to draw; beside the rows if not given")
+    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    return parser
+
+
+def plan_of(options: argparse.Namespace, *, memory_rows: int | None = None, direct: bool = False) -> Plan:
+    """What the options of `plan_options` ask for; `memory_rows` are of all tables in memory, None for as many."""
+    return Plan(
+        rows=options.rows // FEATURES,
+        memory_rows=(memory_rows or options.rows) // FEATURES,
+        batch=options.batch,
+        steps=options.steps,
+        warm_steps=options.warm_steps,
+        turns=options.turns,
+        direct=direct,
+    )
+
+
 class Turns:
     """Turns of tables in tiers beside tables in memory; batches of a skew are the same for all of one size.
 

@@ -33,13 +33,13 @@ from tiered_sides import (
     ROW_BYTES,
     TOP,
     WIDTH,
-    Plan,
     TierRow,
     Turns,
     first_values,
     flush,
+    plan_of,
+    plan_options,
     rate,
-    share_of,
 )
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding
@@ -243,31 +243,18 @@ def draw(rows: Sequence[TierRow], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=40_000_000, help="of all tables; 512 bytes each")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[plan_options(rows=40_000_000, batch=8192, steps=5, warm_steps=4, shares=(0.1, 0.01))],
+    )
     parser.add_argument("--memory-rows", type=int, help="of all tables in memory to compare with; as many as --rows")
-    parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument("--steps", type=int, default=5, help="timed in a turn")
-    parser.add_argument("--warm-steps", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=3, help="with the page cache, and as many with dropped pages")
     parser.add_argument("--peer-steps", type=int, default=1, help="in a turn of np.memmap and RocksDB")
     parser.add_argument("--skew", type=float, default=1.05)
-    parser.add_argument("--shares", type=share_of, nargs="+", default=[0.1, 0.01])
     parser.add_argument("--no-peers", action="store_true", help="leave out plain PyTorch on np.memmap and RocksDB")
     parser.add_argument("--direct", action="store_true", help="let the files of tiers bypass the page cache")
-    parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--plot", type=Path, help="where to draw; beside the rows if not given")
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
     options = parser.parse_args(arguments)
-    plan = Plan(
-        rows=options.rows // FEATURES,
-        memory_rows=(options.memory_rows or options.rows) // FEATURES,
-        batch=options.batch,
-        steps=options.steps,
-        warm_steps=options.warm_steps,
-        turns=options.turns,
-        direct=options.direct,
-    )
+    plan = plan_of(options, memory_rows=options.memory_rows, direct=options.direct)
     keep_freed_memory()
     rows: list[TierRow] = []
 

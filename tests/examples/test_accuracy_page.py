@@ -1,6 +1,7 @@
 """The tables of docs/accuracy.md are those that the recipes and the rows of results/ give."""
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, object]:
-    return runpy.run_path(str(BENCHMARKS / "accuracy_page.py"))
+def script() -> Iterator[dict[str, object]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield runpy.run_path(str(BENCHMARKS / "accuracy_page.py"))
 
 
 def row_of(text: str, model: str) -> list[str]:
@@ -31,8 +34,8 @@ def row_of(text: str, model: str) -> list[str]:
 
 
 def test_the_page_holds_the_newest_rows(script):
-    page = script["PAGE"].read_text()
-    assert script["rewritten"](page, script["page_tables"](script["read_rows"]())) == page
+    page = script["PAGE"]
+    assert page.with_tables(script["page_tables"](page.read_rows())) == page.page.read_text()
 
 
 def test_seeds_of_the_newest_version_become_a_mean_a_deviation_and_the_least(script):

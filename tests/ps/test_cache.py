@@ -17,13 +17,11 @@ from terarec.ops.layout import Pooling
 from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ModelCaches, ParameterServer, TableTiers
 from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec
 from tests.errors import at
+from tests.ps.tiers import distinct_rows
 
 WIDTH = 8
+rows_of = partial(distinct_rows, WIDTH)
 KEYS = torch.cat([torch.arange(-500, 500), torch.tensor([-(2**63), 2**63 - 1])])
-
-
-def rows_of(keys: torch.Tensor, salt: float = 0.0) -> torch.Tensor:
-    return keys.double().unsqueeze(1).mul(torch.arange(1.0, WIDTH + 1)).sin().add(salt).float()
 
 
 def tiers(default: float = 0.0) -> TableTiers:

@@ -1,6 +1,7 @@
 """What every tier does, compared with a dictionary."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from terarec.errors import ConfigError
 from terarec.ps import Tier
 from tests.errors import at
-from tests.ps.tiers import KINDS
+from tests.ps.tiers import KINDS, distinct_rows
 
 WIDTH = 5
+rows_of = partial(distinct_rows, WIDTH)
 EXTREMES = torch.tensor([-(2**63), -1, 0, 1, 2**63 - 1])
 
 
@@ -20,10 +22,6 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
     made = KINDS[request.param](tmp_path, WIDTH, lambda: request.getfixturevalue("redis_server"))
     yield made
     made.close()
-
-
-def rows_of(keys: torch.Tensor, salt: float = 0.0) -> torch.Tensor:
-    return keys.double().unsqueeze(1).mul(torch.arange(1.0, WIDTH + 1)).sin().add(salt).float()
 
 
 def test_rows_are_found_as_they_were_inserted(tier: Tier) -> None:

@@ -5,11 +5,19 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from terarec.ps import HostMemoryTier, RedisServer, RedisTier, Tier
 from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.spec import HostMemorySpec, RocksDBSpec, RowFileSpec
 from terarec.storage.slots import SLOT_BYTES
 from tests.ps.redis_processes import RedisProcess
+
+
+def distinct_rows(width: int, keys: torch.Tensor, salt: float = 0.0) -> torch.Tensor:
+    """Return rows float32[n, width] that differ from key to key, and with `salt`."""
+    return keys.double().unsqueeze(1).mul(torch.arange(1.0, width + 1)).sin().add(salt).float()
+
 
 _NUMBERS = itertools.count()
 Make = Callable[[Path, int, Callable[[], RedisProcess]], Tier]

@@ -78,8 +78,6 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
 
 def _executors(run: Path) -> list[dict[str, Any]]:
     """Return the choice of each machine for each size of batches, with the milliseconds of what was measured."""
-    if not (run / "executors.json").is_file():
-        return []
     from terarec.serve.executor_file import kept_choices
 
     return [

@@ -19,8 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import terarec
-from terarec.checkpoint import complete_checkpoints
-from terarec.checkpoint.directory import DENSE, WEIGHTS, parse_table_file, read_chain
+from terarec.checkpoint.directory import DENSE, WEIGHTS, newest_checkpoint, parse_table_file, read_chain
 from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import TableFiles
 from terarec.config import load_run
@@ -87,8 +86,8 @@ def write_report(run_dir: Path) -> Path:
     run = load_run(directory.run_file)
     dataset = read_dataset(directory.dataset)
     log = read_log(directory.metrics)
-    newest = complete_checkpoints(directory.checkpoints)[-1:]
-    sizes = {name: size for checkpoint in newest for name, size in _table_sizes(checkpoint).items()}
+    newest = newest_checkpoint(directory.checkpoints)
+    sizes = {} if newest is None else _table_sizes(newest)
     page = Page(
         title=f"{_title(run)} on {dataset.name}",
         subtitle=f"terarec run in {run_dir.absolute().name}/",
@@ -159,12 +158,13 @@ def _optimizer_rows(run: RunSpec) -> Iterator[tuple[str, str]]:
             yield "table rows", setting_text(rows)
 
 
-def _parameter_rows(newest: Sequence[Path], sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    for checkpoint in newest:
-        dense = sum(math.prod(shape) for shape in _shapes(checkpoint / DENSE).values())
-        yield "dense parameters", f"{dense:,}"
-        in_tables = sum(rows * width for rows, width in sizes.values())
-        yield "table parameters", f"{in_tables:,} ({byte_text(4 * in_tables)}) in {len(sizes)} tables"
+def _parameter_rows(newest: Path | None, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    if newest is None:
+        return
+    dense = sum(math.prod(shape) for shape in _shapes(newest / DENSE).values())
+    yield "dense parameters", f"{dense:,}"
+    in_tables = sum(rows * width for rows, width in sizes.values())
+    yield "table parameters", f"{in_tables:,} ({byte_text(4 * in_tables)}) in {len(sizes)} tables"
 
 
 def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.click_model import MISSING_CATEGORY, ClickModel, SignalShape, plant
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_count, drawn, write_log
 
 TRAIN_FILE, TEST_FILE = "adult.data", "adult.test"
 
@@ -96,11 +96,11 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
     num_values = tuple(len(words.values) for words in _WORDS.values())
     model = plant(draws.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot, _SHAPE)
     train = rows * 2 // 3
-    for start in range(0, train, _BLOCK_ROWS):
-        yield _piece(model, seed, TRAIN_FILE, start, min(start + _BLOCK_ROWS, train))
+    for block in blocks(train, _BLOCK_ROWS):
+        yield _piece(model, seed, TRAIN_FILE, *block)
     yield Piece(TEST_FILE, b"|1x3 Cross validator\n")
-    for start in range(train, rows, _BLOCK_ROWS):
-        yield _piece(model, seed, TEST_FILE, start, min(start + _BLOCK_ROWS, rows))
+    for block in blocks(rows, _BLOCK_ROWS, train):
+        yield _piece(model, seed, TEST_FILE, *block)
 
 
 def _piece(model: ClickModel, seed: int, file: str, start: int, stop: int) -> Piece:

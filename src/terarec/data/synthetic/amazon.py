@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import draws, raw_log
-from terarec.data.synthetic.click_model import bias_for, category_values
+from terarec.data.synthetic.click_model import category_values
 from terarec.data.synthetic.draws import Tastes, chance
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_choice, drawn, write_log
 
 Layout = Literal["2018", "2023"]
 FILES = {"2018": ("reviews.json", "meta.json"), "2023": ("reviews.jsonl", "meta.jsonl")}
@@ -77,16 +77,11 @@ class _Products:
             num_items=min(max(rows // 100, 160), 500_000),
             num_groups=len(CATEGORIES),
         )
-        pilot = -1 - np.arange(_PILOT_ROWS)
-        users = tastes.draw_users(pilot)
-        logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
-        return cls(tastes, bias_for(logits, _LIKED_SHARE))
+        return cls(tastes, tastes.planted_bias(_PILOT_ROWS, _LIKED_SHARE, cls(tastes, 0.0).logits))
 
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the brand's number of each of `products`; the last means none."""
-        seed = self.tastes.seed
-        brands = (draws.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
-        return np.where(draws.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
+        return self.tastes.brands(products, (_BRAND, _BRANDLESS), _BRANDS, _UNNAMED_BRANDS)
 
     def logits(self, users: NDArray[np.int64], products: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the logits of P(rating >= 4)."""
@@ -97,10 +92,10 @@ class _Products:
 def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
     products = _Products.plan(rows, seed)
     reviews, meta = FILES[layout]
-    for start in range(0, rows, _BLOCK_ROWS):
-        yield _reviews(products, reviews, layout, np.arange(start, min(start + _BLOCK_ROWS, rows)))
-    for start in range(0, products.tastes.num_items, _BLOCK_ROWS):
-        yield _meta(products, meta, layout, np.arange(start, min(start + _BLOCK_ROWS, products.tastes.num_items)))
+    for block in blocks(rows, _BLOCK_ROWS):
+        yield _reviews(products, reviews, layout, np.arange(*block))
+    for block in blocks(products.tastes.num_items, _BLOCK_ROWS):
+        yield _meta(products, meta, layout, np.arange(*block))
 
 
 def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np.int64]) -> Piece:
@@ -110,9 +105,9 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
     liked, packed = drawn(chance(products.logits(users, bought)), draws.traits(seed, _LABEL, numbers))
     place = draws.traits(seed, _STARS, numbers)
     stars = np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int))
-    seconds = (_FIRST_DAY + (draws.traits(seed, _DAY, numbers) * _DAYS).astype(np.int64)) * 86_400
+    seconds = (_FIRST_DAY + draws.choices(seed, _DAY, numbers, _DAYS)) * 86_400
     review = raw_log.choose([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
-    reviewers = pc.binary_join_element_wise("A", pc.utf8_upper(_hidden(users)), "")
+    reviewers = raw_log.concatenated("A", pc.utf8_upper(_hidden(users)))
     if layout == "2018":
         columns = [
             *('{"overall": ', stars, '.0, "verified": true, "reviewTime": "', raw_log.clock(seconds, "%m %d, %Y")),
@@ -120,7 +115,7 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
             *(', "reviewText": "', review, '", "summary": "Tried it", "unixReviewTime": ', seconds, "}"),
         ]
     else:
-        second = (draws.traits(seed, _SECOND, numbers) * 86_400_000).astype(np.int64)
+        second = draws.choices(seed, _SECOND, numbers, 86_400_000)
         columns = [
             *('{"rating": ', stars, '.0, "title": "Tried it", "text": "', review, '", "images": [], "asin": "'),
             *(_asins(bought), '", "parent_asin": "', _asins(bought), '", "user_id": "', reviewers),
@@ -154,4 +149,4 @@ def _hidden(numbers: NDArray[np.int64]) -> pa.Array:
 
 
 def _asins(products: NDArray[np.int64]) -> pa.Array:
-    return pc.binary_join_element_wise("B0", pc.utf8_upper(_hidden(products)), "")
+    return raw_log.concatenated("B0", pc.utf8_upper(_hidden(products)))

@@ -19,7 +19,7 @@ from terarec.data.synthetic.click_model import (
     plant,
     scaled_values,
 )
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, drawn, write_log
 
 FILE = "train.csv"
 FULL_ROWS = 40_428_967
@@ -142,8 +142,8 @@ class _Log:
 def _pieces(rows: int, seed: int) -> Iterator[Piece]:
     log = _Log.plan(rows, seed)
     yield Piece(FILE, (",".join(("id", "click", "hour", *_NAMES)) + "\n").encode())
-    for start in range(0, rows, _BLOCK_ROWS):
-        yield log.piece(start, min(start + _BLOCK_ROWS, rows))
+    for block in blocks(rows, _BLOCK_ROWS):
+        yield log.piece(*block)
 
 
 def _draw_ranks(

@@ -21,7 +21,7 @@ from terarec.data.synthetic.click_model import (
     plant,
     scaled_values,
 )
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, pack, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_count, pack, write_log
 from terarec.errors import ConfigError
 from terarec.kernels.cpu._encoding import format_rows, widest_row
 
@@ -117,8 +117,8 @@ def _in_order(
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint32]]]:
     """Yield the blocks of rows `first` to `last`, drawn in parallel but yielded in order; few wait at a time."""
     waiting: list[Future[tuple[NDArray[np.uint8], NDArray[np.uint32]]]] = []
-    for start in range(first, last, _BLOCK_ROWS):
-        waiting.append(pool.submit(log.text, start, min(start + _BLOCK_ROWS, last)))
+    for bounds in blocks(last, _BLOCK_ROWS, first):
+        waiting.append(pool.submit(log.text, *bounds))
         if len(waiting) > _THREADS:
             yield waiting.pop(0).result()
     for block in waiting:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from terarec.data.synthetic.click_model import bias_for
+
+IndexArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, stream: tuple[int, ...], start: int, stop: int) -> NDArray[np.float64]:
+def uniforms(seed: int, stream: tuple[int, ...], start: int, stop: int) -> FloatArray:
     """Return numbers `start` to `stop` of a stream; one number is one step of the bit generator, so it can jump."""
     bits = np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream))
     return np.random.Generator(bits.advance(start)).random(stop - start)
@@ -21,7 +27,7 @@ def numbers(seed: int, stream: tuple[int, ...]) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=stream)))
 
 
-def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def traits(seed: int, stream: int, indices: IndexArray) -> FloatArray:
     """Return a uniform number in [0, 1) for each of `indices` (users, items, pairs of them), in any order.
 
     A trait is computed at each request, so there may be any number of users. Steele, Lea and Flood's
@@ -32,7 +38,12 @@ def traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.flo
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def normal_traits(seed: int, stream: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def choices(seed: int, stream: int, indices: IndexArray, count: int) -> IndexArray:
+    """Return one of `count` numbers from 0 on for each of `indices`, all equally likely."""
+    return _number(count, traits(seed, stream, indices))
+
+
+def normal_traits(seed: int, stream: int, indices: IndexArray) -> FloatArray:
     """Return nearly normal `traits` of mean 0 and deviation 1: sums of four uniform numbers, from four streams."""
     total = np.full(indices.shape, -2.0)
     for part in range(4):
@@ -76,23 +87,21 @@ class Tastes:
     num_groups: int
     fit: float = 3.0
 
-    def favourites(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+    def favourites(self, users: IndexArray) -> IndexArray:
         """Return the two different groups int64[n, 2] that each of `users` likes."""
         first = _number(self.num_groups, traits(self.seed, _FIRST, users))
         further = 1 + _number(self.num_groups - 1, traits(self.seed, _SECOND, users))
         return np.stack([first, (first + further) % self.num_groups], axis=-1)
 
-    def groups(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    def groups(self, items: IndexArray) -> IndexArray:
         """Return the group of each of `items`."""
         return items % self.num_groups
 
-    def draw_users(self, encounters: NDArray[np.int64]) -> NDArray[np.int64]:
+    def draw_users(self, encounters: IndexArray) -> IndexArray:
         """Draw a user for each encounter (identified by a number), all equally likely."""
         return _number(self.num_users, traits(self.seed, _USER, encounters))
 
-    def draw_items(
-        self, users: NDArray[np.int64], encounters: NDArray[np.int64], favourites: float = MET_FAVOURITES
-    ) -> NDArray[np.int64]:
+    def draw_items(self, users: IndexArray, encounters: IndexArray, favourites: float = MET_FAVOURITES) -> IndexArray:
         """Draw an item for each of `users`: a share `favourites` of favourite groups, and rather low numbers."""
         place, which, why = (traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
         items = _number(self.num_items, place**2)
@@ -100,15 +109,32 @@ class Tastes:
         moved = np.minimum(items - items % self.num_groups + wanted, self.num_items - 1)
         return np.where(why < favourites, moved, items)
 
-    def fits(self, users: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def planted_bias(
+        self, num_encounters: int, positive_share: float, logits: Callable[[IndexArray, IndexArray], FloatArray]
+    ) -> float:
+        """Return the bias that makes a share of the encounters positive.
+
+        Args:
+            num_encounters: Encounters on which it is found; none of them is in the log.
+            positive_share: Their share.
+            logits: Users and items of encounters -> logits without a bias.
+        """
+        pilot = -1 - np.arange(num_encounters)
+        users = self.draw_users(pilot)
+        return bias_for(logits(users, self.draw_items(users, pilot)), positive_share)
+
+    def brands(self, items: IndexArray, streams: tuple[int, int], count: int, unnamed: float) -> IndexArray:
+        """Return one of `count` brands for each of `items`; `count` itself for the share `unnamed` without one."""
+        brands = choices(self.seed, streams[0], items, count)
+        return np.where(traits(self.seed, streams[1], items) < unnamed, count, brands)
+
+    def fits(self, users: IndexArray, groups: IndexArray) -> NDArray[np.bool_]:
         """Return whether each of `groups` is a favourite of the user at the same index."""
         first, second = self.favourites(users).T
         is_favourite: NDArray[np.bool_] = (groups == first) | (groups == second)
         return is_favourite
 
-    def logits(
-        self, users: NDArray[np.int64], items: NDArray[np.int64], fits: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.float64]:
+    def logits(self, users: IndexArray, items: IndexArray, fits: NDArray[np.bool_] | None = None) -> FloatArray:
         """Return how much each of `users` likes the item at the same index; `fits` marks favourite groups."""
         appeal = _APPEAL * normal_traits(self.seed, _APPEAL_STREAM, items)
         leaning = _LEANING * normal_traits(self.seed, _LEANING_STREAM, users)
@@ -116,10 +142,10 @@ class Tastes:
         return appeal + leaning + self.fit * is_wanted
 
 
-def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def chance(logits: FloatArray) -> FloatArray:
     """Compute the logistic function."""
     return 1.0 / (1.0 + np.exp(-logits))
 
 
-def _number(count: int, uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+def _number(count: int, uniforms: FloatArray) -> IndexArray:
     return np.minimum((uniforms * count).astype(np.int64), count - 1)

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import draws, raw_log
-from terarec.data.synthetic.click_model import bias_for
 from terarec.data.synthetic.draws import Tastes, chance
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_count, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_count, drawn, write_log
 
 CATEGORIES = {
     "sports": ("football_nfl", "golf", "soccer"),
@@ -81,15 +80,12 @@ class _Site:
             num_items=min(max(rows // 25, 200), 100_000),
             num_groups=len(CATEGORIES),
         )
-        pilot = -1 - np.arange(_PILOT_ROWS)
-        users = tastes.draw_users(pilot)
-        return cls(tastes, bias_for(tastes.logits(users, tastes.draw_items(users, pilot)), _CLICKED_SHARE))
+        return cls(tastes, tastes.planted_bias(_PILOT_ROWS, _CLICKED_SHARE, tastes.logits))
 
     def histories(self, users: NDArray[np.int64]) -> pa.Array:
         """Return the articles that each of `users` has read, separated by spaces."""
         seed = self.tastes.seed
-        span = _MOST_READ + 1 - _FEWEST_READ
-        count = _FEWEST_READ + (draws.traits(seed, _READ, users) * span).astype(np.int64)
+        count = _FEWEST_READ + draws.choices(seed, _READ, users, _MOST_READ + 1 - _FEWEST_READ)
         count[draws.traits(seed, _NEW, users) < _NEW_SHARE] = 0
         readers = np.repeat(users, count)
         offsets = np.concatenate([[0], np.cumsum(count)])
@@ -101,8 +97,7 @@ class _Site:
         """Return pages `start` to `stop`, shown at `seconds`."""
         seed, pages = self.tastes.seed, np.arange(start, stop)
         users = self.tastes.draw_users(pages)
-        span = _MOST_SHOWN + 1 - _FEWEST_SHOWN
-        count = _FEWEST_SHOWN + (draws.traits(seed, _SHOWN, pages) * span).astype(np.int64)
+        count = _FEWEST_SHOWN + draws.choices(seed, _SHOWN, pages, _MOST_SHOWN + 1 - _FEWEST_SHOWN)
         offsets = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         encounters = np.repeat(pages, count) * _MOST_SHOWN + place
@@ -110,10 +105,10 @@ class _Site:
         shown = self.tastes.draw_items(readers, encounters)
         chances = chance(self.bias + self.tastes.logits(readers, shown))
         clicked, packed = drawn(chances, draws.traits(seed, _LABEL, encounters))
-        impressions = pc.binary_join_element_wise(_names(shown), raw_log.choose(["0", "1"], clicked * 1), "-")
+        impressions = raw_log.concatenated(_names(shown), "-", clicked * 1)
         columns = [
             pages + 1,
-            pc.binary_join_element_wise("U", pa.array(users).cast(pa.string()), ""),
+            raw_log.concatenated("U", users),
             _timestamps(_FIRST_SECOND + seconds),
             self.histories(users),
             raw_log.lists_joined(impressions, offsets, " "),
@@ -124,16 +119,16 @@ class _Site:
         """Return articles `start` to `stop`."""
         articles = np.arange(start, stop)
         groups = self.tastes.groups(articles)
-        part = (draws.traits(self.tastes.seed, _SUBCATEGORY, articles) * 3).astype(np.int64)
+        part = draws.choices(self.tastes.seed, _SUBCATEGORY, articles, 3)
         subcategories = [name for names in CATEGORIES.values() for name in names]
         topic = raw_log.choose(subcategories, 3 * groups + part)
         columns = [
             _names(articles),
             raw_log.choose(list(CATEGORIES), groups),
             topic,
-            pc.binary_join_element_wise("What is new in", topic, " "),
+            raw_log.concatenated("What is new in ", topic),
             'It is called "news" for a reason',
-            pc.binary_join_element_wise("https://news.example/", _names(articles), ""),
+            raw_log.concatenated("https://news.example/", _names(articles)),
             "[]",
             "[]",
         ]
@@ -146,17 +141,16 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
     bounds = {"train": (0, train, 0, _TRAIN_SECONDS), "valid": (train, rows, _TRAIN_SECONDS, _VALID_SECONDS)}
     for split in SPLITS:
         first, last, opens, lasts = bounds[split]
-        for start in range(first, last, _BLOCK_ROWS):
-            stop = min(start + _BLOCK_ROWS, last)
-            moments = draws.traits(seed, _MOMENT, np.arange(start, stop))  # pages are in no order, as in MIND
-            yield site.piece(split, start, stop, opens + (moments * lasts).astype(np.int64))
+        for start, stop in blocks(last, _BLOCK_ROWS, first):
+            moments = draws.choices(seed, _MOMENT, np.arange(start, stop), lasts)  # pages are in no order, as in MIND
+            yield site.piece(split, start, stop, opens + moments)
     for split in SPLITS:
-        for start in range(0, site.tastes.num_items, _BLOCK_ROWS):
-            yield site.news(split, start, min(start + _BLOCK_ROWS, site.tastes.num_items))
+        for block in blocks(site.tastes.num_items, _BLOCK_ROWS):
+            yield site.news(split, *block)
 
 
 def _names(articles: NDArray[np.int64]) -> pa.Array:
-    return pc.binary_join_element_wise("N", pa.array(articles).cast(pa.string()), "")
+    return raw_log.concatenated("N", articles)
 
 
 def _timestamps(seconds: NDArray[np.int64]) -> pa.Array:

@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.data.synthetic import draws, raw_log
-from terarec.data.synthetic.click_model import bias_for
 from terarec.data.synthetic.draws import Tastes, chance
-from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, check_choice, drawn, write_log
+from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_choice, drawn, write_log
 
 Layout = Literal["latest", "1m"]
 
@@ -81,15 +80,12 @@ class _Films:
             num_items=min(max(rows // 200, 200), 60_000),
             num_groups=len(GENRES),
         )
-        pilot = -1 - np.arange(_PILOT_ROWS)
-        users = tastes.draw_users(pilot)
-        logits = cls(tastes, 0.0).logits(users, tastes.draw_items(users, pilot))
-        return cls(tastes, bias_for(logits, _LIKED_SHARE))
+        return cls(tastes, tastes.planted_bias(_PILOT_ROWS, _LIKED_SHARE, cls(tastes, 0.0).logits))
 
     def genres(self, films: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and second genre of each of `films`; -1 for none."""
         first = self.tastes.groups(films)
-        further = 1 + (draws.traits(self.tastes.seed, _GENRE, films) * (len(GENRES) - 1)).astype(np.int64)
+        further = 1 + draws.choices(self.tastes.seed, _GENRE, films, len(GENRES) - 1)
         kind = draws.traits(self.tastes.seed, _HAS_GENRE, films)
         second = np.where(kind < _SECOND_GENRE_SHARE, (first + further) % len(GENRES), -1)
         return np.where(kind > 1.0 - _UNSORTED_SHARE, -1, first), second
@@ -117,8 +113,8 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
         if layout == "1m":
             yield _users(seed, np.unique(raters))
         done += len(raters)
-    for start in range(0, films.tastes.num_items, _BLOCK_ROWS):
-        yield _movies(films, movies, layout, np.arange(start, min(start + _BLOCK_ROWS, films.tastes.num_items)))
+    for block in blocks(films.tastes.num_items, _BLOCK_ROWS):
+        yield _movies(films, movies, layout, np.arange(*block))
 
 
 def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64], start: int) -> Piece:
@@ -133,15 +129,15 @@ def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64],
         stars = raw_log.decimals(np.where(liked, 8 + (place * 3).astype(int), 1 + (place * 7).astype(int)) / 2, 1)
     else:
         stars = pa.array(np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int)))
-    comes = (draws.traits(seed, _COMES, users) * _YEARS).astype(np.int64)
-    seconds = _FIRST_SECOND + comes + (draws.traits(seed, _MOMENT, encounters) * _STAY).astype(np.int64)
+    comes = draws.choices(seed, _COMES, users, _YEARS)
+    seconds = _FIRST_SECOND + comes + draws.choices(seed, _MOMENT, encounters, _STAY)
     text = raw_log.joined([users + 1, seen + 1, stars, seconds], _separator(layout))
     return Piece(file, text, len(users), packed)
 
 
 def _users(seed: int, numbers: NDArray[np.int64]) -> Piece:
-    def drawn_of(trait: int, choices: int) -> NDArray[np.int64]:
-        return (draws.traits(seed, trait, numbers) * choices).astype(np.int64)
+    def drawn_of(trait: int, count: int) -> NDArray[np.int64]:
+        return draws.choices(seed, trait, numbers, count)
 
     genders = raw_log.choose(["F", "M"], drawn_of(_GENDER, 2))
     ages = raw_log.choose(_AGES, drawn_of(_AGE, len(_AGES)))
@@ -154,17 +150,14 @@ def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]
     first, second = films.genres(numbers)
     names = raw_log.choose([*GENRES, "(no genres listed)"], first)
     further = raw_log.choose([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
-    years = 1930 + (draws.traits(films.tastes.seed, _YEAR, numbers) * 90).astype(np.int64)
+    years = 1930 + draws.choices(films.tastes.seed, _YEAR, numbers, 90)
     has_comma = numbers % 4 == 0
     special = "Film, The " if layout == "latest" else "L'\u00e9toile "
-    titles = pc.binary_join_element_wise(
-        raw_log.choose(["Film ", special], has_comma * 1), pa.array(numbers).cast(pa.string()), " (", ""
-    )
-    titles = pc.binary_join_element_wise(titles, pa.array(years).cast(pa.string()), ")", "")
+    titles = raw_log.concatenated(raw_log.choose(["Film ", special], has_comma * 1), numbers, " (", years, ")")
     if layout == "latest":
         quote = raw_log.choose(["", '"'], has_comma * 1)
-        titles = pc.binary_join_element_wise(quote, titles, quote, "")
-    genres = pc.binary_join_element_wise(names, further, "")
+        titles = raw_log.concatenated(quote, titles, quote)
+    genres = raw_log.concatenated(names, further)
     text = raw_log.joined([numbers + 1, titles, genres], _separator(layout))
     return Piece(file, text if layout == "latest" else text.decode().encode("latin-1"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +64,11 @@ def decimals(values: NDArray[np.float64], places: int) -> pa.Array:
     scaled = np.rint(values * scale).astype(np.int64)
     behind = pc.utf8_lpad(pa.array(scaled % scale).cast(pa.string()), width=places, padding="0")
     return pc.binary_join_element_wise(pa.array(scaled // scale).cast(pa.string()), behind, ".")
+
+
+def concatenated(*columns: Column) -> pa.Array:
+    """Concatenate the texts of each row."""
+    return pc.binary_join_element_wise(*map(_texts, columns), "")
 
 
 def _texts(column: Column) -> Any:
@@ -171,6 +176,12 @@ def drawn(chances: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[
     scores = chances.astype(np.float32)
     labels = uniforms < scores
     return labels, pack(scores, labels.astype(np.uint8))
+
+
+def blocks(rows: int, size: int, first: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of blocks of `size` rows, from `first` to `rows`; the last one may be smaller."""
+    for start in range(first, rows, size):
+        yield start, min(start + size, rows)
 
 
 def check_count(name: str, value: object, minimum: int) -> None:

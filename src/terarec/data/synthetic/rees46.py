@@ -106,7 +106,7 @@ class _Shop:
         )
         shop = cls(tastes, max(rows / _EVENTS_A_VISIT, 1.0) / _SECONDS, 0.0)
         pilot = -1 - np.arange(_PILOT_VISITS)  # no visit of the log
-        moments = (draws.traits(seed, _MOMENT, pilot) * _SECONDS).astype(np.int64)
+        moments = draws.choices(seed, _MOMENT, pilot, _SECONDS)
         return cls(tastes, shop.visits_a_second, bias_for(shop.logits(pilot, moments), _BOUGHT_SHARE))
 
     def people_and_products(self, visits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -128,9 +128,7 @@ class _Shop:
 
     def brands(self, products: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the brand's number of each of `products`; the last means none."""
-        seed = self.tastes.seed
-        brands = (draws.traits(seed, _BRAND, products) * _BRANDS).astype(np.int64)
-        return np.where(draws.traits(seed, _BRANDLESS, products) < _UNNAMED_BRANDS, _BRANDS, brands)
+        return self.tastes.brands(products, (_BRAND, _BRANDLESS), _BRANDS, _UNNAMED_BRANDS)
 
     def starts(self, visits: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the start of each visit: ascending, and before all events of the visit."""
@@ -141,7 +139,7 @@ class _Shop:
         seed = self.tastes.seed
         ends = self.starts(visits) + _LONGEST_LOOK
         logits = self.logits(visits, ends)
-        views = 1 + (draws.traits(seed, _VIEWS, visits) * 3).astype(np.int64)
+        views = 1 + draws.choices(seed, _VIEWS, visits, 3)
         looked = np.repeat(visits, views)
         order = np.arange(len(looked)) - np.repeat(np.cumsum(views) - views, views)
         before = 1 + (draws.traits(seed, _LOOK, looked * 4 + order) * (_LONGEST_LOOK - 1)).astype(np.int64)
