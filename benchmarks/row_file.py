@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 from record import Row, append_rows
 
-from terarec.kernels.slots import RowBatch
+from terarec.kernels.slots import SLOT_BYTES, RowBatch
+from terarec.storage.cached_rows import CachedRows
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile
-from terarec.storage.row_file_layout import RowFileOptions
-from terarec.storage.row_levels import CachedRows, TableStores
+from terarec.storage.row_format import RowFileOptions
+from terarec.storage.row_levels import TableStores
 from terarec.storage.row_store import RowStore
-from terarec.storage.slots import SLOT_BYTES
 
 HERE = Path(__file__).resolve().parent
 ROW_BYTES = 512

@@ -24,7 +24,7 @@ from step_sides import WORKLOADS, Workload, batches, terarec_model
 from terarec.batch import slice_samples
 from terarec.dist import RowWise, join, same_for_all, shard
 from terarec.embedding import EmbeddingCollection
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.reports.page import BLUE, GREEN, MUTED, ORANGE, PURPLE, new_axes, plot_style
 from terarec.spec import SGDSpec, TrainingSpec
 from terarec.train import Optimizers, Trainer

@@ -25,7 +25,7 @@ from terarec.dist.costs import MachineCosts, TableLoad
 from terarec.dist.plan import PooledOn
 from terarec.dist.planner import plan_tables
 from terarec.embedding import EmbeddingCollection
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, FeatureSpec, SGDSpec, TableSpec, TrainingSpec
 from terarec.train import Optimizers, Trainer

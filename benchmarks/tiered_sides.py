@@ -41,6 +41,7 @@ from step_sides import NUM_DENSE
 
 from terarec.batch import Batch, Jagged, one_hot
 from terarec.embedding import EmbeddingCollection
+from terarec.kernels.slots import SLOT_BYTES
 from terarec.models import DLRM
 from terarec.optim import RowOptimizer
 from terarec.spec import (
@@ -57,9 +58,8 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.storage import AnyTable, Rows, TierUse
+from terarec.storage.cached_rows import BudgetError
 from terarec.storage.row_file import RowFile
-from terarec.storage.row_levels import BudgetError
-from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_budget import INDEX_ALLOWANCE
 from terarec.train import Optimizers, Trainer
 from terarec.train.devices import read_ahead

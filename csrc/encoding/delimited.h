@@ -13,7 +13,7 @@ namespace terarec::encoding {
 
 enum class Policy : int { raise, skip, missing };
 
-// kernels/delimited_types.py describes the fields.
+// kernels/encoding_types.py describes the fields.
 struct DelimitedLayout {
   std::vector<FieldLayout> fields;
   Quoting quoting;

@@ -6,7 +6,7 @@
 
 namespace terarec::encoding {
 
-// The order is that of FAULT_KINDS in kernels/delimited_types.py.
+// The order is that of FAULT_KINDS in kernels/encoding_types.py.
 enum class Fault : int {
   none,
   short_line,

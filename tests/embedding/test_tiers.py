@@ -34,7 +34,7 @@ from terarec.spec import (
     ttl,
 )
 from terarec.storage import TierUse
-from terarec.storage.row_levels import BudgetError
+from terarec.storage.cached_rows import BudgetError
 from tests.embedding.plain import random_jagged
 from tests.embedding.test_dynamic_tables import FEATURES, NAMES, OPTIMIZERS, ROWS, STATIC, dynamic_twin, step
 from tests.errors import at

@@ -11,7 +11,7 @@ import terarec.hugectr as hugectr
 from terarec.formats.hugectr import open_sparse_folder, write_keyset
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.training_cache import with_cache_tiers
-from terarec.storage.slots import SLOT_BYTES
+from terarec.kernels.slots import SLOT_BYTES
 from tests.errors import at
 from tests.hugectr.planted import ROWS, Planted, write_norm
 from tests.hugectr.scripts import auc_of, build_dcn, dcn, norm_reader, solver

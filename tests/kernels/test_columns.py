@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terarec.kernels.cpu import columns as cpu
-from terarec.kernels.ref import columns as ref
+from terarec.kernels.cpu import encoding as cpu
+from terarec.kernels.ref import encoding as ref
 
 TYPES = (np.float32, np.float64, np.int32, np.int64)
 INT32, INT64 = np.iinfo(np.int32), np.iinfo(np.int64)

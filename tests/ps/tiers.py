@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from terarec.kernels.slots import SLOT_BYTES
 from terarec.ps import HostMemoryTier, RedisServer, RedisTier, Tier
 from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.spec import HostMemorySpec, RocksDBSpec, RowFileSpec
-from terarec.storage.slots import SLOT_BYTES
 from tests.ps.redis_processes import RedisProcess
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from terarec.storage import MemoryRowStore, RowStore
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile
-from terarec.storage.row_file_layout import RowFileOptions
+from terarec.storage.row_format import RowFileOptions
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, DamagedFileError, FormatError, StorageError
 from terarec.kernels.cpu import _rowfile
-from terarec.storage.row_file import PageReader, RowFile, read_description, read_files
-from terarec.storage.row_file_layout import RowColumn, RowFileOptions
+from terarec.storage.row_file import PageReader, RowFile, read_files
+from terarec.storage.row_format import RowColumn, RowFileOptions, read_description
 from tests.errors import at
 from tests.storage.test_row_store import content, expected, read, rows_of
 

@@ -7,7 +7,8 @@ import torch
 
 from terarec.errors import StorageError
 from terarec.kernels.slots import RowBatch
-from terarec.storage.row_levels import BudgetError, CachedRows, RowLevel, TableStores, WrittenBehind
+from terarec.storage.cached_rows import BudgetError, CachedRows
+from terarec.storage.row_levels import RowLevel, TableStores, WrittenBehind
 from terarec.storage.row_store import MemoryRowStore
 
 ROW_BYTES = 16

@@ -5,13 +5,12 @@ import gc
 import pytest
 import torch
 
-from terarec.kernels.slots import RowBatch, new_slot_map
+from terarec.kernels.slots import RowBatch, SlotLimit, new_slot_map
 from terarec.storage.fast_tier import FastTier
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import TableStores
 from terarec.storage.row_store import MemoryRowStore
-from terarec.storage.slots import SlotLimit
 
 OF = RowFormat(4, torch.float32)
 

@@ -14,7 +14,7 @@ from terarec.errors import ConfigError, StorageError
 from terarec.optim import RowOptimizer
 from terarec.spec import AdaGradSpec, DynamicTableSpec, FeatureSpec, TableSpec, Tiers
 from terarec.storage import BudgetError, TierBudget
-from terarec.storage.row_file_layout import RowFileOptions
+from terarec.storage.row_format import RowFileOptions
 from tests.errors import at
 from tests.processes import run_python
 

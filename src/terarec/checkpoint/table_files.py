@@ -30,14 +30,8 @@ from terarec.checkpoint.state import as_array, as_tensor
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_tensors, tensor_shapes, write_tensors
 from terarec.storage import RowFormat, Rows, Store
-from terarec.storage.row_file import (
-    DESCRIPTION_FILE,
-    MANIFEST_FILE,
-    SEGMENT_SUFFIX,
-    RowFile,
-    read_description,
-)
-from terarec.storage.row_file_layout import RowFileLayout
+from terarec.storage.row_file import MANIFEST_FILE, SEGMENT_SUFFIX, RowFile
+from terarec.storage.row_format import DESCRIPTION_FILE, RowFileLayout, read_description
 
 SHARD_BYTES = 256 * 2**20
 """Most bytes of rows in one file: the memory that loading needs in addition to the tables."""

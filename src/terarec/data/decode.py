@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from terarec.batch import Batch, Jagged
 from terarec.formats import ColumnBlock, empty_from_pool
-from terarec.kernels.cpu.columns import concatenate_keys
+from terarec.kernels.cpu.encoding import concatenate_keys
 from terarec.ragged import Ragged, flat_values
 
 

@@ -19,7 +19,7 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 from terarec.storage import AnyTable, DynamicArena, Rows
-from terarec.storage.arena import first_scale
+from terarec.storage.first_values import first_scale
 from terarec.storage.growing_rows import GrowingRows
 from terarec.storage.tiered import TieredTable
 

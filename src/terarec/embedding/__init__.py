@@ -1,8 +1,7 @@
 """Embedding tables as one module: fused lookups forward, gradients of rows backward; and torch's modules on them."""
 
 from terarec.embedding.collection import EmbeddingCollection
-from terarec.embedding.found_rows import FoundRows
-from terarec.embedding.lookups import BagSource, LookupCollection, RowLookup
+from terarec.embedding.lookups import BagSource, FoundRows, LookupCollection, RowLookup
 from terarec.embedding.modules import Embedding, EmbeddingBag, replace_embeddings
 from terarec.embedding.output import EmbeddingOutput, PaddedKeys, PaddedSequences, pad_sequences
 from terarec.embedding.quantized import QuantizedCollection

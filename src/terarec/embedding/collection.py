@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
-from terarec.embedding.found_rows import FoundRows
 from terarec.embedding.lookup_gradient import LookupGradients, look_up_with_weights, with_gradient
+from terarec.embedding.lookups import FoundRows
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
-from terarec.embedding.recording import tables_to_make
 from terarec.embedding.row_gradient import PendingGradients, TableParameter
 from terarec.embedding.row_loading import RowLoading
 from terarec.embedding.tables import (
@@ -37,6 +36,7 @@ from terarec.embedding.tables import (
     load_entries,
     lookup_groups,
     placed,
+    tables_to_make,
     tiers_of,
     translate,
     translated_readers,

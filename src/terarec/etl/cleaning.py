@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.etl.columns import is_missing, null_mask, text_buffers
 from terarec.kernels.cpu.delimited import parse_delimited
-from terarec.kernels.delimited_types import DelimitedField, DelimitedLayout
+from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
 from terarec.spec import SourceSpec
 
 SPACE = " \t\n\v\f\r"

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.kernels.cpu.columns import nulls_hold
+from terarec.kernels.cpu.encoding import nulls_hold
 from terarec.ragged import offsets_of
 
 REFUSED_SHOWN = 10

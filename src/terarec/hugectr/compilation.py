@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.dist import Ranks, ShardingPlan, shard
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from terarec.batch import Batch, Jagged, to_device
 from terarec.embedding import LookupCollection, RowLookup
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t, Layer_t

@@ -32,9 +32,9 @@ from terarec.hugectr.sparse_weights import EmbeddingFile, held_rows, load_sparse
 from terarec.io import is_remote
 from terarec.kernels import memory
 from terarec.kernels.hash_index import HashIndex, new_hash_index
+from terarec.kernels.slots import SLOT_BYTES
 from terarec.spec import GraphEmbedding, Tiers
 from terarec.storage.row_store import MOST_ROW_BYTES
-from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_files import own_directory
 from terarec.train.passes import PartKeys, PartRows
 

@@ -15,7 +15,7 @@ from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
 from terarec.checkpoint.directory import best_step
 from terarec.config import load_run
 from terarec.embedding import BagSource, EmbeddingCollection, LookupCollection, RowLookup
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import read_dataset, workflow_files
 from terarec.models.registry import build_model

@@ -9,7 +9,7 @@ from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.rows import allocate_rows
 from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup, quantize_rows, quantized_bag_lookup
-from terarec.storage.fair_lock import FairLock
+from terarec.storage.cached_rows import FairLock
 
 
 class CacheMemory:

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from terarec.errors import FormatError, StorageError
 from terarec.kernels.cpu.host import empty_floats
-from terarec.kernels.slots import RowBatch
+from terarec.kernels.slots import SLOT_BYTES, RowBatch
 from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, check_insert, check_keys
 from terarec.spec import RocksDBSpec, RowFileSpec
+from terarec.storage.cached_rows import CachedRows
 from terarec.storage.rocksdb_store import RocksDBStore
-from terarec.storage.row_file import RowFile, read_description
-from terarec.storage.row_file_layout import RowColumn
-from terarec.storage.row_levels import CachedRows, TableStores
+from terarec.storage.row_file import RowFile
+from terarec.storage.row_format import RowColumn, read_description
+from terarec.storage.row_levels import TableStores
 from terarec.storage.row_store import LEAST_ROW_BYTES, SCAN_ROWS, RowStore
-from terarec.storage.slots import SLOT_BYTES
 
 WEIGHTS = "weights"
 

@@ -17,7 +17,7 @@ from terarec.kernels.rows import initialise_keys
 from terarec.ps.redis_tier import RedisTier, look_up_tables
 from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
 from terarec.spec import DynamicTableSpec, TableSpec
-from terarec.storage.arena import first_scale
+from terarec.storage.first_values import first_scale
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.25

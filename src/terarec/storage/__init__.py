@@ -1,20 +1,18 @@
 """Stores, which map keys to rows behind one protocol, and the arenas of their rows."""
 
-from terarec.kernels.slots import RowBatch
-from terarec.storage.arena import Arena
+from terarec.kernels.slots import Pin, RowBatch
+from terarec.storage.cached_rows import BudgetError
 from terarec.storage.changes import ChangedRows, discard_changes
 from terarec.storage.dynamic import DynamicTable, dynamic_tables
 from terarec.storage.dynamic_arena import DynamicArena
+from terarec.storage.fast_tier import TierUse
 from terarec.storage.key_rows import FrozenKeys
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import BudgetError
 from terarec.storage.row_placement import PlacedRows
 from terarec.storage.row_store import MemoryRowStore, RowStore
-from terarec.storage.slots import Pin
-from terarec.storage.static import StaticTable, static_tables
+from terarec.storage.static import Arena, StaticTable, static_tables
 from terarec.storage.store import Rows, Store
 from terarec.storage.tier_budget import TierBudget
-from terarec.storage.tier_use import TierUse
 from terarec.storage.tiered import TieredArena, TieredTable, tiered_tables
 from terarec.storage.tiered_rows import TieredRows
 

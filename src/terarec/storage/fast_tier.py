@@ -1,19 +1,54 @@
-"""`FastTier`: the rows that kernels read, in slots, above a slower tier."""
+"""`FastTier`: the rows that kernels read, in slots, above a slower tier; and counters of what moved."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from terarec.kernels.slots import RowBatch, RowPart, gather_rows, new_slot_map, scatter_rows
+from terarec.kernels.slots import Pin, RowBatch, RowPart, SlotLimit, gather_rows, new_slot_map, scatter_rows
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import WrittenBehind
-from terarec.storage.slots import Pin, SlotLimit
-from terarec.storage.tier_use import TierUse
+
+
+class TierUse(NamedTuple):
+    """Counters of a tiered arena.
+
+    Attributes:
+        lookups: Distinct rows that batches needed.
+        hits: Those of them that were in the fast tier.
+        rows_read: Rows read from the tier below.
+        rows_written: Rows written to it.
+        staged: Rows of `rows_read` that were read ahead.
+        bytes_read: Bytes of the rows read.
+        bytes_written: Bytes of the rows written.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    staged: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the lookups that were hits; 1 without lookups."""
+        return self.hits / self.lookups if self.lookups else 1.0
+
+    def plus(self, other: TierUse) -> TierUse:
+        """Return the sums."""
+        return TierUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def minus(self, other: TierUse) -> TierUse:
+        """Return what was done since `other`."""
+        return TierUse(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
 
 MOVED_BYTES = 32 << 20
 """Bytes of rows that are copied at once on their way to the slower tier or from it: two such copies may lie beside the

@@ -1,17 +1,48 @@
-"""First weights and states of rows: `FirstValues` for those that no tier holds, and some columns of wider rows."""
+"""First weights and states of rows: of whole tables, of rows that no tier holds, and of some columns of wider rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from terarec.kernels.rows import initialise_keys
+from terarec.kernels.rows import initialise_keys, initialise_rows
 from terarec.kernels.slots import RowBatch
 from terarec.spec import DynamicTableSpec, TableSpec
-from terarec.storage.arena import first_scale
 from terarec.storage.row_levels import by_table
+
+_INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
+
+
+def first_scale(spec: TableSpec) -> float:
+    """Return the scale of a table's first weights."""
+    return spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
+
+
+def first_rows(spec: TableSpec, dtype: torch.dtype, seed: int) -> Tensor:
+    """Return the first weights dtype[rows, D] of a table."""
+    rows = torch.empty(spec.rows, spec.width, dtype=dtype)
+    initialise(rows, spec, seed)
+    return rows
+
+
+def initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
+    """Set ``weights [rows, D]``, all zeros, to a table's first ones; those of 16 bits are rounded from float32."""
+    if spec.initializer == "zeros":
+        return
+    scale = first_scale(spec)
+    if weights.dtype == torch.float32:
+        initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
+        return
+    chunk = torch.empty(max(1, _INITIALISED_AT_ONCE // spec.width), spec.width)
+    for first in range(0, spec.rows, chunk.shape[0]):
+        part = chunk[: spec.rows - first]
+        initialise_rows(
+            part.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale, first_row=first
+        )
+        weights[first : first + part.shape[0]].copy_(part)
 
 
 def write_columns(

@@ -12,16 +12,18 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, DamagedFileError, FormatError, StorageError
-from terarec.io import atomic_dir, file_lock, read_versioned_json, write_versioned_json
+from terarec.errors import DamagedFileError, StorageError
+from terarec.io import atomic_dir, file_lock, write_versioned_json
 from terarec.kernels.cpu import _rowfile
-from terarec.storage.row_file_layout import (
-    BLOCK_BYTES,
-    MOST_PAGE_BYTES,
-    PAGE_HEADER_BYTES,
+from terarec.storage.row_format import (
+    DESCRIPTION_FILE,
+    FORMAT,
+    VERSION,
     RowColumn,
     RowFileLayout,
     RowFileOptions,
+    page_bytes_of,
+    read_description,
 )
 from terarec.storage.row_store import (
     KEY_BYTES,
@@ -32,15 +34,11 @@ from terarec.storage.row_store import (
     check_rows,
 )
 
-DESCRIPTION_FILE = "row_file.json"
-FORMAT = "terarec.row_file"
-VERSION = 1
 LOCK_FILE = "lock"
 MANIFEST_FILE = "manifest"
 SEGMENT_SUFFIX = ".rows"
 SEGMENT_BYTES = 64 * 2**20
 """Bytes of a segment unless given: opening reads one footer, and compaction moves one segment, at a time."""
-_LEAST_PAGE_USE = 0.85
 
 
 class PageReader:
@@ -60,7 +58,7 @@ class PageReader:
     """
 
     def __init__(self, options: RowFileOptions, row_bytes: int) -> None:
-        most_bytes = max(options.run_bytes, _page_bytes(row_bytes))
+        most_bytes = max(options.run_bytes, page_bytes_of(row_bytes))
         with _errors(""):
             self.native = _rowfile.PageFetcher(options.io, options.io_threads, options.direct, most_bytes)
         self.uses_uring = self.native.uses_uring()
@@ -114,7 +112,7 @@ class RowFile:
             ConfigError: `directory` holds files, or sizes are out of range.
             StorageError: The disk is full or cannot be written.
         """
-        page_bytes = _page_bytes(check_row_bytes(row_bytes))
+        page_bytes = page_bytes_of(check_row_bytes(row_bytes))
         layout = RowFileLayout(
             table=table,
             row_bytes=row_bytes,
@@ -398,38 +396,8 @@ def read_files(
     return found
 
 
-def read_description(directory: Path) -> RowFileLayout:
-    """Return the layout of a row file.
-
-    Raises:
-        FormatError: No row file, a newer version, or a description that makes no sense.
-    """
-    path = directory / DESCRIPTION_FILE
-    content = read_versioned_json(path, FORMAT, VERSION)
-    try:
-        columns = tuple(
-            RowColumn(name=str(column["name"]), dtype=str(column["dtype"]), shape=tuple(map(int, column["shape"])))
-            for column in content["columns"]
-        )
-        sizes = {name: int(content[name]) for name in ("row_bytes", "page_bytes", "segment_pages")}
-        return RowFileLayout(table=str(content["table"]), columns=columns, **sizes)
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise FormatError(path, f"{error}, expected the layout of a row file") from error
-
-
 def _native_layout(layout: RowFileLayout) -> _rowfile.Layout:
     return _rowfile.Layout(layout.row_bytes, layout.page_bytes, layout.segment_pages)
-
-
-def _page_bytes(row_bytes: int) -> int:
-    """Return the smallest page of which rows use 85 %, for a row read takes a page; else the largest."""
-    page_bytes = BLOCK_BYTES
-    while page_bytes < MOST_PAGE_BYTES:
-        slot_bytes = row_bytes + KEY_BYTES
-        if (page_bytes - PAGE_HEADER_BYTES) // slot_bytes * slot_bytes >= _LEAST_PAGE_USE * page_bytes:
-            break
-        page_bytes *= 2
-    return page_bytes
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`RowPlacement`: rows that batches need, in slots of the fast tier until their gradients are applied."""
+"""Rows in slots of the fast tier: what brings those of batches, and of coming ones, from where they are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,88 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from terarec.kernels.slots import RowBatch, row_set
-from terarec.storage.fast_tier import FastTier
-from terarec.storage.row_loader import RowLoader
-from terarec.storage.slots import Pin
+from terarec.kernels.slots import Pin, RowBatch, row_set
+from terarec.storage.fast_tier import FastTier, TierUse
+from terarec.storage.first_values import FirstValues
+from terarec.storage.lookahead import Lookahead
 from terarec.storage.tier_stack import TierStack
-from terarec.storage.tier_use import TierUse
+
+_CPU = torch.device("cpu")
+
+
+class RowLoader:
+    """Loads rows that are not in the fast tier: staged ones, those of the tier below, or first values.
+
+    Args:
+        first: First values of rows that are in no tier.
+        ahead: Staged rows.
+        keeps_first: Whether rows with first values count as changed, so that slower tiers hold every row with a key.
+    """
+
+    def __init__(self, first: FirstValues, ahead: Lookahead, *, keeps_first: bool) -> None:
+        self._first = first
+        self._ahead = ahead
+        self._keeps_first = keeps_first
+
+    def load(self, memory: FastTier, slots: Tensor, batch: RowBatch) -> TierUse:
+        """Write distinct rows to their new slots.
+
+        Args:
+            memory: The fast tier.
+            slots: int64[n].
+            batch: The rows.
+
+        Returns:
+            The rows that were read.
+        """
+        found = torch.zeros(slots.numel(), dtype=torch.bool)
+        use = TierUse()
+        if memory.below is not None:
+            held = batch.to(_CPU)
+            is_left = torch.ones(slots.numel(), dtype=torch.bool)
+            for taken in self._ahead.take(held):
+                memory.unpack(slots, taken.values, taken.places)
+                found |= taken.places >= 0
+                is_left &= ~taken.is_staged
+            staged = int(found.sum())
+            for left in torch.split(is_left.nonzero()[:, 0], memory.rows_at_once):
+                if not left.numel():
+                    break
+                values = memory.format.new_rows(left.numel())
+                there = memory.below.read_others(held.part(left), values)  # none just left the fast tier
+                memory.unpack(slots[left.to(slots.device)], values, _places(there))
+                found[left] = there
+            num_read = int(found.sum())
+            use = TierUse(rows_read=num_read, staged=staged, bytes_read=num_read * memory.format.num_bytes)
+        fresh = (~found).nonzero()[:, 0].to(slots.device)
+        if fresh.numel():
+            state = {name: held.tensor for name, held in memory.state.items()}
+            self._first.write(memory.weights.tensor, state, slots[fresh], batch.part(fresh))
+            if self._keeps_first and memory.below is not None:
+                memory.slots.is_dirty[slots[fresh]] = True
+        return use
+
+    def read(self, memory: FastTier, batch: RowBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return weights [n, D] and states of rows that are not in the fast tier; nothing moves."""
+        device = memory.weights.tensor.device
+        weights, state = memory.format.empty(batch.rows.numel(), device)
+        found = torch.zeros(batch.rows.numel(), dtype=torch.bool)
+        if memory.below is not None:
+            values = memory.format.new_rows(batch.rows.numel())
+            found = memory.below.read(batch.to(_CPU), values)
+            got_weights, got_state = memory.format.unpack(values)
+            weights.copy_(got_weights)
+            for name, part in got_state.items():
+                state[name].copy_(part)
+        fresh = (~found).nonzero()[:, 0].to(device)
+        self._first.write(weights, state, fresh, batch.part(fresh))
+        return weights, state
+
+
+def _places(found: Tensor) -> Tensor:
+    """Return 0 to n - 1, and -1 where ``found bool[n]`` is false."""
+    return torch.arange(found.numel()).masked_fill_(~found, -1)
+
 
 _EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 
@@ -188,3 +264,92 @@ def _release(memory: FastTier, victims: Tensor) -> None:
     slots = memory.slots
     memory.write_back(victims[slots.is_dirty[victims] & slots.is_held[victims]])
     slots.release(victims)
+
+
+_LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
+_CPU = torch.device("cpu")
+
+
+class ComingRows:
+    """Reads rows before batches need them. Methods may be called by several threads.
+
+    Args:
+        stack: The tiers.
+        placement: Gives rows slots.
+        ahead: Holds rows that have none yet.
+    """
+
+    def __init__(self, stack: TierStack, placement: RowPlacement, ahead: Lookahead) -> None:
+        self._stack = stack
+        self._placement = placement
+        self._ahead = ahead
+
+    def ahead(self, batch: RowBatch, number: int) -> None:
+        """Read rows of a coming batch that are not in the fast tier; another thread may place rows meanwhile.
+
+        Args:
+            batch: Rows, which may repeat.
+            number: Of calls of `RowPlacement.place` from now on, that which needs them: 1 for the next.
+        """
+        with self._stack.lock:
+            memory = self._stack.opened()
+            if memory.below is None:
+                return
+            batch = batch.to(self._stack.device)
+            absent = memory.slots.want(batch.rows, self._placement.batch + number)
+            staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._stack.format)
+            below = memory.below
+        staged.fill(below)
+
+    def stage_part(self, batch: RowBatch) -> None:
+        """Read rows of the next part for which the fast tier has no room; another thread may place rows meanwhile.
+
+        They take memory beside the budget until they are needed, or others are staged.
+
+        Args:
+            batch: Rows, which may repeat.
+        """
+        with self._stack.lock:
+            memory = self._stack.opened()
+            if memory.below is None:
+                return
+            absent = (memory.slots.find(batch.rows.to(self._stack.device)) < 0).nonzero()[:, 0].to(_CPU)
+            staged = self._ahead.reserve_part(batch.to(_CPU).part(absent), self._stack.format)
+            below = memory.below
+        staged.fill(below)
+
+    def preload(self, batch: RowBatch, *, evicts: bool = True) -> tuple[Pin, bool]:
+        """Bring rows into the fast tier that will be needed for a while, as many as there is room for.
+
+        Args:
+            batch: Rows, which may repeat.
+            evicts: Whether rows that nothing keeps give them theirs.
+
+        Returns:
+            What keeps those there that it brought, and whether all of them had room.
+        """
+        with self._stack.lock:
+            memory = self._stack.opened()
+            absent = memory.slots.find(batch.rows) < 0
+            pin = memory.pin(torch.empty(0, dtype=torch.int64, device=self._stack.device))
+            has_room = memory.below is not None
+            if has_room:
+                has_room = self._load_some(memory, batch.part(absent.nonzero()[:, 0]), pin, evicts=evicts)
+            return pin, has_room
+
+    def _load_some(self, memory: FastTier, batch: RowBatch, pin: Pin, *, evicts: bool) -> bool:
+        """Give slots to as many rows without one, which may repeat, as there is room for; `pin` keeps them.
+
+        Returns:
+            Whether these are all rows.
+        """
+        batch = batch.part(row_set(batch.rows).firsts)
+        if evicts:
+            self._placement.make_room(batch.rows.numel())
+        has_room = batch.rows.numel() <= memory.room
+        batch = batch.part(slice(0, memory.room))
+        at_once = max(1, _LOADED_AT_ONCE // memory.format.num_bytes)
+        for begin in range(0, batch.rows.numel(), at_once):
+            _, new = self._placement.bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")
+            pin.slots = torch.cat([pin.slots, new])
+        return has_room

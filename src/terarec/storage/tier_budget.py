@@ -1,13 +1,20 @@
-"""`TierBudget`: how arenas that name the same tiers divide their budgets."""
+"""`TierBudget` and `TierSizes`: budgets divided between the arenas that name them, as rows that their tiers hold."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from terarec.storage.row_file_layout import RowFileOptions
+import torch
+
+from terarec.kernels.slots import SLOT_BYTES
+from terarec.spec import DynamicTableSpec, TableSpec, Tiers
+from terarec.storage.cached_rows import BudgetError, CachedRows
+from terarec.storage.fast_tier import FastTier
+from terarec.storage.row_format import RowFileOptions
+from terarec.storage.row_levels import WrittenBehind
 
 INDEX_ALLOWANCE = 64 << 20
 """Bytes of indexes beside a budget; what they take beyond these is taken from the rows in host memory."""
@@ -111,3 +118,140 @@ def filled(total: float, most: Sequence[float]) -> list[float]:
         parts[part] = min(most[part], total / (len(open_parts) + 1))
         total -= parts[part]
     return parts
+
+
+_MIB = 1 << 20
+_STEPS_OF_BUDGET = 64
+_MOST_SLOTS = 1 << 36
+
+
+class TierSizes:
+    """The share of an arena in the budgets of its tiers, as slots. A `terarec.storage.tier_budget.TierMember`.
+
+    Attributes:
+        tiers: The budgets.
+        budget: Divides them between the arenas that name them.
+        row_bytes: Bytes of a row's weights and state.
+        key_bytes: For each table, a function that returns the bytes of host memory that its keys and their uses take.
+        below: Tier below the fast one, which has indexes; None for no such tier, or before it is open.
+
+    Args:
+        specs: The tables of the arena.
+        tiers: As above.
+        num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec | DynamicTableSpec], tiers: Tiers, *, num_defaults: int) -> None:
+        self.tiers = tiers
+        self.budget = TierBudget()
+        self.budget.add(self)
+        self.row_bytes = 0
+        self.key_bytes: dict[int, Callable[[], int]] = {}
+        self.below: WrittenBehind | None = None
+        self._specs = tuple(specs)
+        self._num_defaults = num_defaults
+        self._given_up = 0  # bytes of the budget, to indexes
+
+    @property
+    def num_tables(self) -> int:
+        """Number of tables."""
+        return len(self._specs)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of host memory that the indexes of keys, and of rows in files, take."""
+        of_keys = sum(bytes_of() for bytes_of in self.key_bytes.values())
+        return of_keys + (0 if self.below is None else self.below.index_bytes)
+
+    @property
+    def full_bytes(self) -> float:
+        """Bytes that all rows would take in the fast tier; infinite where their number is not known."""
+        rows = self._most_rows()
+        return math.inf if rows == _MOST_SLOTS else rows * self.slot_bytes
+
+    @property
+    def bytes_of_a_row_each(self) -> int:
+        """Bytes that one row of each table would take there."""
+        return len(self._specs) * self.slot_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot with its row."""
+        return self.row_bytes + SLOT_BYTES
+
+    @property
+    def fast_slots(self) -> int:
+        """Number of slots of the fast tier."""
+        fitting = max(1, int(self.tiers.fast_bytes * self._share()) // self.slot_bytes)
+        return min(fitting + self._num_defaults, self._most_rows())
+
+    @property
+    def host_bytes_below(self) -> int | None:
+        """Bytes of host memory behind the device's; None for none."""
+        host = self.tiers.host_bytes_below
+        return None if host is None else int(host * self._share())
+
+    def fit(self, memory: FastTier, device: torch.device) -> None:
+        """Give up slots in host memory for what the indexes take beyond their allowance.
+
+        Args:
+            memory: The fast tier.
+            device: Its device.
+        """
+        host = self.host_bytes_below
+        if memory.below is None or (host is None and device.type != "cpu"):
+            return
+        excess = self.budget.given_up(self, self.tiers.fast_bytes)
+        if excess <= 0:
+            return
+        self._given_up = excess
+        capacity = (int(self.tiers.fast_bytes * self._share()) if host is None else host) // self.slot_bytes
+        step = capacity // _STEPS_OF_BUDGET + 1  # so that slots are not given up a few at a time
+        left = max(self._num_defaults + 1, capacity - -(-excess // (self.row_bytes * step)) * step)
+        level = memory.below.level
+        if left < (level.capacity if isinstance(level, CachedRows) else memory.capacity):
+            memory.below.settle()
+            level.lower(left) if isinstance(level, CachedRows) else memory.lower(left)
+
+    def too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
+        """Return the error of a fast tier in which rows do not fit beside those that have to stay.
+
+        Args:
+            memory: The fast tier.
+            needed: Number of rows without a slot.
+            purpose: What needs them.
+        """
+        others = memory.num_pinned if memory.below is not None else len(memory.slots)
+        wanted = needed + others
+        would_do = -(-int((wanted * self.slot_bytes + self._given_up) / self._share()) // _MIB) * _MIB
+        indexes = f" ({self._given_up // _MIB:,} MiB are the indexes')" if self._given_up >= _MIB else ""
+        what = "that pending lookups use" if memory.below is not None else "that no slower tier takes"
+        return BudgetError(
+            f"tiers {self.tiers.fast_name}={self.tiers.fast!r}: {described(self._specs)}",
+            f"{purpose} needs {needed:,} rows more beside {others:,} {what}, {memory.capacity:,} fit{indexes}; "
+            f"expected {self.tiers.fast_name} of at least {would_do // _MIB:,}MiB, or smaller batches",
+            needed=wanted,
+            held=memory.capacity,
+            needed_bytes=would_do,
+        )
+
+    def _share(self) -> float:
+        return self.budget.share(self, self.tiers.fast_bytes)
+
+    def _most_rows(self) -> int:
+        """Return the most rows that can ever be in the fast tier."""
+        rows = [rows_of_table(spec) for spec in self._specs]
+        known = [count for count in rows if count is not None]
+        return sum(known) + self._num_defaults if len(known) == len(rows) else _MOST_SLOTS
+
+
+def rows_of_table(spec: TableSpec | DynamicTableSpec) -> int | None:
+    """Return the most rows that a table can have; None where that is not known."""
+    return spec.rows if isinstance(spec, TableSpec) else spec.max_rows
+
+
+def described(specs: Sequence[TableSpec | DynamicTableSpec]) -> str:
+    """Return the names of tables, for errors."""
+    names = [spec.name for spec in specs]
+    shown = ", ".join(map(repr, names[:3]))
+    return f"table{'s' * (len(names) > 1)} {shown}" + (f", ... ({len(names)})" if len(names) > 3 else "")

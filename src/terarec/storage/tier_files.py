@@ -14,9 +14,8 @@ from pathlib import Path
 
 from terarec.errors import StorageError
 from terarec.io import file_lock, remove_abandoned
-from terarec.storage.row_file import SEGMENT_BYTES, PageReader, RowFile, read_description
-from terarec.storage.row_file_layout import RowFileOptions
-from terarec.storage.row_format import RowFormat
+from terarec.storage.row_file import SEGMENT_BYTES, PageReader, RowFile
+from terarec.storage.row_format import RowFileOptions, RowFormat, read_description
 from terarec.storage.row_levels import TableStores, WrittenBehind
 from terarec.storage.row_store import MOST_ROW_BYTES, RowStore
 

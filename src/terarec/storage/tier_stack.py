@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.slots import RowBatch
+from terarec.kernels.slots import SLOT_BYTES, RowBatch
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
-from terarec.storage.fast_tier import FastTier
+from terarec.storage.cached_rows import CachedRows
+from terarec.storage.fast_tier import FastTier, TierUse
 from terarec.storage.first_values import FirstValues
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_levels import CachedRows, RowLevel, WrittenBehind
-from terarec.storage.slots import SLOT_BYTES
+from terarec.storage.row_levels import RowLevel, WrittenBehind
 from terarec.storage.store import check_has_memory
+from terarec.storage.tier_budget import TierSizes, rows_of_table
 from terarec.storage.tier_files import TierFiles
-from terarec.storage.tier_sizes import TierSizes, rows_of_table
-from terarec.storage.tier_use import TierUse
 
 
 class TierStack:

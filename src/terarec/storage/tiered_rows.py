@@ -13,14 +13,12 @@ from terarec.errors import ConfigError
 from terarec.kernels.slots import RowBatch
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
-from terarec.storage.coming_rows import ComingRows
+from terarec.storage.fast_tier import TierUse
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.row_format import RowFormat
-from terarec.storage.row_loader import RowLoader
-from terarec.storage.row_placement import RowPlacement
-from terarec.storage.tier_sizes import described
+from terarec.storage.row_placement import ComingRows, RowLoader, RowPlacement
+from terarec.storage.tier_budget import described
 from terarec.storage.tier_stack import TierStack
-from terarec.storage.tier_use import TierUse
 
 _CPU = torch.device("cpu")
 

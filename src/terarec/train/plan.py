@@ -12,7 +12,7 @@ from torch import nn
 
 from terarec.data import read_spec
 from terarec.data.sampling import SHUFFLE_GROUPS
-from terarec.embedding.recording import RecordedTables, record_tables
+from terarec.embedding.tables import RecordedTables, record_tables
 from terarec.errors import StorageError
 from terarec.formats import default_group_rows
 from terarec.kernels import memory

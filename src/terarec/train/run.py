@@ -18,7 +18,7 @@ from terarec.data import BatchReader, RankShare, open_reader, read_spec
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.dist.plan import default_plan, described
 from terarec.embedding import EmbeddingCollection
-from terarec.embedding.recording import record_tables
+from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, RunInterruptedError
 from terarec.models import build_model
 from terarec.models.artifact import dense_state

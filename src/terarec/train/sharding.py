@@ -20,7 +20,7 @@ from terarec.dist.planner import PlannedSharding, plan_tables, rate_plan
 from terarec.dist.ranks import Ranks
 from terarec.dist.routing import is_poolable, numbered_bags
 from terarec.embedding import EmbeddingCollection
-from terarec.embedding.recording import RecordedTables, record_tables
+from terarec.embedding.tables import RecordedTables, record_tables
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
 from terarec.optim import RowOptimizer

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from terarec.embedding.recording import RecordedTables
-from terarec.embedding.tables import arena_groups
+from terarec.embedding.tables import RecordedTables, arena_groups
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import read_part_keys, read_parts
 from terarec.kernels.row_rules import RowRule
+from terarec.kernels.slots import SLOT_BYTES
 from terarec.ops import state_dtype, state_shapes
 from terarec.optim.rules import table_rules
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
@@ -26,7 +26,6 @@ from terarec.storage import TierBudget
 from terarec.storage.key_rows import USES, needed_uses
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_store import KEY_BYTES
-from terarec.storage.slots import SLOT_BYTES
 from terarec.storage.tier_budget import filled
 
 INDEX_BYTES = 20.1

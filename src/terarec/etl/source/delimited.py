@@ -36,7 +36,7 @@ from terarec.etl.source.text import (
     text_bytes,
 )
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
-from terarec.kernels.delimited_types import (
+from terarec.kernels.encoding_types import (
     EXPECTED,
     DelimitedField,
     DelimitedLayout,

@@ -23,7 +23,7 @@ from terarec.errors import FormatError
 from terarec.etl.source.files import SourceFile
 from terarec.io import is_remote, locate
 from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
-from terarec.kernels.delimited_types import UNQUOTED, Quoting
+from terarec.kernels.encoding_types import UNQUOTED, Quoting
 
 BLOCK_BYTES = 1 << 22
 """Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and

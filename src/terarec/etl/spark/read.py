@@ -20,7 +20,7 @@ from terarec.etl.source.text import LineCount, check_rows, count_lines, open_tex
 from terarec.formats.parquet import arrow_errors
 from terarec.io import locate
 from terarec.kernels.cpu.delimited import count_rows
-from terarec.kernels.delimited_types import Quoting
+from terarec.kernels.encoding_types import Quoting
 from terarec.spec import SourceSpec
 
 _BATCH_ROWS = 1 << 16

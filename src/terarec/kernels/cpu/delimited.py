@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.kernels.cpu import _encoding
-from terarec.kernels.delimited_types import (
+from terarec.kernels.encoding_types import (
     ARROW_TYPES,
     FAULT_KINDS,
     FAULT_POLICIES,

@@ -1,4 +1,4 @@
-"""Columns of values: their hashes, how often each occurs, their ids, and numbers of Python lists; without the GIL.
+"""Columns of values: their hashes, how often each occurs, ids, numbers of lists, columns as rows, without the GIL.
 
 Hashes are XXH64 as signed integers, as Spark's ``xxhash64`` gives them:
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
@@ -6,7 +6,8 @@ https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 Ids of b hash buckets and a list of values: 0 is missing; 1 to b are values that are not in the list,
 ``1 + xxh64(value) mod b`` (seed 42, the remainder never negative); ``b + 1 + i`` is the value at position i.
 
-Several threads may use a table at the same time: while one works on it others wait, without the GIL.
+Several threads may use a table at the same time: while one works on it others wait, without the GIL. One call takes all
+columns of numbers: of several threads that convert column by column, each waits for the GIL after each column.
 """
 
 from __future__ import annotations
@@ -315,3 +316,45 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
     if invalid_row >= 0:
         raise InvalidValueError(invalid_row)
     return numbers
+
+
+def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> None:
+    """Write the F columns side by side into rows, as ``numpy.stack(columns, axis=1, out=out)`` does.
+
+    Args:
+        columns: Columns of n numbers each, of type float32, float64, int32 or int64, with any stride.
+        out: float32[n, F].
+
+    Raises:
+        ValueError: An array of another type or length.
+    """
+    _encoding.stack_columns(list(columns), out)
+
+
+def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out: NDArray[np.int64]) -> None:
+    """Write keys one array after another, each array plus its offset.
+
+    Args:
+        arrays: Contiguous int32[n] or int64[n], each of its own n.
+        offsets: Integer to add to each array; sums wrap around at 2^63.
+        out: int64[sum of n].
+
+    Raises:
+        ValueError: An array of another type, another number of offsets, or an `out` of another length.
+    """
+    _encoding.concatenate_keys(list(arrays), list(offsets), out)
+
+
+def nulls_hold(numbers: NDArray[Any], valid: NDArray[np.uint8], fill: float) -> bool:
+    """Return whether each number under a null is `fill`; NaN is NaN.
+
+    Args:
+        numbers: Contiguous int64[n], float64[n] or uint32[n].
+        valid: Arrow's validity bitmap, a bit for each number, 0 for a null.
+        fill: A number of the type of `numbers`.
+
+    Raises:
+        TypeError: Arrays of other types, or a number that the type does not hold.
+        ValueError: A bitmap that is shorter than the array.
+    """
+    return _encoding.nulls_hold(numbers, valid, fill)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from terarec.kernels.delimited_types import (
+from terarec.kernels.encoding_types import (
     ARROW_TYPES,
     FAULT_BYTES_KEPT,
     FAULTS_KEPT,

@@ -1,4 +1,4 @@
-"""The encoding kernels in plain Python, which the compiled ones equal value for value."""
+"""Hashes, ids and counts of values, and columns of numbers, in plain Python, which the compiled kernels equal."""
 
 from __future__ import annotations
 
@@ -347,3 +347,21 @@ def _whole(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise ValueError
     return float(value)
+
+
+def stack_columns(columns: Sequence[NDArray[Any]], out: NDArray[np.float32]) -> None:
+    """Write the F ``columns`` of n numbers side by side into ``out float32[n, F]``."""
+    for target, column in zip(out.T, columns, strict=True):
+        target[:] = column
+
+
+def concatenate_keys(arrays: Sequence[NDArray[Any]], offsets: Sequence[int], out: NDArray[np.int64]) -> None:
+    """Write int32[n] or int64[n] arrays one after another into ``out int64[sum of n]``, each plus its offset."""
+    moved = [array.astype(np.int64) + np.int64(offset) for array, offset in zip(arrays, offsets, strict=True)]
+    np.concatenate([np.empty(0, dtype=np.int64), *moved], out=out)
+
+
+def nulls_hold(numbers: NDArray[Any], valid: NDArray[np.uint8], fill: float) -> bool:
+    """Return whether the numbers[n] whose bits in the bitmap `valid` are 0 are all `fill`; NaN is NaN."""
+    nulls = numbers[np.unpackbits(valid, count=len(numbers), bitorder="little") == 0]
+    return bool((np.isnan(nulls) if np.isnan(fill) else nulls == fill).all())
