@@ -80,6 +80,22 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(tmp_path_factory.mktemp("inference"))
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of g.json, m_dense_5.model and m0_sparse_5.model, of a linear model over one embedding of width 4."""
+    folder = tmp_path_factory.mktemp("small")
+    train = write_norm(folder / "train", Planted(500))
+    made = model(train, train, optimizer=ADAM, batchsize=100)
+    embed(made, "vectors", 4)
+    layer(made, Layer.Reshape, "vectors", "flat", leading_dim=16)
+    layer(made, Layer.Concat, "flat dense", "all")
+    made = to_loss(made, "all")
+    made.fit(max_iter=5, display=0, eval_interval=0)
+    made.graph_to_json(str(folder / "g.json"))
+    made.save_params_to_files(str(folder / "m"), 5)
+    return folder
+
+
 FILES = (hugectr.DataReaderType_t.Norm, hugectr.Check_t.Sum)
 
 
@@ -146,26 +162,17 @@ def test_above_the_threshold_unknown_keys_get_the_default_vector_at_once(saved: 
     session.close()
 
 
-def test_bags_of_any_length(tmp_path: Path) -> None:
+def test_bags_of_any_length(small: Path) -> None:
     """Against the vectors of each bag, pooled one by one."""
-    train = write_norm(tmp_path / "train", Planted(500))
-    made = model(train, train, optimizer=ADAM, batchsize=100)
-    embed(made, "vectors", 4)
-    layer(made, Layer.Reshape, "vectors", "flat", leading_dim=16)
-    layer(made, Layer.Concat, "flat dense", "all")
-    made = to_loss(made, "all")
-    made.fit(max_iter=5, display=0, eval_interval=0)
-    made.graph_to_json(str(tmp_path / "g.json"))
-    made.save_params_to_files(str(tmp_path / "m"), 5)
     params = InferenceParams(
-        "m", 8, 1.0, str(tmp_path / "m_dense_5.model"), [str(tmp_path / "m0_sparse_5.model")], 0, False, 0.5, True
+        "m", 8, 1.0, str(small / "m_dense_5.model"), [str(small / "m0_sparse_5.model")], 0, False, 0.5, True
     )
-    session = CreateInferenceSession(model_config_path=str(tmp_path / "g.json"), inference_params=params)
+    session = CreateInferenceSession(model_config_path=str(small / "g.json"), inference_params=params)
     bags = [[0, 3], [], [45], [61, 62, 63], [7], [21, 22], [], [64]]  # of two samples, four slots each
     ends = np.cumsum([0, *map(len, bags)]).tolist()
     session.predict([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [key for bag in bags for key in bag], ends)
     vectors = session.check_out_tensor("vectors")
-    folder = tmp_path / "m0_sparse_5.model"
+    folder = small / "m0_sparse_5.model"
     keys, rows = np.fromfile(folder / "key", np.int64), np.fromfile(folder / "emb_vector", np.float32).reshape(-1, 4)
     row_of = dict(zip(keys.tolist(), rows, strict=True))
     for number, bag in enumerate(bags):
@@ -205,26 +212,17 @@ def test_release_3_0(saved: Saved, tmp_path: Path) -> None:
     server.close()
 
 
-def test_release_3_0_takes_one_path_short_keys_and_its_defaults(tmp_path: Path) -> None:
+def test_release_3_0_takes_one_path_short_keys_and_its_defaults(small: Path, tmp_path: Path) -> None:
     """As HugeCTR's test of a DCN asks: labels, dense numbers, keys and row pointers in four lines of text."""
     from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
 
-    train = write_norm(tmp_path / "train", Planted(500))
-    made = model(train, train, optimizer=ADAM, batchsize=100)
-    embed(made, "vectors", 4)
-    layer(made, Layer.Reshape, "vectors", "flat", leading_dim=16)
-    layer(made, Layer.Concat, "flat dense", "all")
-    made = to_loss(made, "all")
-    made.fit(max_iter=5, display=0, eval_interval=0)
-    made.graph_to_json(str(tmp_path / "g.json"))
-    made.save_params_to_files(str(tmp_path / "m"), 5)
-    chunks = open_sparse_folder(tmp_path / "m0_sparse_5.model", 4).chunks()
+    chunks = open_sparse_folder(small / "m0_sparse_5.model", 4).chunks()
     rows = [SparseRows(chunk.keys, chunk.vectors) for chunk in chunks]
     write_sparse_file(tmp_path / "short.model", SparseFileLayout(4, 4, False), rows)
-    layers = json.loads((tmp_path / "g.json").read_text())["layers"]
+    layers = json.loads((small / "g.json").read_text())["layers"]
     layers[-1] = {"name": "sigmoid", "type": "Sigmoid", "bottom": layers[-1]["bottom"][:1], "top": "sigmoid"}
     clause = {
-        "dense_model_file": str(tmp_path / "m_dense_5.model"),
+        "dense_model_file": str(small / "m_dense_5.model"),
         "sparse_model_file": str(tmp_path / "short.model"),
         "input_key_type": "I32",
     }
@@ -245,9 +243,9 @@ def test_release_3_0_takes_one_path_short_keys_and_its_defaults(tmp_path: Path) 
     assert session.max_batchsize == 1024
     for lookups in cache.caches:
         lookups.wait()
-    sparse = [str(tmp_path / "m0_sparse_5.model")]
-    params = InferenceParams("m", 300, 1.0, str(tmp_path / "m_dense_5.model"), sparse, 0, False, 0.5, True)
-    later = CreateInferenceSession(str(tmp_path / "g.json"), params)
+    sparse = [str(small / "m0_sparse_5.model")]
+    params = InferenceParams("m", 300, 1.0, str(small / "m_dense_5.model"), sparse, 0, False, 0.5, True)
+    later = CreateInferenceSession(str(small / "g.json"), params)
     expected = later.predict(*request)
     # With the threshold of 0.5 keys that the cache lacks may get the default vector at first.
     for _ in range(3):
