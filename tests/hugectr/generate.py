@@ -27,13 +27,13 @@ Scripts for HugeCTR, releases 2.3 to 25.03, run with one line changed, `import t
 none: `python -m terarec.hugectr SCRIPT.py`. This page lists every name and parameter. It is generated from the schemas
 that the code validates by (`python -m tests.hugectr.generate page`).
 
-* **supported**: it has the meaning that it has there.
-* **ignored**: it is validated and can be read back, and has no effect: it steers a GPU, or says what is so anyway.
+* **supported**: it has the same effect as in HugeCTR.
+* **ignored**: it is validated and can be read back, but has no effect, for the reason given.
 * **rejected**: any value but the default raises an error with the reason, because it would change results.
 
-A value of another type, an unknown name and a missing value raise `WrongInputError`, in one line. Releases are named
-where a parameter is not in all that have the call; parameters of all releases may be mixed. Positional arguments come
-in the order of this page."""
+A value of another type, an unknown name and a missing value raise `WrongInputError`, in one line. The column of
+releases is empty if all releases of the call have the parameter; parameters of different releases may be combined.
+Positional arguments have the order of this page."""
 
 
 def page() -> str:
@@ -47,14 +47,14 @@ def page() -> str:
         *(_call(name) for name in forms()),
         *(f"## {section}\n\n{_names(rows)}" for section, rows in names().items() if section != "Commands"),
         "## Enumerations",
-        "Members are names of the package, too (`hugectr.Adam`), unless two enumerations share the name.",
+        "Members are also attributes of the package (`hugectr.Adam`), unless two enumerations have the same name.",
         _rows(
             ("enumeration", "members"), ([f"`{enum.__name__}`", ", ".join(enum.__members__)] for enum in enums.ENUMS)
         ),
         "## Layers in JSON",
-        "`Model.graph_to_json` writes, and `Model.construct_from_json` and training files read, beside `type`, "
-        "`bottom` and `top`; a tensor that several layers read goes through a Slice with a copy for each; `is_copy` "
-        "marks so that it is left out again:",
+        "The keys that `Model.graph_to_json` writes, and that `Model.construct_from_json` and training files accept, "
+        "besides `type`, `bottom` and `top`. A tensor that several layers read is copied by a Slice, whose key "
+        "`is_copy` tells readers to leave it out again:",
         _rows(("layer", "keys"), ([f"`{layer.name}`", _keys(found.keys)] for layer, found in layer_formats().items())),
     ]
     return "\n\n".join(parts) + "\n"
@@ -69,12 +69,29 @@ def _call(name: str) -> str:
     parts = [f"### {name}"]
     if len(forms()[name]) > 1:
         parts.append(f"{len(forms()[name])} forms, by release or by arguments.")
-    return "\n\n".join([*parts, *map(_form, forms()[name])])
+    newest, *older = forms()[name]
+    return "\n\n".join([*parts, _form(newest), *(_form(form, newest) for form in older)])
 
 
-def _form(form: Form) -> str:
-    rows = ([_title(one), _default(one.default), _releases(one), _status(one), one.meaning] for one in form.parameters)
-    return f"{_sentence(form.meaning)}\n\n" + _rows(("parameter", "default", "releases", "status", "meaning"), rows)
+def _form(form: Form, newest: Form | None = None) -> str:
+    """Return the table of a form; of an older one, only the parameters that differ from the newest form's."""
+    text, parameters = _sentence(form.meaning), form.parameters
+    if newest is not None:
+        described = {one.name: _parameter_row(one) for one in newest.parameters}
+        parameters = tuple(one for one in parameters if described.get(one.name) != _parameter_row(one))
+        if len(parameters) < len(form.parameters):
+            order = ", ".join(f"`{one.name}`" for one in form.parameters)
+            text += f" Its parameters are {order}"
+            text += ", as above." if not parameters else "; as above, but for:"
+            text = "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
+    if not parameters:
+        return text
+    head = ("parameter", "default", "releases", "status", "meaning")
+    return f"{text}\n\n{_rows(head, map(_parameter_row, parameters))}"
+
+
+def _parameter_row(one: Parameter) -> list[str]:
+    return [_title(one), _default(one.default), _releases(one), _status(one), one.meaning]
 
 
 def _names(rows: Iterable[Name]) -> str:
