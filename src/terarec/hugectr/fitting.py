@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from terarec.errors import RunInterruptedError
 from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.enums import MetricsType
-from terarec.hugectr.errors import LossCannotConvergeError, as_hugectr_errors
+from terarec.hugectr.errors import LossCannotConvergeError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.log import FitLog
 from terarec.hugectr.objects import DataReaderParams, Solver, TrainingCallback
 from terarec.hugectr.schedule import LearningRateScheduler, cadence_of
@@ -223,19 +224,61 @@ class Fit:
         model: The model.
         made: The same, compiled.
         every: Intervals of the work between iterations.
-        has_target: Whether the AUC of the solver's metrics ends the training.
-        checks_loss: Whether displays show the loss, and raise for NaN.
+        cache: The training cache, which makes passes of epochs; None for none.
+        num_epochs: Times over the data, with ``repeat_dataset=False``.
+        max_iter: Iterations, with ``repeat_dataset=True``.
+
+    Raises:
+        WrongInputError: A number of epochs or iterations that is not above 0, in the mode that needs it, or another
+            number of keysets than sources.
     """
 
     def __init__(
-        self, model: FittedModel, made: Compiled, every: Intervals, *, has_target: bool = True, checks_loss: bool = True
+        self,
+        model: FittedModel,
+        made: Compiled,
+        every: Intervals,
+        cache: TrainingCache | None,
+        *,
+        num_epochs: int,
+        max_iter: int,
     ) -> None:
+        solver, params = model.solver, model.reader_params
+        self._train_all: Callable[[], None]
+        if solver.repeat_dataset:
+            if max_iter <= 0:
+                raise WrongInputError("fit: max_iter", f"got {max_iter}, expected more than 0 with repeat_dataset=True")
+            self._train_all = partial(self._by_iterations, max_iter)
+        elif cache is not None:
+            if len(params.keyset) != len(params.source):
+                raise WrongInputError(
+                    "fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}"
+                )
+            every = replace(every, snapshot=0)
+            self._train_all = partial(self._by_passes, max(1, num_epochs), cache)
+        else:
+            if num_epochs <= 0:
+                raise WrongInputError(
+                    "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
+                )
+            self._train_all = partial(self._by_epochs, num_epochs)
         self._model, self._made, self._every = model, made, every
-        self._log = FitLog(model.solver)
-        self.iterations = Iterations(model, made, self._log, every, has_target=has_target, checks_loss=checks_loss)
+        self._log = FitLog(solver)
+        self.iterations = Iterations(
+            model,
+            made,
+            self._log,
+            every,
+            has_target=solver.repeat_dataset or cache is None,
+            checks_loss=solver.gen_loss_summary or not solver.repeat_dataset,
+        )
         self.is_running = False
 
-    def by_iterations(self, count: int) -> None:
+    def run(self) -> None:
+        """Train by iterations with ``repeat_dataset=True``, else by passes with a training cache, else by epochs."""
+        self._train_all()
+
+    def _by_iterations(self, count: int) -> None:
         """Train for `count` iterations over data that repeats, or until a callback or the AUC target ends it."""
         self._print_header(f"Use non-epoch mode with number of iterations: {count}")
         self.iterations.of_what = f"{count} iterations"
@@ -244,7 +287,7 @@ class Fit:
         trainer.spec = replace(trainer.spec, repeat=True, max_steps=trainer.step + count)
         self._train(ScriptCallbacks(self._model.solver.training_callbacks, self.iterations, self._log))
 
-    def by_epochs(self, count: int) -> None:
+    def _by_epochs(self, count: int) -> None:
         """Train `count` times over the data, or until the AUC target is passed; the iterations count on."""
         self._print_header(f"Use epoch mode with number of epochs: {count}")
         self._made.eval_reader.set_source()
@@ -256,7 +299,7 @@ class Fit:
                 return
         self._print_end(count)
 
-    def by_passes(self, count: int, cache: TrainingCache) -> None:
+    def _by_passes(self, count: int, cache: TrainingCache) -> None:
         """Train over each source with its keyset in the training cache, `count` times; no snapshots, no target."""
         params = self._model.reader_params
         self._print_header(f"Use training cache mode with number of epochs: {count}")

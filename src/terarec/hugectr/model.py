@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, overload
 
@@ -36,7 +35,7 @@ from terarec.hugectr.objects import (
     SparseEmbedding,
 )
 from terarec.hugectr.processes import ranks
-from terarec.hugectr.readers import DataReader, sources_by_name, started
+from terarec.hugectr.readers import DataReader, params_of_input, sources_by_name, started
 from terarec.hugectr.run import Training, run_parts, save_run
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
@@ -48,6 +47,9 @@ from terarec.spec import RecordsSpec
 
 class Model:
     """A model, its data and its training.
+
+    Calls other than `add`, `compile`, `summary` and those about JSON files need a compiled model and raise
+    `IllegalCallError` before.
 
     Attributes:
         solver: The `CreateSolver` object.
@@ -98,13 +100,7 @@ class Model:
             raise IllegalCallError("add", "the model is compiled, expected every add before compile")
         params = self._reader_params
         if isinstance(input, Input) and params is None:
-            values = input.values()
-            if "data_reader_type" not in values:
-                raise WrongInputError(
-                    "add", "got an Input without data_reader_type, expected DataReaderParams in Model(...)"
-                )
-            known = DataReaderParams.names()
-            params = DataReaderParams(**{name: value for name, value in values.items() if name in known})
+            params = params_of_input(input)
         self._network.add(input)
         self._reader_params = params  # in release 3.0 from the Input
 
@@ -163,11 +159,7 @@ class Model:
 
     @property
     def module(self) -> GraphModel:
-        """The model as an ordinary `torch.nn.Module`, to be trained in any loop; its weights are this model's.
-
-        Raises:
-            IllegalCallError: Before `compile`.
-        """
+        """The model as an ordinary `torch.nn.Module`, to be trained in any loop; its weights are this model's."""
         return self._compiled("module").model
 
     def summary(self) -> None:
@@ -209,7 +201,6 @@ class Model:
             data_source_params: Release 3.4's file system of the snapshots and of other files of the model from now on.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: A number of epochs or iterations that is not above 0, in the mode that needs it, anything
                 but an integer, or an unknown name.
             LossCannotConvergeError: The loss is NaN.
@@ -217,36 +208,19 @@ class Model:
         made = self._compiled("fit")
         if data_source_params is not None:
             self.solver = self.solver.with_values(data_source_params=data_source_params)
-        solver, cache, params = self.solver, self._cache, self.reader_params
+        solver = self.solver
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
             eval_interval, snapshot = solver.eval_interval, solver.snapshot
         every = Intervals(display=display, evaluation=eval_interval, snapshot=snapshot, snapshot_prefix=snapshot_prefix)
-        if solver.repeat_dataset:
-            if max_iter <= 0:
-                raise WrongInputError("fit: max_iter", f"got {max_iter}, expected more than 0 with repeat_dataset=True")
-            self._fit = Fit(self, made, every, checks_loss=solver.gen_loss_summary)
-            self._fit.by_iterations(max_iter)
-        elif cache is not None:
-            if len(params.keyset) != len(params.source):
-                raise WrongInputError(
-                    "fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}"
-                )
-            self._fit = Fit(self, made, replace(every, snapshot=0), has_target=False)
-            self._fit.by_passes(max(1, num_epochs), cache)
-        else:
-            if num_epochs <= 0:
-                raise WrongInputError(
-                    "fit: num_epochs", f"got {num_epochs}, expected more than 0 with repeat_dataset=False"
-                )
-            self._fit = Fit(self, made, every)
-            self._fit.by_epochs(num_epochs)
+        self._fit = Fit(self, made, every, self._cache, num_epochs=num_epochs, max_iter=max_iter)
+        self._fit.run()
 
     def train(self, is_first_batch: bool = True) -> bool:
         """Train one iteration; return False at the end of the data, which only ``repeat_dataset=False`` has.
 
         Raises:
-            IllegalCallError: Before `compile`, or with a reader that was not started.
+            IllegalCallError: With a reader that was not started.
             OutOfBoundError: An embedding holds more keys than its workspace has room for, or a key outside its table.
             BrokenFileError: A file is damaged.
         """
@@ -263,7 +237,7 @@ class Model:
         """Take one batch into the metrics; False at the end of the data.
 
         Raises:
-            IllegalCallError: Before `compile`, or with a reader that was not started.
+            IllegalCallError: With a reader that was not started.
             LossCannotConvergeError: Predictions are NaN.
         """
         made = self._compiled("eval")
@@ -367,7 +341,6 @@ class Model:
         """Set the rate of the next iterations.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: Anything but a finite number of at least 0.
         """
         self._compiled("set_learning_rate").trainer.optimizers.lr = lr
@@ -465,7 +438,6 @@ class Model:
         states.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: A folder in place of a file, or one that holds something of others; nothing is changed.
             StorageError: The disk is full; nothing is changed.
         """
@@ -478,7 +450,6 @@ class Model:
         """Take the weights of the dense layers from a file.
 
         Raises:
-            IllegalCallError: Before `compile`.
             FileCannotOpenError: No such file.
             BrokenFileError: A file of another model; nothing is changed then.
         """
@@ -493,7 +464,7 @@ class Model:
         """Take the dense optimizer's states from a file.
 
         Raises:
-            IllegalCallError: Before `compile`, or of a model without dense weights.
+            IllegalCallError: Of a model without dense weights.
             FileCannotOpenError: No such file.
             BrokenFileError: A file of another model or optimizer; nothing is changed then.
         """
@@ -511,7 +482,6 @@ class Model:
         """Take the rows of embeddings from their folders.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: Another number of files, or an unknown embedding.
             FileCannotOpenError: A missing folder.
             BrokenFileError: A folder of another embedding; none of the embeddings is changed then.
@@ -536,7 +506,6 @@ class Model:
         """Write the tables of embedding collections below `path`; all of them if none is named.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: An unknown table.
             StorageError: The disk is full.
         """
@@ -548,7 +517,6 @@ class Model:
         """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
 
         Raises:
-            IllegalCallError: Before `compile`.
             WrongInputError: An unknown table.
             FileCannotOpenError: No dump.
             BrokenFileError: A dump of other tables; none is changed then.
@@ -559,7 +527,7 @@ class Model:
         """Return the training cache, whose `update` takes the keyset of each pass.
 
         Raises:
-            IllegalCallError: Before `compile`, or of a model without a training cache.
+            IllegalCallError: Of a model without a training cache.
         """
         self._compiled("get_embedding_training_cache")
         if self._cache is None:
@@ -574,7 +542,7 @@ class Model:
         """Return keys int64[n] and vectors float32[n, D] of each embedding, of the passes since the last call.
 
         Raises:
-            IllegalCallError: Before `compile`, or of a model without a training cache.
+            IllegalCallError: Of a model without a training cache.
         """
         return self.get_embedding_training_cache().incremental_model()
 
@@ -596,7 +564,7 @@ class Model:
             path: A new or empty directory.
 
         Raises:
-            IllegalCallError: Before `compile`, or of a model with a training cache, whose data is in passes.
+            IllegalCallError: Of a model with a training cache, whose data is in passes.
             WrongInputError: A directory that holds something else.
             FileCannotOpenError: Data that is not there.
             BrokenFileError: Data that does not hold what it should.

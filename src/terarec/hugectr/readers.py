@@ -179,6 +179,18 @@ class DataReader:
             self.records.close()
 
 
+def params_of_input(inputs: Input) -> DataReaderParams:
+    """Return the parameters of the data that an `Input` of release 3.0 has among its own.
+
+    Raises:
+        WrongInputError: An `Input` of another release.
+    """
+    values, known = inputs.values(), DataReaderParams.names()
+    if "data_reader_type" not in values:
+        raise WrongInputError("add", "got an Input without data_reader_type, expected DataReaderParams in Model(...)")
+    return DataReaderParams(**{name: value for name, value in values.items() if name in known})
+
+
 def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, adds_offsets: bool) -> RecordLayout:
     """Return the layout of a sample in the files.
 
