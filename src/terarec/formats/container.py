@@ -84,9 +84,11 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
         StorageError: The disk is full; nothing is left behind.
     """
     digest = hashlib.sha256()
+    # Unbuffered: a buffer would copy what is written in pieces of 16 MiB anyway.
     with atomic_file(path) as partial, partial.open("wb", buffering=0) as stream:
         _write(stream, digest, memoryview(_header(path, tensors, metadata or {})))
         for array in tensors.values():
+            # safetensors is little-endian on every machine.
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
             _write(stream, digest, np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -114,6 +114,7 @@ class RawShard:
         floats = records.view(_FLOAT)
         num_labels = len(self._spec.labels)
         first_key = num_labels + len(self._spec.dense)
+        # Copies of all columns, so that the records themselves are freed.
         label = np.ascontiguousarray(floats[:, :num_labels])
         dense = np.ascontiguousarray(floats[:, num_labels:first_key])
         keys: list[Keys] = []

@@ -75,6 +75,7 @@ class SplitFiles:
     ) -> None:
         self.files: list[tuple[Path, int]] = list(closed)
         self._create = create
+        # The closed files have had the first sizes.
         self._sizes = islice(sizes, len(closed), None)
         self._open: tuple[Path, FileWriter] | None = None
         self._size = self._rows = 0
@@ -130,6 +131,7 @@ class SplitFiles:
     def _finish(self) -> None:
         if self._open is not None:
             path, writer = self._open
+            # One file at a time is finished in the background, so that memory is bounded and an error surfaces here.
             self._wait()
             self._finishing = self._finisher.submit(_close, writer)
             self.files.append((path, self._rows))

@@ -121,6 +121,7 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
         if release == OLDEST:  # a call with this name has that release's defaults; its own default is this
             helper = partial(package.solver_parser_helper, eval_batches=100)
             package.solver_parser_helper = helper  # type: ignore[attr-defined]
+    # As `python SCRIPT` leaves them: the folder of the script comes first in the search path.
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     with ExitStack() as stack:

@@ -216,11 +216,13 @@ def compile_network(
     dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.
     capacities = plan.capacities if cache is None and checks_overflow() else {}
+    # A seed of 0 is drawn anew by every process, so all take that of the first.
     first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]
     build = partial(_trainer, plan, solver, dense, device, first_seed)
     if together.size == 1:
         trainer = build()
     else:
+        # A reader of its own: counting keys must not move the position of training.
         counted = data_reader(
             opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize, drop_last=True
         )

@@ -130,6 +130,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         if (self.concatenated_name and not is_joined) or (has_lists and self.lookups):
             raise IllegalCallError("embedding_lookup", "got a second call besides one with lists, expected one call")
         if has_lists:
+            # Objects are frozen for scripts; this one grows by its own methods alone.
             self._values.update(concatenated_name=top_name, lookups=_of_lists(given))
             return
         lookups = (*self.lookups, _lookup(given, self.lookups))

@@ -115,6 +115,7 @@ def read_parts(layers: Sequence[JsonObject]) -> tuple[Part, ...]:
     copied: dict[str, str] = {}
     for layer in layers[1:]:
         is_copy = layer.take(IS_COPY, BOOL, False)
+        # A Slice that `graph_to_json` put in is left out: its readers get the tensor itself.
         part = _read_part(layer)
         if is_copy and isinstance(part, DenseLayer):
             copied |= dict.fromkeys(part.top_names, part.bottom_names[0])
@@ -184,6 +185,7 @@ def read_input(data: JsonObject) -> Input:
 
 def _read_slots(data: JsonObject) -> DataReaderSparseParam:
     name, slots = data.take("top", STRING), data.take("slot_num", integer(1))
+    # Files of release 2.3 and 3.0: most keys of a sample in all slots, and `max_nnz` of a slot.
     if data.has("max_feature_num_per_sample"):
         most = data.take("max_feature_num_per_sample", integer(1))
         hotness, is_fixed = [data.take("max_nnz", integer(1), most)], False

@@ -171,6 +171,7 @@ def read_parameter_server(path: str) -> ParameterServerConfig:
     data = read_json(path)
     is_long = data.take("supportlonglong", BOOL, True)
     fuses = data.take("fuse_embedding_table", BOOL, False)
+    # All models of a file share its databases and its queue.
     databases: dict[str, Any] = {
         "volatile_db": _database(data, "volatile_db", VolatileDatabaseParams),
         "persistent_db": _database(data, "persistent_db", PersistentDatabaseParams),

@@ -232,6 +232,7 @@ class Scorer:
         keys, ends = _numbers("embeddingcolumns", embeddingcolumns, np.int64), _numbers("row_ptrs", row_ptrs, np.int64)
         slots = {one.top_name: int(one.slot_num) for one in inputs.data_reader_sparse_param_array}
         tables = [(one.bottom_name, slots[one.bottom_name]) for one in self.graph.embeddings]
+        # Each table has B * slots + 1 row_ptrs, so that B follows from their number alone.
         bags, rest = divmod(len(ends) - len(tables), sum(count for _, count in tables) or 1)
         if rest or bags < 0 or len(dense) != bags * inputs.dense_dim:
             expected = " + ".join(f"B * {count} + 1" for _, count in tables)
@@ -259,6 +260,7 @@ class Scorer:
             if f"{bottom}.0" in names:  # another embedding of the same input, which reads the same keys
                 continue
             for slot in range(count):
+                # Bags are sample by sample in a request, slot by slot in a batch: every `count`-th is of this slot.
                 starts, sizes = mine[slot:-1:count], np.diff(mine)[slot::count]
                 places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
                 names.append(f"{bottom}.{slot}")

@@ -126,6 +126,7 @@ class InferenceSession:
     @classmethod
     def of(cls, model_config_path: str, params: InferenceParams) -> InferenceSession:
         """Return a session of a graph file, with a parameter server of its own."""
+        # Not `__init__`, which is the constructor of release 3.0 and takes a cache.
         session = object.__new__(cls)
         session._open(read_inference_graph(model_config_path), params)
         return session

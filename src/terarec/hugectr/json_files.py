@@ -185,6 +185,7 @@ def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
     clause, keys = HYPERPARAMETERS[kind]
     values = data.child(clause)
     for key in (*keys, *SCHEDULE):
+        # Missing keys are left to `CreateOptimizer`, which has the defaults of the release.
         if values.has(key):
             owner = cls if key in cls.names() else OptimizerWithSchedule
             given[key] = values.take(key, owner.parameter(key).type)

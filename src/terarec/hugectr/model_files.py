@@ -241,6 +241,7 @@ def in_one_process(
                 held = save(folder / "held", capture(made.trainer, {}), writers=ranks)
 
                 def alone() -> None:
+                    # Building a trainer seeds the generator of torch, from which dropout of this model still draws.
                     with torch.random.fork_rng(devices=()):
                         trainer = made.build_alone()
                     _restore(trainer, load(held))

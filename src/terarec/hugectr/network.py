@@ -109,6 +109,7 @@ class Network:
             for one in fused_layers(part) if isinstance(part, GroupDenseLayer) else [part]:
                 self._add(one)
         except WrongInputError:
+            # A group of layers is added as a whole or not at all.
             self._known, self.parts = known, parts
             raise
 
@@ -339,6 +340,7 @@ def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
 
 
 def _static(name: str, size: int, params: SparseEmbedding) -> TableSpec:
+    # A slot of size 0 has no keys, but a table has a row.
     return TableSpec(name=name, rows=max(1, size), width=params.embedding_vec_size)
 
 

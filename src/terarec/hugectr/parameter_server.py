@@ -122,6 +122,7 @@ def cache_of(params: InferenceParams) -> CacheSpec | None:
         hit_rate_threshold=min(1.0, params.hit_rate_threshold),
         refresh_delay_seconds=params.refresh_delay,
         refresh_seconds=params.refresh_interval,
+        # HugeCTR's 0 is the whole cache in one step.
         refresh_share=min(1.0, params.cache_refresh_percentage_per_iteration) or 1.0,
     )
 

@@ -174,9 +174,11 @@ def _go_on_from(model: Model, saved: SavedModel) -> None:
     model.start_data_reading()
     samples = saved.step * saved.batch_size
     rows = sum(reader.open_source().group_rows)
+    # A position is counted in records, so the batches behind the files need not be read.
     reader.load_state_dict({**reader.state_dict(), "epoch": samples // rows, "rows_read": samples % rows})
     trainer.step, trainer.samples = saved.step, samples
     if saved.dense_states is not None and trainer.optimizers.dense is not None:
+        # The bias correction of Adam depends on the step, which no file of HugeCTR holds.
         for state in trainer.optimizers.dense.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"].fill_(saved.step)

@@ -192,8 +192,10 @@ class _Pass:
         return {name: distinct - self._base_of[name] for name in readers.values()}
 
     def _check(self, collection: nn.Module, inputs: tuple[Jagged]) -> None:
+        # Evaluation may look up any key: the keyset names those whose rows a pass trains.
         if self._index is None or not (collection.training and torch.is_grad_enabled()):
             return
+        # The bags of a feature are contiguous: every `batch_size`-th offset is where its keys begin.
         (jagged,) = inputs
         first: tuple[int, str, int] | None = None  # sample, feature and key
         ends = jagged.offsets[:: jagged.batch_size].tolist() if jagged.batch_size else []

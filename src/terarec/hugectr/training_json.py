@@ -117,6 +117,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     data.take("lr_policy", LR_POLICY)
     given = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
     given["batchsize_eval"] = data.take("batchsize_eval", integer(1), given["batchsize"])
+    # The clause names one of max_iter and num_epochs; which one it is decides whether the data repeats.
     given |= _read_length(data) | _read_precision(data)
     given["max_eval_batches"] = _read_eval_batches(data, given["batchsize_eval"])
     devices = data.take("gpu", GPU)

@@ -103,6 +103,7 @@ def auc_by_group(
     """
     if not len(scores):
         return np.full(groups, np.nan)
+    # lexsort sorts twice; one group needs only the scores.
     order = np.lexsort((scores, group)) if groups > 1 else np.argsort(scores, kind="stable")
     ranked, group = scores[order], group[order]
     positive = labels[order].astype(np.float64)
@@ -175,6 +176,7 @@ def _sorted_auc(positive: FloatColumns, negative: FloatColumns) -> float:
     pairs = len(positive) * len(negative)
     if pairs == 0:
         return math.nan
+    # Python integers: the sum of half wins passes 2^63 from some 2^31 samples of each side on.
     half_wins = 0
     for start in range(0, len(positive), _BLOCK):
         block = positive[start : start + _BLOCK]

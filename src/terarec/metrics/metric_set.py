@@ -137,6 +137,7 @@ class MetricSet:
         held = as_weights("MetricSet", weights, len(truth))
         arrays = {name: column_array(name, _column(name, columns), len(truth)) for name in self.columns}
         if held is not None and not held.all():
+            # Left out here, as a sample of weight 0 would still take a rank among the others of its group.
             counts = held > 0
             inputs = {name: values[counts] for name, values in inputs.items()}
             truth, held = truth[counts], held[counts]

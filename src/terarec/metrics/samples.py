@@ -253,6 +253,7 @@ class PartedSamples:
         assert held.group is not None
         kept = np.flatnonzero(held.group >= 0)
         num_groups = int(held.group.max(initial=-1)) + 1
+        # A pair (part, group) as one integer, so that one pass of `unique` numbers the groups of all parts.
         pairs, code = np.unique(self.part[kept] * num_groups + held.group[kept], return_inverse=True)
         size = np.bincount(code, minlength=len(pairs))
         weight = size if held.weights is None else np.bincount(code, held.weights[kept], len(pairs))

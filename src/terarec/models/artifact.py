@@ -165,6 +165,7 @@ def without_tables(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, EmbeddingCollection):
+                # A collection may be registered under two names; it stays one.
                 if child not in made:
                     made[child] = LookupCollection(child.specs, child.features)
                 setattr(parent, name, made[child])

@@ -61,6 +61,7 @@ class GraphModel(nn.Module):
     def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
+        # Moves with the model: a graph of tables alone has no parameter that tells its device.
         self.register_buffer("_place", torch.empty(0), persistent=False)
         self.shapes, built = _build(spec, torch.Generator().manual_seed(seed))
         self.layers = nn.ModuleList(module for _, module in built)

@@ -232,6 +232,7 @@ class ItemFrequency(nn.Module):
     def _cells(self, keys: Tensor) -> Tensor:
         if not self.is_hashed:
             return keys
+        # The product moves low bits up only: high bits of a key are first folded into the low half.
         mixed = (keys ^ (keys >> 32)) * _MULTIPLIER
         return (mixed >> 32).remainder(self.interval.shape[0])
 
@@ -274,6 +275,7 @@ def in_batch_softmax(
     if log_q is not None:
         scores = scores - log_q
     own = torch.arange(first, first + users.shape[0], device=users.device)[:, None]
+    # The diagonal is the positive itself, whatever other samples have the same item.
     is_same = (item_keys.unsqueeze(1) == candidates).scatter(1, own, False)
     scores = scores.masked_fill(is_same, -torch.inf)
     losses = scores.logsumexp(1) - scores.gather(1, own)[:, 0]

@@ -27,7 +27,7 @@ class Dice(nn.Module):
 
     y = p x + (1 - p) alpha x with p = 1 / (1 + exp(-(x - mean) / sqrt(var + eps))). Mean and variance of a column are
     those of the batch in training and running ones in evaluation, so that a score does not depend on the other samples
-    of its batch; `alpha` is learned for each column. (`terarec.nn.activations` is HugeCTR's form, which has neither.)
+    of its batch; `alpha` is learned for each column. (`PReLUDice` is HugeCTR's form, which has neither.)
 
     Args:
         width: Number of columns n.
@@ -214,6 +214,7 @@ def _draw(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
     dtype = torch.int8 if (256 * rate).is_integer() else torch.int16
     smallest, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     num_values = largest - smallest + 1
+    # At least one value keeps an element, so that the scale is finite for rates that round to 1.
     num_dropped = min(round(rate * num_values), num_values - 1)
     draws = torch.empty(-(-x.numel() * dtype.itemsize // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
     draws = draws.view(dtype)[: x.numel()].view(x.shape)

@@ -97,6 +97,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        # Every process used these rows in its own loss, so their gradients are summed before each takes its part.
         total = ctx.ranks.all_reduce_(f"gradients of {ctx.what}", grad.contiguous().clone())
         return total[ctx.first : ctx.first + ctx.count], None, None
 
@@ -105,6 +106,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: BatchRanks, what: str, eps: float) -> tuple[Tensor, Tensor, Tensor, int]:
         own = x.double()
+        # Each process sends its mean and the squares around it (Chan et al.): sums of squares themselves would cancel.
         own_mean = own.mean(0) if x.shape[0] else own.new_zeros(x.shape[1])
         count = own.new_tensor([float(x.shape[0])])
         mine = torch.cat([count, own_mean, (own - own_mean).square().sum(0)])
@@ -118,6 +120,7 @@ class _Normalize(torch.autograd.Function):
         values = ((own - mean) * scale).float()
         ctx.save_for_backward(values, scale)
         ctx.ranks, ctx.what, ctx.total = ranks, what, total
+        # The running statistics read these; gradients go through `values` alone.
         found, deviation = mean.float(), var.float()
         ctx.mark_non_differentiable(found, deviation)
         return values, found, deviation, int(total)

@@ -58,6 +58,7 @@ def new_linear(
     fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
 ) -> Linear:
     """A fully connected layer whose first weights come from `generator` alone; without bias if `bias` is None."""
+    # On "meta", so that torch draws no weights of its own from the global generator.
     layer = Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
     weight.fill_(layer.weight, generator)
     if bias is not None:
@@ -170,6 +171,7 @@ class MLP(nn.Module):
         for (fan_in, fan_out), with_bias, relu in zip(shapes, has_bias, self.relus, strict=True):
             weight, bias = initial(fan_in, fan_out)
             drawn = new_linear(fan_in, fan_out, weight=weight, bias=bias if with_bias else None, generator=generator)
+            # A norm goes between product and activation, and dropout has a kernel with the activation of its own.
             drawn.relu = is_fused and relu
             self.layers.append(drawn)
         active = [width if relu else None for width, relu in zip(widths, self.relus, strict=True)]

@@ -118,6 +118,7 @@ class _Interact(torch.autograd.Function):
         else:
             symmetric = by_pair.gather(1, pair_of.expand(batch_size, -1))
         symmetric = symmetric.view(batch_size, num_vectors, num_vectors)
+        # `pair_of` has 0 on the diagonal, which is the place of the first pair and gathers its gradient.
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         with torch.autocast(grad.device.type, enabled=False):
             of_vectors = torch.bmm(symmetric, vectors)

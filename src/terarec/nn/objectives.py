@@ -185,6 +185,7 @@ class PairwiseObjective:
             labels, _ = rows_of_all(ranks, "labels of pairs", labels)
         same = None
         if self._group is not None:
+            # Codes number the values of one process; digests are equal on all of them.
             codes = (column_codes if ranks is None else column_digests)(batch, self._group).to(logits.device)
             of_all = codes if ranks is None else rows_of_all(ranks, "groups of pairs", codes)[0]
             same = codes.unsqueeze(1) == of_all
@@ -197,6 +198,7 @@ class PairwiseObjective:
             losses = -logsigmoid(own[first, column] - others[second, column])
             sums.append((losses if batch.weight is None else losses * batch.weight[first]).sum())
             counts.append(losses.numel())
+        # A loss of a rank is its part of the mean over the pairs of all, so it is divided by their number.
         total = torch.tensor(counts, device=logits.device)
         if ranks is not None:
             total = sum_over(ranks, "pairs", total)

@@ -154,6 +154,7 @@ class NormFile:
         """Return a group that begins where the known ones end, its records, and the byte behind them."""
         start, size = self._bounds[group], self._file.size
         mean = (size - start) // max(1, self.num_records - group * self._at_once)
+        # A quarter above the mean size of what is left is mostly enough; else twice as much is read.
         wanted = (mean + mean // 4) * self.group_rows[group] + 4096
         while True:
             piece = self._piece(group, start, min(start + wanted, size))
@@ -179,6 +180,7 @@ class NormFile:
     def _check_end(self) -> None:
         if self._bounds[-1] != self._file.size:
             size, end = self._file.size, self._bounds[-1]
+            # Forgets the last bound, so that a second request finds the damage, too.
             self._bounds.pop()
             raise FormatError(self._file.name, f"holds {size} bytes, its {self.num_records} records end at byte {end}")
 

@@ -105,6 +105,7 @@ def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
         CutShortError: More bytes are needed.
     """
     data = piece.content.data
+    # Records of one size are common: one strided comparison of all lengths takes the place of the loop below.
     if count and len(data) >= 4:
         (length,) = _LENGTH.unpack_from(data)
         stride = length + _FRAME_BYTES
@@ -319,6 +320,7 @@ class _Fields:
         else:
             offsets = offsets_of(counts)
             index = np.repeat(starts - step * offsets[:-1], counts) + step * np.arange(offsets[-1])
+        # A key of 8 bytes lies at a multiple of 4 only, which no view of int64 could read: it is joined from two words.
         low: NDArray[np.int64] = self._words.take(index).view(np.uint32).astype(np.int64)
         if step == 1:
             return low
@@ -349,6 +351,7 @@ def _joined(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.uint8]:
     if len(spans.starts) == 0:
         return content[:0]
     first, last = int(spans.starts[0]), int(spans.ends[-1])
+    # Gaps are frames, and records that a wrong checksum left out.
     gaps = spans.starts[1:] - spans.ends[:-1]
     if not gaps.any():
         return content[first:last]

@@ -146,6 +146,7 @@ class FixedRecordFile:
                 f"record {first + int(record)}, dense column {int(column)} is "
                 f"{int(numbers[record, column])}, expected an integer >= 0 to take ln(x + 1) of",
             )
+        # Not log1p, which rounds differently: the format is ln(x + 1) in float32.
         numbers += 1.0
         return np.log(numbers, out=numbers)
 
@@ -153,6 +154,7 @@ class FixedRecordFile:
 def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: int) -> tuple[Keys, ...]:
     width = sum(types.keys_per_slot)
     matrix = records.matrix(4 * (layout.label_dim + layout.dense_dim), types.keys, width)
+    # With one key in every slot, as in Criteo, one transposition makes all columns.
     if all(count == 1 for count in types.keys_per_slot):
         keys = np.empty((width, num_rows), dtype=np.int64)
         copy_transposed(matrix, keys)

@@ -38,6 +38,7 @@ FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache"
 
 _FORMS: dict[str, tuple[Form, ...]] = {}
 _loaded: list[bool] = []
+# Re-entrant: a default may be an object, whose own call asks for the forms while they are loaded.
 _LOCK = RLock()
 
 P = ParamSpec("P")
