@@ -156,6 +156,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         manifest = from_data(Manifest, read_versioned_json(path, FORMAT, VERSION), f"{path}: $")
     except ConfigError as error:
         raise FormatError(error.where, error.problem) from None
+    # A checkpoint of another party must not make its reader open files elsewhere by links.
     inside = checkpoint.resolve()
     for entry in manifest.files:
         file = checkpoint / entry.file
@@ -328,6 +329,7 @@ def keep_newest(directory: Path, count: int) -> None:
     """Remove all complete checkpoints below `directory` but the `count` newest, the best one and what these need."""
     complete = complete_checkpoints(directory)
     best = best_step(directory)
+    # A delta that stays needs all checkpoints before it, down to its base.
     stays = set(complete[-count:]) | ({step_path(directory, best)} if best is not None else set())
     for path in sorted(stays):
         while (previous := _previous(path)) is not None and previous not in stays:

@@ -78,6 +78,7 @@ def save(
     link = _link(directory, state) if kind == "delta" else None
     is_together = writers is not None and writers.size > 1
     if writers is not None and is_together:
+        # All write the same kind: a chain of deltas with rows of some ranks only could not be loaded.
         if kind == "delta" and not all(writers.gather("changes since a checkpoint", link is not None)):
             link = None  # a rank does not know what changed
 
@@ -89,6 +90,7 @@ def save(
         with staged(directory, state.step) as checkpoint:
             write_manifest(checkpoint, _write_files(checkpoint, state, link))
     path = step_path(directory, state.step)
+    # After the rename: what changes from here on belongs to the next delta.
     if kind != "full":
         follow_changes(state.tables, path)
     if keep is not None and (writers is None or writers.rank == 0):
@@ -306,6 +308,7 @@ def save_together(
             files = write_files(checkpoint, shares)
         except Exception as raised:  # which all have to know before any of them goes on
             error = raised
+        # Every rank gets here, whatever happened to it: one that raised alone would leave the others waiting.
         found = writers.gather(
             "files of a checkpoint", {"error": None if error is None else one_line(str(error)), "files": to_data(files)}
         )

@@ -126,6 +126,7 @@ class TableChain:
             yield from self._base.pieces(table)
             return
         known = new_hash_index()  # keys whose newest row, or removal, came already
+        # Newest first: the first row seen of a key is the one that counts, so each is read once and none is kept.
         for path, files in reversed(self._deltas):
             pieces = (_read(path, entry, table) for entry in files[table])
             removed = []
@@ -133,6 +134,7 @@ class TableChain:
                 removed.append(piece.removed)
                 if len(piece.keys):
                     yield _take_unknown(known, {KEYS: piece.keys, **piece.rows})
+            # Rows before removals, since a key that was removed and came again in the same delta has a row.
             for keys in removed:
                 _take_unknown(known, {KEYS: keys})
         first = 0

@@ -98,6 +98,7 @@ def shard_rows(table: Store) -> int:
 
 
 def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> Iterator[FileEntry]:
+    # A writer of its own numbers files from 0; of several, each has a range of numbers.
     share = share or TableShare(first_row=0, num_rows=table.num_changed, first_file=0)
     first, num_rows, seed = share.first_row, share.num_rows, table.first_seed
     for index, rows in enumerate(table.export_changed(shard_rows(table)), share.first_file):
@@ -174,7 +175,7 @@ class TableFiles:
 
     Args:
         path: As above.
-        manifest: What the checkpoint holds.
+        manifest: Manifest of the checkpoint.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
@@ -275,6 +276,7 @@ class TableFiles:
                 raise FormatError(self.path / entry.file, f"describes itself as {metadata}, expected {expected}")
             rows = rows_of(tensors, done)
             self._check_state(table, set(rows.state), with_state=with_state)
+            # After the checks of the first piece: what does not fit leaves the table as it was.
             if entry is entries[0]:
                 table.clear()
                 if has_keys and not table.is_dynamic:
@@ -295,6 +297,7 @@ class TableFiles:
         if entry.seed is not None:
             table.restart(entry.seed)
         self._load_keys(table, with_uses=with_state)
+        # A row file holds weights and states together, so a tier can take it as its own only with both.
         if with_state and table.adopt(self.path / entry.directory):
             return
         for rows in self._rows_of_file(entry):

@@ -160,6 +160,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
             raise ConfigError(names[error.where], error.problem) from error
 
     json_flag = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON)
+    # Typer learns the options from the signature, which stands in for one parameter a field.
     run.__signature__ = inspect.Signature([*parameters, json_flag])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, json_flag]}
     app = typer.Typer(add_completion=False)

@@ -132,7 +132,7 @@ def describe_column(
         path: The data set.
         name: The column.
         split: The split to scan; None takes the train split.
-        top: How many ids to tell.
+        top: Number of ids to show.
         progress: Function that is called with the rows scanned and all rows.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 

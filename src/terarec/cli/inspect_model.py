@@ -165,7 +165,7 @@ def describe_table(
     Args:
         path: A RUN, or a checkpoint in one.
         table: The table.
-        top: How many rows to tell.
+        top: Number of rows to show.
         which: The checkpoint of a RUN: "last", "best" or a step.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 

@@ -105,9 +105,9 @@ def spec_option(
         name: Name of the option, with underscores.
         spec_type: Class of the spec.
         path: Dotted path of the field.
-        metavar: What stands for the value in the help; None for what the field's type says.
-        is_plain: Whether a flag has no negative form, as its default is False.
+        metavar: Placeholder of the value in the help; None for that of the field's type.
         summary: Help; None for the first sentence of the field's documentation.
+        is_plain: Whether a flag has no negative form, as its default is False.
     """
     field = SpecField.at(spec_type, path)
     flag = f"--{name.replace('_', '-')}"

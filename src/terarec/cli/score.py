@@ -79,6 +79,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
         raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)
     numbers, changes = Numbers(row_type=options.row_type, precision=options.precision), dict[str, Any]()
+    # First as trained: narrowing may change the model itself.
     if numbers != Numbers():
         with show.progress("evaluating as trained", "samples") as progress:
             before = evaluator.evaluate(model, reader, progress=lambda done: progress(done, total))

@@ -195,6 +195,7 @@ def publish(options: PublishOptions, show: Show) -> None:
 
     check_run(options.run)
     stream = RedisStream(load_update_stream(options.stream))
+    # Without a thread of its own: this loop polls, so that it can show what fails.
     publisher = UpdatePublisher(options.run, stream, every_seconds=None)
     try:
         publisher.poll()

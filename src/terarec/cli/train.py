@@ -197,6 +197,7 @@ def _base(options: TrainOptions) -> RunSpec:
     if options.resume and described.is_file():
         return load_run(described)
     if options.init_from is not None:
+        # A RUN, or a checkpoint in RUN/checkpoints.
         for run in (options.init_from, *options.init_from.absolute().parents[1:2]):
             if (run / _RUN_FILE).is_file():
                 return dataclasses.replace(load_run(run / _RUN_FILE), init_from=None, reset_optimizer=False)
@@ -247,6 +248,7 @@ def train(options: TrainOptions, show: Show) -> None:
 
     plan = None if options.plan is None else load_plan(options.plan)
     ranks = join({"run": to_data(spec), "out": str(options.out), "resume": options.resume})
+    # One bar and one log for all ranks.
     callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
     run = build(
         spec,

@@ -246,6 +246,7 @@ class BatchStream:
     def _iterate(self) -> Generator[Batch, None, None]:
         batches = prefetched(_batches(self._feed, self.options, self._position), self.options.prefetch)
         try:
+            # The position moves before the batch is handed over: a state saved while it is used is that after it.
             for batch, self._position, rows in batches:
                 if batch is not None:
                     self._batch_rows = rows
@@ -277,6 +278,7 @@ def _batches(
         read = [feed.read(group) for group in window.groups]
         blocks = [block for block, _ in read]
         order = sampler.order(window.epoch, window.index, sum(block.num_rows for block in blocks))
+        # Mixed by the reading thread, not by the consumer: the permutation is a copy of all columns.
         merged = merge(blocks, order)
         return window, OwnRows(merged.num_rows, merged), sum(left_out for _, left_out in read)
 
@@ -311,11 +313,13 @@ def _batches(
             for pieces in batches:
                 size = sum(piece.num_rows for piece in pieces)
                 at, rows = _advance(held, sampler, size)
+                # A rank may have no sample of a batch. It still takes part in the step, with a batch of no rows.
                 own = [piece.block for piece in pieces if piece.block is not None]
                 if not own:
                     assert feed.empty is not None, "without a share all blocks are read"
                     own = [feed.empty]
                 yield feed.to_batch(own), _Position(epoch=at, rows=rows, skipped=skipped), size
+            # Only the first part begins within a window.
             skip = 0
             while held and held[0].window.start < part_ends[part] and feed.parts is not None:
                 held.popleft()  # its rest is the last batch that was left out
@@ -332,6 +336,8 @@ def _rows_of_share(
     total, epoch_rows = sum(group_rows), sum(feed.group_rows)
     order = sampler.order(window.epoch, window.index, total)
     if order is None:
+        # Counted from the position at which this stream began, a border of batches: an endless stream cuts batches
+        # across the ends of epochs.
         first = (window.epoch - position.epoch) * epoch_rows + window.start - position.rows
         end = None if options.repeat else epoch_rows - position.rows
         rows = places = places_in_order(first, total, options.batch_size, end, share)

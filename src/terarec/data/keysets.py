@@ -41,6 +41,7 @@ class PartKeysets:
             DataNotFoundError: The file is missing.
             FormatError: The file is damaged.
         """
+        # Held while the file is read: further threads wait for the same part instead of reading it, too.
         with self._lock:
             keys = self._held.pop(part, None)
             if keys is None:
@@ -70,6 +71,7 @@ class PartKeysets:
             distinct = np.unique(values)
             absent = distinct[~_is_in(distinct, held.get(name, np.empty(0, np.int64)))]
             if absent.size:
+                # The sample is looked for after an error only: most of the time one sorted search has answered.
                 first = int(np.isin(values, absent).argmax())
                 row = first_row + int(np.searchsorted(offsets, first, side="right")) - 1
                 key = int(values[first])

@@ -130,6 +130,7 @@ class DatasetSource:
         self.parts = read_parts(directory, split) if by_parts else ()
         got = (sum(part.groups for part in self.parts), sum(part.rows for part in self.parts))
         expected = (len(self.group_rows), sum(self.group_rows))
+        # Parts that were written for other shards would name the wrong groups.
         if by_parts and got != expected:
             raise FormatError(
                 directory / split / PARTS_FILE,

@@ -97,6 +97,7 @@ def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> N
     Random words come from the counter-based Philox generator, whose raw output NumPy fixes permanently (it does not
     fix ``Generator.permutation``). Each word's low bits are replaced by its position: sorted, they are the permutation.
     """
+    # The lowest word counts the draws; the others keep the sequences of windows and streams apart.
     counter = np.array([0, index, stream, 0], dtype=np.uint64)
     words = np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64)).random_raw(size)
     bits = np.uint64(max(size - 1, 1).bit_length())
@@ -202,6 +203,7 @@ def read_rows(
         group_rows: Rows of the window's groups.
         rows: int64[n], rows of the groups one after the other, in any order.
     """
+    # Groups without any row of this rank are not decoded, so rows behind them move forward by their lengths.
     starts = np.array([0, *accumulate(group_rows)])
     group = np.searchsorted(starts, rows, side="right") - 1
     is_read = np.bincount(group, minlength=len(group_rows)) > 0
@@ -210,5 +212,6 @@ def read_rows(
         return None
     left_out = np.cumsum(np.where(is_read, 0, group_rows))
     own = rows - left_out[group]
+    # Rows of one group in their order are a view; all else is a gather.
     is_span = len(blocks) == 1 and own[-1] - own[0] + 1 == len(own) and bool((np.diff(own) == 1).all())
     return slice_rows(blocks[0], int(own[0]), int(own[-1]) + 1) if is_span else merge(blocks, own)

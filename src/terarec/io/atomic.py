@@ -145,6 +145,7 @@ class AtomicFile:
             is_flushed = construction is None or self._durable
             if is_flushed:
                 flush(self.partial)
+            # Again, for a file that appeared while this one was written.
             if not self._replace:
                 check_new_file(self.path)
             os.replace(self.partial, self.path)
@@ -361,6 +362,7 @@ def replace_directory(partial: Path, out: Path) -> None:
     if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
         os.replace(partial, out)
     else:
+        # A rename replaces no directory that holds files, so the former one moves aside first.
         former = out.with_name(f"{out.name}.former-{os.getpid()}")
         os.replace(out, former)
         os.replace(partial, out)

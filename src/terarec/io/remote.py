@@ -202,6 +202,7 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
         for path, place in places.items():
             files.makedirs(place.rpartition("/")[0], exist_ok=True)
             files.put_file(str(path), place + PARTIAL_SUFFIX)
+        # Everything is there under adjacent names by now; what is left to do is short.
         for name in former:
             files.rm(name)
         for place in places.values():

@@ -103,6 +103,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
     with rewrite_error_paths(partial, out), ensure_parents(out):
         partial.mkdir(exist_ok=True)
         with file_lock(partial / LOCK_FILE, busy):
+            # Under the lock: what another run is writing stays.
             if restart:
                 _empty(partial)
             journal = Journal(partial, fingerprint)
@@ -110,6 +111,8 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                 with under_construction(partial):
                     yield journal
                     journal.remove()
+                    # Before the rename, or the complete directory would hold the file for a moment, or for good after a
+                    # kill.
                     (partial / LOCK_FILE).unlink()
                     replace_directory(partial, out)
             except BaseException as error:
@@ -126,6 +129,7 @@ def _empty(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
+        # The lock is that of this very file: with another one at the path a second run could lock that.
         elif entry.name != LOCK_FILE:
             entry.unlink()
 

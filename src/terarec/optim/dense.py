@@ -36,7 +36,7 @@ class MovementMomentum(optim.Optimizer):
         parameters: Parameters to train.
         lr: Learning rate.
         momentum: Constant of the formula above.
-        nesterov: Which formula.
+        nesterov: Whether the formula is Nesterov's.
     """
 
     def __init__(

@@ -110,6 +110,7 @@ class LossScaler:
         """Adapt a dynamic scale to whether the last step found gradients that are not finite."""
         if self._scaler is None:
             return
+        # torch raises in `update` where no optimizer had gradients to check.
         if any(self._checks(state) for state in self._scaler._per_optimizer_states.values()):
             self._scaler.update()
 
@@ -135,6 +136,7 @@ class LossScaler:
     def _found_inf(self, optimizers: Sequence[optim.Optimizer]) -> bool:
         if self._scaler is None:
             return False
+        # `GradScaler.step` decides for one optimizer at a time, but here all step or none, so its findings are read.
         states = [self._scaler._per_optimizer_states[id(optimizer)] for optimizer in optimizers]
         return any(bool(found) for state in states for found in self._checks(state).values())
 
@@ -159,6 +161,7 @@ def _divide(optimizers: Sequence[optim.Optimizer], scale: float) -> None:
 def _step(optimizers: Sequence[optim.Optimizer]) -> bool:
     """Step the row optimizers, which may skip, and if none did so the others."""
     rows = [optimizer for optimizer in optimizers if isinstance(optimizer, RowOptimizer)]
+    # First, as they alone may still find a reason to skip.
     for of_rows in rows:
         of_rows.step()
     if any(of_rows.is_skipped for of_rows in rows):

@@ -197,8 +197,10 @@ class RowOptimizer(optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # Before gradients are taken, which forgets them: a rejected step leaves them for another try.
         self._check_is_owner()
         self._check_gradients_meet()
+        # Before they are taken as well: that resets `is_unscaled`.
         scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
         taken = [owner.take_gradients() for owner in self._owners]
         gradients = [mine for lists, _ in taken for mine in lists]
@@ -231,6 +233,7 @@ class RowOptimizer(optim.Optimizer):
                 arenas, gradients, names, numbers, factors, self._counted(), strict=True
             )
         ]
+        # All rules have accepted the gradients by now: a step that one of them skips is no step of any.
         moved = False
         for name in dict.fromkeys(names):
             moved |= self._move(name, [part for part, of in zip(parts, names, strict=True) if of == name])
@@ -253,7 +256,7 @@ class RowOptimizer(optim.Optimizer):
         """Refuse to be copied or pickled: the state lies in the tables of the modules.
 
         Raises:
-            ConfigError: always.
+            ConfigError: Always.
         """
         raise ConfigError(
             "row optimizer",
@@ -289,6 +292,7 @@ class RowOptimizer(optim.Optimizer):
         mine, kinds = self._kinds(), state["kind"]
         if (dict.fromkeys(mine, kinds) if isinstance(kinds, str) else kinds) != mine:
             raise ConfigError("row optimizer", f"got the state of {_listed(kinds)}, expected {_listed(mine)}")
+        # All is checked before anything is set.
         rates = state["lr"] if isinstance(state["lr"], list) else [state["lr"]]
         if len(rates) != len(self.param_groups):
             raise ConfigError("row optimizer", f"got {len(rates)} groups, expected {len(self.param_groups)}")
@@ -425,6 +429,7 @@ class RowOptimizer(optim.Optimizer):
         policies = [self._rules.by_name[name].options.non_finite for name in names]
         if not {"raise", "skip"} & set(policies):
             return True
+        # A scan of all gradients, which only the rules that ask for it pay for.
         found = [
             None if policy == "pass" else find_non_finite(mine)
             for policy, mine in zip(policies, gradients, strict=True)

@@ -229,9 +229,11 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
             rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
             step=step,
             table_lr=table_lr,
+            # Arenas round with different bits, as long as there are fewer than 65,536.
             rounding_seed=(seed * 2**16 + index) % 2**63,
         )
         _note_changes(arena, gradients, rule, table_lr)
+        # Keys without a row read the default row of their table, which an update must not train.
         if gradients and isinstance(arena, DynamicArena):
             arena.reset_defaults()
         tiers = _tiers_of(arena)
@@ -259,6 +261,7 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
     is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()
     for held in gradients:
         layout = held.layout
+        # Bags are feature-major: every B-th offset is where the keys of a feature begin.
         ends = held.offsets[:: max(1, (len(held.offsets) - 1) // len(layout.feature_table))].tolist()
         for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
             if is_trained[table]:

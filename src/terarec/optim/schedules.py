@@ -193,6 +193,7 @@ def _scheduler(
             patience=spec.patience,
             threshold=spec.threshold,
             min_lr=spec.min_lr,
+            # By default torch leaves a rate as it is where the reduction is below 1e-8.
             eps=0.0,
         )
     return LambdaLR(optimizer, _RiseAndFall(spec))

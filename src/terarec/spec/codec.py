@@ -116,6 +116,7 @@ def to_data(spec: object) -> Any:
         data: dict[str, Any] = {} if kind is None else {"kind": kind}
         for field in dataclasses.fields(spec):
             value = getattr(spec, field.name)
+            # None is left out only where reading gives it again.
             if value is not None or field.default is not None:
                 data[field.name] = to_data(value)
         return data
@@ -170,6 +171,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
 
 
 def _decode_scalar(hint: Any, data: Any, where: str) -> Any:
+    # True is an int in Python, and float() of an integer from 2^1024 on overflows.
     if hint is float and isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < 2**1024:
         return float(data)
     if hint is int and isinstance(data, int) and not isinstance(data, bool):

@@ -62,7 +62,7 @@ class Checkpointing(Callback):
         directory: ``RUN/checkpoints``.
         every: Steps between checkpoints; None for epochs' ends.
         delta_every: Steps between deltas; None for none.
-        keep: How many of the newest stay.
+        keep: Number of the newest checkpoints that stay.
         keep_best: Whether the step of the best evaluation is saved, marked and kept as well.
 
     Attributes:
@@ -132,6 +132,7 @@ class Checkpointing(Callback):
         self.newest = save(self.directory, capture(trainer), kind=kind, writers=trainer.ranks)
         self._saved_step = trainer.step
         self._mark_best(trainer)  # before anything is removed: a crash in between leaves one checkpoint too many
+        # Of all ranks, which share the directory, one removes.
         if trainer.ranks.is_first:
             keep_newest(self.directory, self.keep)
 
@@ -244,6 +245,7 @@ def _find(path: Path) -> tuple[Path, Checkpoint]:
     if not (path / MANIFEST).is_file():
         check_run(path)
         return path, load(find_checkpoint(path, load_run(path / RUN_FILE)))
+    # RUN/checkpoints/step-N.
     run_dir = path.absolute().parents[1]
     if not (run_dir / RUN_FILE).is_file():
         raise DataNotFoundError(
@@ -282,6 +284,7 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
     if with_dense and dense is not None:
         _load_state(dense, checkpoint.optimizer())
     if with_rows and rows is not None:
+        # The steps behind the state count on (bias correction of Adam); the rates are those of the new run.
         rates = [group["lr"] for group in rows.param_groups]
         rows.load_step_state(checkpoint.progress["row_optimizer"])
         for group, rate in zip(rows.param_groups, rates, strict=True):

@@ -93,6 +93,7 @@ def batches_on(
 
 def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, ReadBatch]]:
     for batch in reader:
+        # Read now: the reader may be further when the batch is used.
         rows = reader.batch_rows if reads_share(reader) else batch.batch_size
         yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)
 

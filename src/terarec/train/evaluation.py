@@ -153,7 +153,7 @@ class Evaluator:
         metrics: Names of the metrics.
 
     Args:
-        objective: What scores are; binary cross entropy's by default.
+        objective: Loss and scores of the model; binary cross entropy by default.
         metrics: Names of the metrics; empty for the objective's.
         labels: Names of the labels; numbers by default.
         group: Column by which "gauc" and ranking metrics group samples.
@@ -196,7 +196,7 @@ class Evaluator:
 
         Args:
             training: Metrics, group, slices and precision.
-            objective: What scores are; binary cross entropy's for None.
+            objective: Loss and scores of the model; None for binary cross entropy.
             labels: Names of the labels; numbers for none.
             ranks: Processes that evaluate together; None for this alone.
 
@@ -234,6 +234,7 @@ class Evaluator:
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
         with closing(score(model, batches, self._precision, objective=objective, ranks=self._ranks)) as stream:
             for batch, logits, loss in stream:
+                # The number of labels is known from the first batch only.
                 if found is None:
                     found = self._new_set(batch.label.shape[1])
                 found.update(

@@ -81,6 +81,7 @@ class PointLogger(Callback):
     def _log(self, trainer: Trainer) -> None:
         if not self._losses:
             return
+        # One copy for all losses since the last point: each `item` would wait for a GPU.
         losses = torch.stack(self._losses).tolist()
         seconds = self._throughput.seconds - self._evaluation_seconds
         self._seconds += seconds
@@ -173,7 +174,7 @@ class ProgressBar(Callback):
     """Steps, loss and samples a second, redrawn in place; one line per evaluation stays.
 
     Args:
-        console: Where to draw; stderr by default. Where that is no terminal only the evaluations are printed.
+        console: Console to draw on; stderr by default. Where it is no terminal, only evaluations are printed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -257,6 +258,7 @@ class TensorBoardLogger(PointLogger):
     def on_start(self, trainer: Trainer) -> None:
         """Open a file of events."""
         super().on_start(trainer)
+        # A killed run may have written events after its checkpoint; without a step there are none to hide.
         purge = trainer.step + 1 if trainer.step else None
         self._writer = self._make(log_dir=str(self._directory), purge_step=purge)
 

@@ -112,7 +112,7 @@ class Optimizers:
         """Advance the schedules of `interval`.
 
         Args:
-            interval: What has just ended.
+            interval: Interval that has just ended.
             value_of: Function from a metric's name, or None for the monitored one, to its value in the evaluation.
         """
         for schedule in self.schedules:

@@ -56,6 +56,7 @@ class PartRows:
             read_keys: Reads the keys of the next part; called by the thread.
         """
         self._end_reading()
+        # A new event for each call: the thread of an earlier one may still look at its own.
         self._ends = threading.Event()
         self._reading = self._thread.submit(self._read, read_keys, self._present, self._ends)
 
@@ -67,6 +68,7 @@ class PartRows:
     def _read(self, read_keys: Callable[[], PartKeys], present: PartKeys, ends: threading.Event) -> None:
         keys = read_keys()
         for collection, before, mine in zip(self._collections, present, keys, strict=True):
+            # Asked between pieces, so that the next part need not wait until all rows are read.
             collection.preload_beside(before, mine, lambda: not ends.is_set())
 
     def _end_reading(self) -> None:
@@ -113,6 +115,7 @@ class Passes(Callback):
         count = len(collections_in_tiers(trainer.model))
         self._rows.begin(_keys(keysets, part, count))
         following = (part + 1) % len(reader.parts)
+        # After the last part of the last epoch there is nothing to read ahead.
         if following or trainer.epoch + 1 < trainer.spec.epochs:
             self._rows.read_ahead(partial(_keys, keysets, following, count))
 

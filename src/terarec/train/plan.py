@@ -132,6 +132,7 @@ def plan_run(
     program_bytes = memory.peak_bytes()
     dataset = read_spec(spec.data)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
+    # Building the model draws weights, which must not shift the random numbers of the training that follows.
     with torch.random.fork_rng(devices=()), record_tables() as records:
         model = build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=reads_keysets)
@@ -142,6 +143,7 @@ def plan_run(
     in_device = dense_bytes if on_gpu else 0
     in_host = program_bytes + batch_bytes + dense_bytes - in_device
     if host_bytes is None:
+        # What this process holds already is in the estimate, too, and so has to be in what is available.
         host_bytes = (memory.available_bytes() or memory.total_bytes()) + program_bytes
     if device_bytes is None and device is not None and on_gpu:
         device_bytes = free_bytes(device)

@@ -112,7 +112,7 @@ def _kept_columns(dataset: DatasetSpec, keep: Sequence[str], *, reserved: Sequen
     """Return the columns of `keep` and the Arrow types in which they are written next to scores.
 
     Args:
-        dataset: That has them.
+        dataset: Data set that has them.
         keep: Their names.
         reserved: Names of other columns of the file.
 

@@ -133,6 +133,7 @@ class _Numbering:
             named: list[object] = distinct.tolist()
         else:
             encoded = values.dictionary_encode()
+            # Null gets a code of its own behind those of the values.
             codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
             distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
             named = [*encoded.dictionary.to_pylist(), None]
@@ -150,6 +151,7 @@ class _Numbering:
 
 
 def _both(evaluated: Iterable[Batch], train: Iterable[Batch]) -> Iterator[tuple[bool, Batch]]:
+    # First, since these samples number the users; training samples only look numbers up.
     for batch in evaluated:
         yield False, batch
     for batch in train:

@@ -45,7 +45,7 @@ class Run:
     """A training run in a directory. The model is allocated when it is first used.
 
     Attributes:
-        spec: What to train, on what, how.
+        spec: Description of the run.
         dataset: Description of the data.
         directory: Where everything is written.
         callbacks: Besides those that log and save.
@@ -104,6 +104,7 @@ class Run:
         is_alone = self.ranks.size == 1
         if is_alone and not isinstance(spec.model, PythonModelSpec):  # whose code may be slow or do other things, too
             plan_run(spec, device=self.device, reads_keysets=False).check(only_known=True)
+        # A rank allocates only its own rows: tables are recorded here and made by `shard`.
         with nullcontext() if is_alone else record_tables():
             model = build_model(
                 spec.model, dataset, num_outputs=num_outputs, seed=spec.training.seed, allow_import=self._allow_import
@@ -234,11 +235,14 @@ class Run:
         else:
             if self.spec.init_from is not None:
                 self.initial = start_from(self.trainer, self.spec, self.dataset)
+            # For dropout, after all that building and loading has drawn: the same numbers whatever the model started
+            # from.
             torch.manual_seed(training.seed)
         if self.ranks.size > 1:
             self._check_same(train_reader)
         # A run that could not be restored keeps its description.
         self.ranks.on_first("description of a run", lambda: self.directory.begin(self.spec, self.dataset))
+        # From here on dropout draws, and must draw other numbers on each rank.
         if self.ranks.size > 1:
             self.trainer.seed_rank()
         if tell is not None:
@@ -292,7 +296,7 @@ def build(
     """Return a run of `spec` in the directory `out`.
 
     Args:
-        spec: What to train, on what, how.
+        spec: Description of the run.
         out: RUN directory; made by `Run.fit`.
         callbacks: Called after those that log and save, for example a `ProgressBar`.
         init_from: ``spec.init_from``, if given here: a RUN or a checkpoint in one to start from.

@@ -94,6 +94,7 @@ class RunDirectory:
         self._check_is_run_or_empty()
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
+        # What was there stays if this start fails.
         before = {entry.name for entry in self.path.iterdir()}
         busy = ConfigError(self.path, "another training runs there, expected a directory of its own")
         try:
@@ -138,6 +139,7 @@ class RunDirectory:
         """Write ``run.json`` and the description of the data, as serving needs it: columns and what encodes them."""
         for file in workflow_files(dataset, Path(spec.data)):
             _copy(Path(spec.data) / file, self.dataset / file)
+        # Without shards: serving needs columns and workflow, and the data may move or go.
         write_dataset(dataclasses.replace(dataset, splits={}), self.dataset)
         save_run(spec, self.run_file)
 

@@ -135,6 +135,7 @@ def fit_seeds(
         training = dataclasses.replace(spec.training, seed=seed)
         watching = () if callbacks is None else callbacks(directory)
         run = build(dataclasses.replace(spec, training=training), directory, watching, allow_import=allow_import)
+        # A finished run whose settings differ, such as by more epochs, goes on below.
         if resume and file.is_file() and _is_same(run):
             result = _read(file, seed, directory)
         else:

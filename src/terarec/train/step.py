@@ -42,7 +42,7 @@ class TrainingStep:
 
     Args:
         model: The model, on `device`.
-        spec: How to train.
+        spec: Settings of the training.
         optimizers: Optimizers of its parameters and tables.
         objective: Loss of models that have none of their own.
         ranks: Processes that train together.
@@ -64,6 +64,7 @@ class TrainingStep:
         device: torch.device,
         check_loss: bool,
     ) -> None:
+        # Before the model is compiled and its parameters are listed: it may replace layers.
         share_batches(model, objective, ranks)
         self.module = cast(nn.Module, torch.compile(model)) if spec.compile else model
         self.output: object = None
@@ -127,13 +128,17 @@ class TrainingStep:
         loss = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
         if self._ranks.size > 1:
             loss = self._sum_over_ranks(loss, is_interrupted=is_interrupted)
+        # Reading the loss of this step would wait for the GPU; that of the step before is there by now.
         if self._checks_loss and self._device.type != "cpu" and before is not None:
             self._check_finite(before, number - 1)
         if self._spec.clip_norm is not None:
+            # A norm of scaled gradients says nothing. The rows of tables count in it by the parameters that stand for
+            # them.
             self.scaler.unscale_(self._stepped)
             clip_grad_norm_(self._parameters, self._spec.clip_norm)
         is_done = self.scaler.step(self._stepped)
         self.scaler.update()
+        # A skipped step is no step of a schedule.
         if is_done:
             self._optimizers.advance("step")
         self.loss = loss
@@ -149,6 +154,7 @@ class TrainingStep:
             loss = loss.nan_to_num()  # the mean of no samples
         value = loss.detach()
         if self._checks_loss and self._device.type == "cpu" and self._ranks.size == 1:
+            # Before the backward pass, and so before any update: the error leaves the weights as they were.
             self._check_finite(value, self._number)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.output = output
@@ -159,7 +165,9 @@ class TrainingStep:
     ) -> Tensor:
         """Call `_backward` for this rank's samples of a batch of `size`, while the keys of the following one travel."""
         known = self._own_next
+        # The keys of this batch were announced during the step before, unless the caller changed its mind.
         own = known[1] if known is not None and known[0] is batch else self._own_share(batch, is_own=is_own)
+        # All ranks call the collectives in the same order, also a rank without samples.
         for collection in self._exchanged:
             collection.start(own.sparse)
         if following is not None:
@@ -176,6 +184,8 @@ class TrainingStep:
 
     def _sum_over_ranks(self, loss: Tensor, *, is_interrupted: bool) -> Tensor:
         """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""
+        # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same
+        # one.
         numbers = torch.stack([loss.float().cpu(), torch.tensor(float(is_interrupted))])
         summed = sum_gradients(self._ranks, self._parameters, also=numbers)
         assert summed is not None, "numbers were given"
@@ -187,6 +197,7 @@ class TrainingStep:
     def _check_finite(self, loss: Tensor, step: int) -> None:
         value = loss.item()
         if not math.isfinite(value):
+            # A caller that goes on must not find half of a step in the gradients.
             self._optimizers.zero_grad()
             raise TrainingError(
                 f"step {step} (epoch {self._epoch})",

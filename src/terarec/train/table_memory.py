@@ -95,6 +95,7 @@ class KeyCounts:
         if self._keysets and known:
             pieces = [keys[column.name] for keys in self._keysets for column in known if column.name in keys]
             return len(np.unique(np.concatenate(pieces))) if pieces else 0, "keysets"
+        # No sample has more keys than the column allows, so a column has at most so many distinct ones.
         seen = sum(self._samples * column.hotness for column in known)
         ids = [column.rows for column in known]
         if known and None not in ids:

@@ -88,7 +88,7 @@ class Trainer:
 
     Args:
         model: Batch -> logits [B, C]; `terarec.models.contract` lists what else a model may have.
-        spec: How long and how to train.
+        spec: Settings of the training.
         optimizers: Optimizers over the model's parameters and tables, made where the model is.
         objective: The loss and the scores of models that return logits; binary cross entropy by default.
         labels: Names of the labels in evaluations; numbers by default.
@@ -229,6 +229,7 @@ class Trainer:
         except RunInterruptedError:
             raise
         except Exception as error:
+            # A step that failed midway has updated a part of the rows and layers: that is no state to save.
             if not self._is_in_step:
                 try:
                     self._call_all("on_error")
@@ -294,6 +295,7 @@ class Trainer:
     def seed_rank(self) -> None:
         """Seed the random numbers of each rank but the first differently, such as for dropout."""
         if not self.ranks.is_first:
+            # 2^64 divided by the golden ratio, as in SplitMix64, spreads the seeds of neighbouring ranks.
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.ranks.rank + self.step) % 2**63)
 
     def stop(self) -> None:
@@ -375,6 +377,9 @@ class Trainer:
 
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
+        # Ranks exchange the keys of the next step during this one, so they draw its batches first. Others draw them
+        # after the callbacks: no batch is read behind the last step, and an error of the reader finds this one
+        # complete.
         is_ahead = self._stepping.exchanges_keys
         is_shared = reads_share(train_reader)
         batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
@@ -390,8 +395,10 @@ class Trainer:
                 following=following[0][0] if following else None,
                 totals=[read.rows for _, read in group] if is_shared else None,
             )
+            # That of the batches trained on, not of those that were read ahead.
             self._reader_state = group[-1][1].state
             self._steps_in_epoch = (self._steps_in_epoch or 0) + 1
+            # Counted within the step: a checkpoint saved after an error must not lack the epoch that the step ended.
             if self.is_epoch_end:
                 self._count_epoch()
             self._is_in_step = False
@@ -455,6 +462,7 @@ class Trainer:
     def _call_all(self, hook: str) -> None:
         """Call `hook` of every callback, whatever one of them raises."""
         with ExitStack() as stack:
+            # An `ExitStack` runs what it holds in reverse order, and goes on after an exception.
             for callback in reversed(self.callbacks):
                 stack.callback(getattr(callback, hook), self)
 

@@ -179,6 +179,7 @@ class ParquetSource:
         if not paths:
             raise FormatError(file_list, "names no files, expected Parquet files")
         first = paths[0]
+        # HugeCTR looks for it beside the first file, wherever the others are.
         metadata = read_parquet_metadata(first.removesuffix(base_name(first)) + METADATA_FILE)
         self.left_out = tuple(path for path in paths if base_name(path) not in metadata.num_rows)
         if len(self.left_out) == len(paths):
