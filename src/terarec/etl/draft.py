@@ -158,6 +158,7 @@ def _find_label(columns: Sequence[SampledColumn], name: str | None) -> tuple[Sam
             problem = f"got {quoted(name)}, expected a column of texts or numbers with several values in every row"
             raise FieldError("", "label", problem)
         return chosen, found[0], f"as you say; {found[1]}"
+    # Reversed, so that the first of several names that differ in case alone counts.
     lower = {column.name.lower(): column for column in reversed(columns)}
     named = [(lower[word], f"its name {word!r}") for word in _LABELS if word in lower]
     binary = [(column, "the first column of zeros and ones") for column in columns if _is_binary(column)]

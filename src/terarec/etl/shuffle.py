@@ -123,6 +123,7 @@ class ShuffledSink:
         else:
             # A file is in memory three times while it is sorted: as read, in the new order, and as columns.
             count = min(max(4 * estimated_bytes // memory_bytes, 1), _MAX_PARTITIONS)
+            # A power of two, since the highest bits of the hash name the file.
             self._partitions = Partitions.make(directory, 1 << (count - 1).bit_length())
         self._rows = self._requested_rows = begin.spilled_rows
         self._committed = (begin.spilled_rows, begin.spilled_bytes)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -45,11 +45,7 @@ from terarec.spec import MISSING_ID
 ValueKind: TypeAlias = Literal["text", "integer", "hex32"]
 """Kinds that can be looked up; ids are looked up as integers."""
 
-VALUE_TYPES: dict[pa.DataType, ValueKind] = {
-    ARROW_TYPES["text"]: "text",
-    ARROW_TYPES["integer"]: "integer",
-    ARROW_TYPES["hex32"]: "hex32",
-}
+VALUE_TYPES: dict[pa.DataType, ValueKind] = {ARROW_TYPES[kind]: kind for kind in get_args(ValueKind)}
 """Arrow type -> kind of the values."""
 
 

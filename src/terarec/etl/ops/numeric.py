@@ -193,7 +193,6 @@ class LogOp(NumberOperator):
         (shift,) = params
         if self.shift is not None:
             return np.asarray(np.log(numbers + shift))
-        # Rows outside the training part may hold lower numbers than the least of it, which have no logarithm.
         shifted = np.asarray(np.maximum(numbers, 1.0 - shift))
         shifted += shift
         return np.asarray(np.log(shifted, out=shifted))

@@ -156,6 +156,7 @@ def _encode_piece(
             parts.append((split, unit, len(rows), file.write(to_batch(rows, block))))
 
         waiting: list[tuple[NDArray[np.int64], ColumnBlock]] = []
+        # The number of the piece, then that of the block: places rise in the order of the sources.
         for place, found in enumerate(opened.map(piece, report, encode), number << BLOCK_BITS):
             for name, rows, block in found:
                 split = SPLIT_NAMES.index(name)

@@ -303,6 +303,7 @@ def _read_times(read: Callable[[Any], int], values: list[Any]) -> list[int | Non
     try:
         return [None if value is None or value == "" else read(value) for value in values]
     except ValueError:
+        # The row does not matter: the records go through the steps next, whose error names it.
         raise InvalidValueError(0) from None
 
 
