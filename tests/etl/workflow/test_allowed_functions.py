@@ -18,7 +18,7 @@ from terarec.etl import prepare
 from terarec.etl.ops import LambdaOp
 from terarec.etl.ready import PRESETS, criteo
 from terarec.etl.workflow import Workflow, workflow_of
-from terarec.etl.workflow.saved import PRESET_FUNCTIONS
+from terarec.etl.workflow.workflow import PRESET_FUNCTIONS
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, WorkflowSpec
 from terarec.spec.registry import imported
 from tests.errors import at

@@ -19,7 +19,7 @@ from terarec.etl.engine.split import RowBounds, assign, counted_bounds
 from terarec.etl.ops import ColumnTypes, SpillOptions, State, Statistic
 from terarec.etl.source import FAULTS_SHOWN, BadInputReport, RawBlock, Source, open_source
 from terarec.etl.workflow import Pass, Plan, Workflow, source_types
-from terarec.etl.workflow.saved import STATES, state_name
+from terarec.etl.workflow.workflow import STATES, state_name
 from terarec.spec import PrepareOptions, SplitByFiles, SplitByFraction
 
 Statistics: TypeAlias = Mapping[int, Statistic]

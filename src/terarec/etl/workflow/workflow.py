@@ -1,4 +1,10 @@
-"""A feature workflow: its definition, its fitted state, and its transform of rows. Described in docs/workflows.md."""
+"""A feature workflow: its definition, its fitted state, its files, and its transform of rows. See docs/workflows.md.
+
+A workflow is saved as ``workflow.json`` and ``states/``. A step may name a function, which gets rows: a workflow from
+another party could run any code. So only the functions of the ready workflows are accepted as they are, and others
+where the caller allows their package. A workflow that is made in Python names what its author could call anyway, and is
+not checked.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,152 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Rows
-from terarec.etl.ops import GivenIds, Operator, State
-from terarec.etl.values import ValueIds
-from terarec.etl.workflow.plan import Plan, plan, producer
+from terarec.etl.ops import Operator, State
+from terarec.etl.ops.base import operators
+from terarec.etl.workflow.plan import Plan, plan
 from terarec.etl.workflow.raw_values import RawValues
-from terarec.etl.workflow.saved import load_states, read_workflow, save_states, write_workflow
 from terarec.etl.workflow.serving import EncodedRecords, RecordEncoder
 from terarec.etl.workflow.transform import column_block, data_set, state_of, with_metadata
-from terarec.formats import ColumnBlock, read_dataset
-from terarec.spec import CategoricalColumn, DatasetSpec, LabelSpec, SourceColumn, SourceSpec, Split, WorkflowSpec
+from terarec.formats import ColumnBlock
+from terarec.io import read_json_and_version, write_versioned_json
+from terarec.spec import (
+    DatasetSpec,
+    LabelSpec,
+    OperatorSpec,
+    SourceSpec,
+    Split,
+    WorkflowSpec,
+    from_data,
+    to_data,
+)
 from terarec.spec.dataset import DatasetStorage
+from terarec.spec.registry import check_allowed, imported
+
+FORMAT = "terarec.workflow"
+VERSION = 3
+"""Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says. A
+`LambdaOp` of an older file may have a `spark_function`, which was for Spark alone and is passed over."""
+STATES = "states"
+_ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
+_NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
+PRESET_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_of_record"))
+"""The functions that the ready workflows name. No others of terarec: its modules reach the rest of Python."""
+
+
+def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
+    """Read a ``workflow.json``.
+
+    Args:
+        path: The file.
+        allow_import: Packages whose functions its steps may name.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: Not a workflow, or of a newer version.
+        ConfigError: A field is wrong; the message has its JSON path. A step names a function that is not allowed.
+    """
+    version, data = read_json_and_version(path, FORMAT, VERSION)
+    for field in data:
+        if field != "workflow":
+            raise FormatError(f"{path}: $.{field}", "unknown field, expected only 'workflow'")
+    if version == 1:
+        _add_cleaning(data.get("workflow"))
+    _remove_spark_functions(data.get("workflow"))
+    import_operators(data.get("workflow"), allow_import, str(path))
+    spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
+    check_functions(spec, allow_import, str(path))
+    return spec
+
+
+def _add_cleaning(workflow: Any) -> None:
+    """Add to the sources of a workflow of version 1 how they clean values; the codec reports what is no source."""
+    if not isinstance(workflow, dict):
+        return
+    tables = workflow.get("tables")
+    for source in (workflow.get("source"), *(tables.values() if isinstance(tables, dict) else ())):
+        if isinstance(source, dict):
+            source.setdefault("cleaning", "fields")
+
+
+def _remove_spark_functions(workflow: Any) -> None:
+    """Remove what older workflows name for Spark, which calls `function`; the codec reports what is no workflow."""
+    steps = workflow.get("steps") if isinstance(workflow, dict) else None
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict) and step.get("kind") == "lambda_op":
+            step.pop("spark_function", None)
+
+
+def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:
+    """Write the states of steps into ``states/`` of `directory`."""
+    (directory / STATES if states else directory).mkdir(parents=True, exist_ok=True)
+    for step, state in states.items():
+        state.save(directory / STATES, state_name(plan, step))
+
+
+def load_states(plan: Plan, directory: Path) -> dict[int, State]:
+    """Read what `save_states` wrote; nothing where there is no ``states/``.
+
+    Raises:
+        DataNotFoundError: The file of a step is missing.
+        FormatError: A file is damaged.
+    """
+    if not (directory / STATES).is_dir():
+        return {}
+    fitted = [step for step, operator in enumerate(plan.operators) if operator.is_fitted]
+    try:
+        return {step: plan.operators[step].load_state(directory / STATES, state_name(plan, step)) for step in fitted}
+    except ConfigError as error:
+        raise FormatError(directory / STATES, error.where, error.problem) from None
+
+
+def state_name(plan: Plan, step: int) -> str:
+    """Return how the names of the files of a step's state begin, in ``states/``."""
+    return f"{step:02d}-{plan.spec.steps[step].kind}"
+
+
+def import_operators(workflow: object, allow_import: Sequence[str], where: str) -> None:
+    """Import the operators of users that the JSON data of a workflow name as ``"package.module:Class"``.
+
+    Args:
+        workflow: Parsed JSON, not validated yet.
+        allow_import: As for `check_functions`.
+        where: File of the workflow.
+
+    Raises:
+        ConfigError: An operator of a package that is not allowed, or one that does not exist.
+    """
+    steps = workflow.get("steps") if isinstance(workflow, dict) else None
+    for position, step in enumerate(steps if isinstance(steps, list) else ()):
+        kind = step.get("kind") if isinstance(step, dict) else None
+        if isinstance(kind, str) and ":" in kind and kind not in OperatorSpec.members():
+            check_allowed(kind, allow_import, f"{where}: steps[{position}]: operator {kind!r}")
+            imported(kind)
+
+
+def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str) -> None:
+    """Raise unless every function that `spec` names is one of `PRESET_FUNCTIONS` or of a package that is allowed.
+
+    Nothing is imported for a function that is rejected by its name.
+
+    Args:
+        spec: Workflow that was read.
+        allow_import: Packages and modules, such as "shop" or "shop.features", with all below them.
+        where: File that `spec` was read from.
+
+    Raises:
+        ConfigError: Names the step, the function, and what would allow it.
+    """
+    if isinstance(allow_import, str):
+        raise ConfigError("allow_import", f"got the text {allow_import!r}, expected a list of packages")
+    for position, step in enumerate(operators(spec.steps)):
+        place = f"{where}: steps[{position}] {type(step).__name__}"
+        for field, function in step.functions.items():
+            if function not in PRESET_FUNCTIONS:
+                check_allowed(function, allow_import, f"{place}: {field} {function!r}")
 
 
 class Workflow:
@@ -103,7 +239,7 @@ class Workflow:
             ConfigError: A directory is there, or a file that may not be replaced.
             StorageError: The disk is full.
         """
-        write_workflow(self.spec, Path(path), replace=replace)
+        write_versioned_json(Path(path), FORMAT, VERSION, {"workflow": to_data(self.spec)}, replace=replace)
 
     @classmethod
     def load(cls, directory: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
@@ -222,89 +358,3 @@ class Workflow:
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise ConfigError(f"workflow {self.spec.name!r}", "is not fitted, expected a fitted one")
-
-
-def workflow_of(directory: Path, *, allow_import: Sequence[str] = ()) -> Workflow:
-    """Return the workflow of the data set in `directory`, whose shards are not needed.
-
-    Args:
-        directory: Directory with ``dataset.json``.
-        allow_import: Packages whose functions the steps may name, as for `Workflow.load`.
-
-    Raises:
-        DataNotFoundError: No data set, or a file of the workflow that it names is missing.
-        FormatError: A file is damaged.
-        ConfigError: A step names a function that is not allowed.
-    """
-    dataset = read_dataset(directory)
-    if dataset.workflow is None:
-        return identity_workflow(dataset)
-    return Workflow.load(directory / dataset.workflow, allow_import=allow_import)
-
-
-def identity_workflow(dataset: DatasetSpec) -> Workflow:
-    """Return a workflow for a data set that no workflow made: raw columns are those of its Parquet shards.
-
-    Dense numbers and ids must be there, and lists no longer than `hotness`; a missing key is the key of missing ones.
-    """
-    steps: list[GivenIds] = []
-    for hotness in dict.fromkeys(column.hotness for column in dataset.categorical):
-        alike = [column for column in dataset.categorical if column.hotness == hotness]
-        names = tuple(column.name for column in alike)
-        rows = tuple(column.rows for column in alike)
-        steps.append(GivenIds(columns=names, rows=rows, max_length=hotness if hotness > 1 else None))
-    numbers = (*(label.name for label in dataset.labels), *(column.name for column in dataset.dense))
-    columns = (
-        *(SourceColumn(name=name, type="number") for name in numbers),
-        *(_source_column(column) for column in dataset.categorical),
-    )
-    return Workflow.of(
-        WorkflowSpec(
-            name=dataset.name,
-            source=SourceSpec(format="parquet", columns=columns),
-            steps=tuple(steps),
-            labels=tuple(LabelSpec(name=label.name) for label in dataset.labels),
-            dense=tuple(column.name for column in dataset.dense),
-            categorical=tuple(column.name for column in dataset.categorical if column.rows is not None),
-            keys=tuple(column.name for column in dataset.categorical if column.rows is None),
-        )
-    )
-
-
-def _source_column(column: CategoricalColumn) -> SourceColumn:
-    return SourceColumn(name=column.name, type="integer", separator="," if column.hotness > 1 else None)
-
-
-class IdValues:
-    """The values behind the ids of one column of a fitted workflow.
-
-    Attributes:
-        kind: Kind of the step that makes the values; None where the source does.
-        num_reserved: Number of the first ids without a value of their own: 0 for missing ones, then the rare or unseen
-            ones; 0 where ids have no such order.
-        vocabulary: Vocabulary that made the ids; None where there is none.
-
-    Args:
-        workflow: A fitted workflow.
-        name: Column after the last step.
-    """
-
-    def __init__(self, workflow: Workflow, name: str) -> None:
-        plan = workflow.plan
-        step, made = producer(plan.operators, name, Operator.origin)
-        self._operator = None if step is None else plan.operators[step]
-        self._state = None if step is None else workflow.states.get(step)
-        self._input = made if self._operator is None else self._operator.input_of(made) or ""
-        self.kind: str | None = None
-        self.num_reserved = 0
-        self.vocabulary: ValueIds | None = None
-        if self._operator is not None:
-            self.kind = self._operator.kind
-            self.num_reserved = self._operator.reserved_ids(plan.types[-1][name].kind == "id")
-            self.vocabulary = self._operator.vocabularies(self._state).get(made)
-
-    def values(self, ids: NDArray[np.int64]) -> Sequence[str]:
-        """Return the value of each of ``ids int64[n]``, as text."""
-        if self._operator is not None and self.num_reserved:
-            return self._operator.describe_ids(self._input, ids, self._state)
-        return [str(number) for number in ids]
