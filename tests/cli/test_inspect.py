@@ -74,6 +74,15 @@ def test_weights_and_metadata(tmp_path: Path) -> None:
     refused("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
 
 
+def test_the_deviation_of_large_numbers_that_differ_little(tmp_path: Path) -> None:
+    spec = make_spec(hotness=(1,), weight="w")
+    weights = (1e9 + 64 * (np.arange(40) % 3)).astype(np.float32)
+    write_split(tmp_path, spec, dataclasses.replace(make_block(spec, 40), weight=weights), rows_per_group=7)
+    told = figures("inspect", tmp_path, "--column", "w")
+    exact = weights.astype(np.float64)
+    assert (told["mean"], told["deviation"]) == (pytest.approx(exact.mean()), pytest.approx(exact.std(), rel=1e-9))
+
+
 def test_the_numbers_of_a_column(workshop: Workshop) -> None:
     told = figures("inspect", workshop.raw_format, "--column", "label", "--split", "valid")
     assert (told["minimum"], told["maximum"], told["rows"]) == (0, 1, 1000)

@@ -27,6 +27,7 @@ def as_array(name: str, tensor: Tensor) -> NDArray[Any]:
     """
     held = tensor.detach().cpu().contiguous()
     if held.dtype == torch.bfloat16:
+        # NumPy has no bfloat16 of its own: the bits go through int16, and back in `as_tensor`.
         bits: NDArray[Any] = held.view(torch.int16).numpy()
         return bits.view(BFLOAT16)
     try:

@@ -207,6 +207,7 @@ def _values(scanned: Iterable[pa.Array], top: int) -> dict[str, Any]:
     counts = pa.table({"value": pa.array([], pa.null()), "count": pa.array([], pa.int64())})
     for array in scanned:
         more = pa.table({"value": array, "count": pa.repeat(1, len(array))})
+        # The type of the values is known from the first array on.
         known = counts if counts.num_rows else more.slice(0, 0)
         summed = pa.concat_tables([known, more]).group_by("value").aggregate([("count", "sum")])
         counts = summed.rename_columns({"count_sum": "count"}).select(["value", "count"])
@@ -223,14 +224,18 @@ def _values(scanned: Iterable[pa.Array], top: int) -> dict[str, Any]:
 
 
 def _numbers(scanned: Iterable[NDArray[np.float32]]) -> dict[str, Any]:
-    rows, total, squares, low, high = 0, 0.0, 0.0, math.inf, -math.inf
+    rows, shift, total, squares, low, high = 0, 0.0, 0.0, 0.0, math.inf, -math.inf
     for column in scanned:
         numbers = column.astype(np.float64)
         if numbers.size:
+            low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+            # Squares of differences from some value of the column: those of large numbers that differ little, such as
+            # times, would cancel.
+            shift = shift if rows else float(numbers[0])
+            numbers -= shift
             rows += numbers.size
             total += float(numbers.sum())
             squares += float(numbers @ numbers)
-            low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
-    mean = total / rows if rows else math.nan
-    deviation = math.sqrt(max(squares / rows - mean * mean, 0.0)) if rows else math.nan
-    return {"rows": rows, "minimum": low, "mean": mean, "deviation": deviation, "maximum": high}
+    offset = total / rows if rows else math.nan
+    deviation = math.sqrt(max(squares / rows - offset * offset, 0.0)) if rows else math.nan
+    return {"rows": rows, "minimum": low, "mean": shift + offset, "deviation": deviation, "maximum": high}

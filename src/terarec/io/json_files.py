@@ -49,6 +49,7 @@ def read_json(path: str | Path, expected: str = "JSON") -> Any:
     try:
         file = locate(path)
         return parse_json(file.read(0, file.size).tobytes())
+    # Of a missing file; it is a ValueError, too.
     except FormatError:
         raise
     except ValueError as error:

@@ -162,6 +162,7 @@ class RowSource:
 
     def draw(self, split: str, first: int, count: int) -> DrawnRows:
         """Draw the samples `first` to ``first + count`` of `split`; `first` and `count` are part of the seed."""
+        # Not hash(), which Python salts anew in every process.
         random = self._random(_ROW_STREAM, zlib.crc32(split.encode()), first, count)
         dense, keys = self._features(random, count)
         probabilities = None
@@ -218,6 +219,7 @@ def draw_keys(random: np.random.Generator, count: int, size: int, alpha: float |
         return random.integers(0, size, count)
     uniform = random.random(count)
     if alpha == 1.0:
+        # The limit of the formula below.
         drawn = np.exp(uniform * np.log(size))
     else:
         power = 1.0 - alpha
@@ -278,6 +280,7 @@ def generate_records(
     for index, file in enumerate(files):
         with create_writer(file, description) as writer:
             for drawn in _blocks(rows, split, index * rows_per_file, rows_per_file):
+                # Norm files hold keys with the offsets of their slots; readers of the other formats add them.
                 keys = add_key_offsets(drawn.keys, offsets) if generator.kind == "norm" else drawn.keys
                 writer.write(drawn.label, drawn.dense, keys)
                 if drawn.probabilities is not None:
