@@ -180,7 +180,13 @@ def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, implementa
 
 
 def scatter_rows(
-    parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None = None, implementation: str = "auto"
+    parts: Sequence[RowPart],
+    slots: Tensor,
+    values: Tensor,
+    places: Tensor | None = None,
+    implementation: str = "auto",
+    *,
+    threads: int | None = None,
 ) -> None:
     """Copy rows of ``values uint8[m, row_bytes]`` to rows ``slots int64[n]``, distinct, of all parts.
 
@@ -190,6 +196,7 @@ def scatter_rows(
         values: As above.
         places: int64[n], a row of `values` for each slot, or -1 for none; None for 0 to n - 1.
         implementation: "auto", or one by name.
+        threads: Most threads of the compiled core; None for those of torch.
 
     Raises:
         ConfigError: As `gather_rows`.
@@ -197,7 +204,7 @@ def scatter_rows(
     _check_parts(parts, slots, values)
     if places is not None and (places.dtype != torch.int64 or places.shape != slots.shape):
         raise ConfigError("places", f"got {places.dtype}{list(places.shape)}, expected torch.int64{list(slots.shape)}")
-    choose("scatter_rows", slots.device, _for(slots.device, implementation))(parts, slots, values, places)
+    choose("scatter_rows", slots.device, _for(slots.device, implementation))(parts, slots, values, places, threads)
 
 
 def _for(device: torch.device, implementation: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from terarec.errors import StorageError
 from terarec.kernels import memory
 from terarec.kernels.hash_index import new_hash_index
+from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
 from terarec.ps.tier import UPDATE_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
@@ -18,8 +19,7 @@ from terarec.storage.cached_rows import FairLock
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
-_MOST_PIECE_ROWS = 4_096  # larger ones are sorted by torch's threads, which lookups need
-_COPY_NUMBERS = 32_768  # which torch copies on one thread; a team of them waits for each other where cores are busy
+_PIECE_ROWS = 4_096  # larger ones are sorted by torch's threads, which lookups need
 _PAUSE_SECONDS = 50e-6
 _FEWEST_BYTES = 1 << 20
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
@@ -66,10 +66,9 @@ class HostMemoryTier:
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """See `Tier.insert`; a partition with more rows than its bound evicts some."""
         keys, rows = check_rows(keys, rows, self.width)
-        step = min(UPDATE_ROWS * len(self._partitions), _MOST_PIECE_ROWS)
         asked = self._num_asked()
-        for begin in range(0, keys.numel(), step):
-            part = slice(begin, begin + step)
+        for begin in range(0, keys.numel(), _PIECE_ROWS):
+            part = slice(begin, begin + _PIECE_ROWS)
             some, their_rows = last_rows(keys[part], rows[part])
             for number, places in by_partition(some, len(self._partitions)):
                 self._partitions[number].insert(some[places], their_rows[places])
@@ -167,21 +166,14 @@ class _Partition:
             targets, arena = self._reserve(keys.numel()), self._weights
             weights = arena.tensor
         # Rows that no key has are written without the lock: page faults, and a thread that loses its core meanwhile,
-        # stop no lookup. Under the lock the keys then move to them, and their former rows become free.
-        step = max(1, _COPY_NUMBERS // self._width)
-        for to, some in zip(torch.split(targets, step), torch.split(rows, step), strict=True):
-            weights.index_copy_(0, to, some)
-        with self._lock:
-            if arena is not self._weights:  # cleared meanwhile: as if that came after
-                return
-            former = self._index.find(keys)
-            self._index.assign(keys, targets)
-            for held in self._uses.values():
-                held.tensor[targets] = torch.where(former >= 0, held.tensor[former.clamp(min=0)], 0)
-            self._note_use(targets)
-            self._release(former)
-            self._inserted += keys.numel()
-            self._evict(keys)
+        # stop no lookup. A team of threads would wait for its slowest where cores are busy: 1 M rows then took 24 s,
+        # and 3 to 7 s on one thread (14 runnable threads, two Zen 4 cores).
+        scatter_rows([RowPart(weights, 0)], targets, rows.view(torch.uint8), threads=1)
+        for some, to in zip(torch.split(keys, UPDATE_ROWS), torch.split(targets, UPDATE_ROWS), strict=True):
+            with self._lock:
+                if arena is not self._weights:  # cleared meanwhile: as if that came after
+                    return
+                self._move(some, to)
 
     def erase(self, keys: Tensor) -> None:
         with self._lock:
@@ -194,6 +186,17 @@ class _Partition:
     def statistics(self) -> TierStatistics:
         with self._lock:
             return TierStatistics(keys=self.num_asked, hits=self._hits, inserted=self._inserted, evicted=self._evicted)
+
+    def _move(self, keys: Tensor, targets: Tensor) -> None:
+        """Move keys to rows that are written; their former rows become free."""
+        former = self._index.find(keys)
+        self._index.assign(keys, targets)
+        for held in self._uses.values():
+            held.tensor[targets] = torch.where(former >= 0, held.tensor[former.clamp(min=0)], 0)
+        self._note_use(targets)
+        self._release(former)
+        self._inserted += keys.numel()
+        self._evict(keys)
 
     def _reserve(self, count: int) -> Tensor:
         """Return rows that no key has."""

@@ -202,7 +202,9 @@ def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
     )
 
 
-def scatter_rows(parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None) -> None:
+def scatter_rows(
+    parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None, threads: int | None
+) -> None:
     """Copy bytes to rows; see `terarec.kernels.slots.scatter_rows`."""
     slots = slots.contiguous()
     places = None if places is None else places.contiguous()
@@ -213,7 +215,7 @@ def scatter_rows(parts: Sequence[RowPart], slots: Tensor, values: Tensor, places
         slots.numel(),
         values.data_ptr(),
         values.stride(0),
-        torch.get_num_threads(),
+        threads or torch.get_num_threads(),
     )
 
 

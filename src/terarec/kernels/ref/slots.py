@@ -259,7 +259,9 @@ def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
         out[here.to(out.device), offset : offset + num_bytes] = rows.view(torch.uint8).to(out.device)
 
 
-def scatter_rows(parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None) -> None:
+def scatter_rows(
+    parts: Sequence[RowPart], slots: Tensor, values: Tensor, places: Tensor | None, threads: int | None
+) -> None:
     """Copy bytes to rows; see `terarec.kernels.slots.scatter_rows`."""
     if places is not None:
         slots, places = slots[places >= 0], places[places >= 0]
