@@ -363,12 +363,22 @@ class DensePart:
         self.inputs: tuple[ModelInput, ...] = scoring.inputs
         self.module = without_lookups(scoring).eval()
         self._has_dense = bool(dataset.dense)
+        # One sample would wait 2 us for a look at the poolings of its 26 features.
+        self._pooled_alone = {
+            path
+            for path, collection in self._collections.items()
+            if all(feature.pooling != "none" for feature in collection.features)
+        }
 
     def look_up(self, batch: Batch) -> list[Tensor]:
         """Return the values of `inputs` for a batch."""
         values = [batch.dense] if self._has_dense else []
         for path, collection in self._collections.items():
-            values += [value for _, value in given_vectors(path, collection, collection(batch.sparse))]
+            output = collection(batch.sparse)
+            if path in self._pooled_alone:
+                values.append(output.pooled)
+            else:
+                values += [value for _, value in given_vectors(path, collection, output)]
         return values
 
     def random_values(self, batch_size: int, seed: int = 0) -> list[Tensor]:

@@ -99,10 +99,11 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
     options.log_severity_level = 3  # what it warns of is no concern of those who score
     session = library.InferenceSession(str(_onnx_file(part, folder)), options, providers=["CPUExecutionProvider"])
     names = [given.name for given in part.inputs]
+    outputs = [given.name for given in session.get_outputs()]
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
         feed = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-        return [torch.from_numpy(scores) for scores in session.run(None, feed)]
+        return [torch.from_numpy(scores) for scores in session.run(outputs, feed)]
 
     return run
 

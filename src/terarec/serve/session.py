@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, to_device
 from terarec.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from terarec.data import open_reader, read_spec
 from terarec.embedding import LookupCollection
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
+from terarec.formats import Keys
 from terarec.formats.delta import StateId
 from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
@@ -340,21 +341,42 @@ class RecordBatches:
         made = [column.name for column in workflow.dataset_spec().categorical]
         self._places = [made.index(name) for name in self._features]  # a workflow gives keys after ids
         self._num_labels = len(dataset.labels)
+        self._constants = _Constants(torch.arange(1), torch.zeros(0, self._num_labels))
 
     def __call__(self, records: EncodedRecords) -> Batch:
         """Return a batch; its labels, which no model looks at, are zeros."""
         num_records = len(records.dense)
-        keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-        one_each = np.ones(num_records, dtype=np.int64)
-        for column in (records.keys[place] for place in self._places):
-            keys.append(flat_values(column))
-            lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
-        return Batch(
-            dense=torch.from_numpy(records.dense),
-            label=torch.zeros(num_records, self._num_labels),
-            sparse=Jagged(
-                names=self._features,
-                keys=torch.from_numpy(np.concatenate(keys)),
-                offsets=torch.from_numpy(np.concatenate(lengths).cumsum()),
-            ),
-        )
+        columns = [records.keys[place] for place in self._places]
+        constants = self._constants
+        if len(constants.label) != num_records:
+            offsets = torch.arange(len(columns) * num_records + 1)
+            # Requests tend to be of one size, so the last one's are kept; threads may replace each other's.
+            self._constants = constants = _Constants(offsets, torch.zeros(num_records, self._num_labels))
+        if set(map(type, columns)) == {np.ndarray}:
+            keys, offsets = torch.from_numpy(np.concatenate(columns)), constants.offsets
+        else:
+            keys, offsets = _of_lists(columns, num_records)
+        sparse = Jagged(names=self._features, keys=keys, offsets=offsets)
+        return Batch(dense=torch.from_numpy(records.dense), label=constants.label, sparse=sparse)
+
+
+class _Constants(NamedTuple):
+    """What batches of one size share.
+
+    Attributes:
+        offsets: int64[S * B + 1], where every bag has one key.
+        label: float32[B, L], zeros.
+    """
+
+    offsets: Tensor
+    label: Tensor
+
+
+def _of_lists(columns: Sequence[Keys], num_records: int) -> tuple[Tensor, Tensor]:
+    """Return the keys int64[N] and offsets int64[S * B + 1] of columns of which some hold lists."""
+    keys, lengths = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    one_each = np.ones(num_records, dtype=np.int64)
+    for column in columns:
+        keys.append(flat_values(column))
+        lengths.append(np.diff(column.offsets) if isinstance(column, Ragged) else one_each)
+    return torch.from_numpy(np.concatenate(keys)), torch.from_numpy(np.concatenate(lengths).cumsum())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ class RecordEncoder:
         self._serving = serving_plan(plan, [*self._dense, *self._keys])
         self._program = RecordProgram(plan, self._serving, states, self._dense, self._keys)
         self.inputs: Mapping[str, ColumnType] = self._serving.inputs
+        names = list(self.inputs)
+        self._fetch: Callable[[Mapping[str, Any]], Sequence[Any]] = (
+            itemgetter(*names) if len(names) > 1 else lambda columns: [columns[name] for name in names]
+        )
         self._accepted = frozenset(self.inputs) | {column.name for column in plan.spec.source.columns}
 
     def encode(self, columns: Mapping[str, RawValues]) -> EncodedRecords:
@@ -87,12 +92,15 @@ class RecordEncoder:
 
     def _encode_lists(self, columns: Mapping[str, Any]) -> EncodedRecords | None:
         """Encode by the program; None where it does not take the values."""
-        values: list[Any] = [columns.get(name) for name in self.inputs]
+        try:
+            values: Sequence[Any] = self._fetch(columns)
+        except KeyError:
+            return None
         if set(map(type, values)) != {list}:
             values = list(map(few_as_list, values))
             if set(map(type, values)) != {list}:
                 return None
-        if not self._accepted.issuperset(columns):
+        if len(columns) != len(values) and not self._accepted.issuperset(columns):
             return None
         sizes = set(map(len, values))
         if len(sizes) != 1:
