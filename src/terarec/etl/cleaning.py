@@ -143,6 +143,7 @@ def _read_cells(
             value = digits @ 10 ** np.arange(part.shape[1] - 1, -1, -1)
             low, high = _RANGES[name]
             good &= ((digits >= 0) & (digits <= 9)).all(axis=1) & (value >= low) & (value <= high)
+            # Any number in range where the text is none, so that a date can be computed.
             values[name] = np.where(good, value, low)
     return _combine(values, good)
 

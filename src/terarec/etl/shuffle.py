@@ -145,6 +145,7 @@ class ShuffledSink:
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
         self._partitions.scatter(to_batch(rows, block, place), partition.astype(np.int64))
         self._rows += len(rows)
+        # One commit at a time: a slow disk makes them rarer, and does not hold the writing up.
         is_free = self._committing is None or self._committing.done()
         if is_free and self._rows - self._requested_rows >= self._rows_per_commit:
             self._commit()

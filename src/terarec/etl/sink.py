@@ -212,6 +212,7 @@ class FileSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # Without effect after `close`.
         for files in self._splits.values():
             files.abort()
 

@@ -209,6 +209,7 @@ class LocalRun:
         """Whether rows are counted in the pass that fits the first steps."""
         plan, split = self._plan, self._workflow.spec.split
         fits = bool(plan.fit_phases) and not self._is_fitted(plan.fit_phases[0])
+        # With a limit the share of the bytes that were read says nothing about the share of the rows.
         is_by_rows = isinstance(split, SplitByFraction | SplitByFiles)
         return is_by_rows and fits and not plan.grouped_steps and self._source.is_text and self._source.limit is None
 

@@ -206,6 +206,7 @@ def scoring_plan(plan: Plan, results: Sequence[str]) -> ScoringPlan:
         operator = plan.operators[step]
         if operator.samples:
             return None
+        # As at serving every row stays, unless a grouped step follows, which must see the rows that it saw in training.
         if operator.filters and not any(plan.operators[later].stage == "grouped" for later in steps):
             return None
         if operator.stage != "rows" and not made:

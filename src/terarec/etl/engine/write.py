@@ -72,6 +72,7 @@ def write_rows(
 
     begin = checkpoints.begin
     totals = begin.copy()
+    # Rows behind `begin` that are on the disk all the same: they are read again, and not written.
     skip = {split: rows - begin.rows[split] for split, rows in checkpoints.state.num_rows.items()}
     passes.meter.skip(begin.read_bytes)
     if checkpoints.is_read:
@@ -194,6 +195,7 @@ class WriteCheckpoints:
         if state == self._saved or not (state.spilled_rows or any(state.closed.values())):
             return
         held = state.num_rows
+        # The next run begins at the last mark whose rows are all on the disk.
         while len(self._marks) > 1 and all(rows <= held.get(name, 0) for name, rows in self._marks[1].rows.items()):
             del self._marks[0]
         self._saved, mark = state, self._marks[0]

@@ -308,6 +308,7 @@ def without_bad(
     items = np.flatnonzero(bad)
     rows, offsets = items, list_offsets(array)
     if offsets is not None:
+        # One fault a row: the first bad item of its list.
         rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
         array = _without_items(array, rows)

@@ -203,6 +203,7 @@ def _cut(path: str, stream: Any, block_bytes: int, begin: int, quoting: Quoting)
         elif end:
             begun, rest = rest, chunk[end:]
             yield b"".join((begun, memoryview(chunk)[:end])), position - len(rest)  # one copy, not two
+        # Of a line that is too long so much is kept that the parser sees it.
         elif quoting.quote or len(rest) <= MAX_LINE_BYTES:
             rest += chunk
             if quoting.quote:

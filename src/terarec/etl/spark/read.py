@@ -138,6 +138,7 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
             if counted is None:
                 return Counted(is_cut=False)
             cut = Cut(first, max(first, last), *counted)
+    # Compressed text cannot be cut: the range that begins it counts all of it.
     if not is_plain and found.begin:
         return Counted()
     names = _names(reader, spec, file) if found.begin == 0 else ()
@@ -225,6 +226,7 @@ def _text_parts(reader: FormatReader, spec: SourceSpec, file: SourceFile, piece:
     assert piece.end is not None
     is_delimited = spec.format == "delimited"
     before = RawPart(file.path, piece.before, 0, 0, (b"", piece.names) if is_delimited else b"", piece.begin)
+    # Behind another part the reader takes the names of the fields from it, and looks for no header.
     for part in reader.parts(file, before if piece.begin else None):
         beyond = part.text_end - piece.end
         if beyond > 0:

@@ -116,6 +116,7 @@ class Plan:
 
         rows = len(self.row_steps)
         needed = columns_needed(self.operators, results, reads, first=rows, stop=stop)
+        # Rows are validated and split here, between the row steps and the others.
         needed |= _split_columns(self.spec) | self.validation.reads
         needed = columns_needed(self.operators, needed, reads, stop=rows) | set(metadata)
         return Pass(
@@ -372,6 +373,7 @@ def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
     passes: dict[str, int] = {}
     phases: dict[int, list[int]] = {}
     for step, operator in enumerate(steps):
+        # A step that reads what another one is fitted for waits for the next pass.
         before = max((passes.get(name, 0) for name in operator.reads), default=0)
         if operator.stage == "fitted" and operator.side_table is None:
             phases.setdefault(before, []).append(step)

@@ -203,6 +203,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
     if isinstance(values, pa.Array) and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise _mistyped(values, _ACCEPTED["number"])
     is_array = isinstance(values, pa.Array)
+    # Integers of more than 53 bits are rounded, as files of numbers are.
     found = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) if is_array else values
     numbers: NDArray[np.float64] = np.ascontiguousarray(found, dtype=np.float64)
     infinite = np.isinf(numbers)
