@@ -123,12 +123,12 @@ def _merge_lists(columns: list[ArrayLists], order: NDArray[np.int64] | None) -> 
 
 
 def bags_of(keys: Keys) -> ArrayLists:
-    """Return one slot's keys as lists, also those with one key a sample."""
+    """Return the keys of one slot as lists, even if each sample has one key."""
     return keys if isinstance(keys, Ragged) else Ragged(keys, np.arange(len(keys) + 1, dtype=np.int64))
 
 
 def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: str = "rows in dataset.json") -> None:
-    """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or a list is too long.
+    """Raise `FormatError` if a key of `column` is not 0 <= key < rows, where it has rows, or if a list is too long.
 
     Args:
         column: Description of the column.

@@ -59,7 +59,7 @@ class DeltaLink:
         """Raise unless this delta, of the state after `step` steps, follows a state.
 
         Args:
-            step: As above.
+            step: Training steps of the state that this delta leads to.
             previous: The state.
             link: The link of the delta that led to it; None for a base.
 

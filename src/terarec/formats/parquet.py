@@ -29,7 +29,7 @@ from terarec.spec import CategoricalColumn, DatasetSpec
 
 
 def check_row_count(table: pa.Table, expected: int, where: str) -> None:
-    """Check the number of rows read against the file's footer, which no checksum covers.
+    """Check the number of rows against the file's footer, which has no checksum.
 
     Raises:
         FormatError: They are more or fewer; the message starts with `where`.

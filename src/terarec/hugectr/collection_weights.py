@@ -29,13 +29,13 @@ def dump_folder(path: Path, number: int) -> Path:
 
 
 def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), key_bytes: Literal[4, 8] = 8) -> None:
-    """Write tables, each with rising keys.
+    """Write tables with ascending keys.
 
     Args:
         tables: All tables of the collection, in the order of its configuration, which numbers them.
         folder: See `dump_folder`.
         names: Names of tables; all if empty.
-        key_bytes: 4 or 8, as ``i64_input_key`` says.
+        key_bytes: Bytes of a key, 4 or 8, by ``i64_input_key``.
 
     Raises:
         WrongInputError: An unknown table.
@@ -50,7 +50,7 @@ def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), 
 
 
 def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:
-    """Take tables from a dump, in place of the rows that they hold.
+    """Load tables from a dump, replacing the rows that they hold.
 
     Rows of static tables that the dump does not name stay.
 
@@ -75,7 +75,7 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
 
 
 def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) -> None:
-    """Raise what `load_collection` would, and change nothing."""
+    """Raise the errors of `load_collection` without changing anything."""
     _opened(tables, folder, names)
 
 
@@ -109,7 +109,7 @@ def _chunks(table: AnyTable) -> Iterator[SparseRows]:
 
 
 def _check(dump: CollectionDump, described: DumpedTable, table: AnyTable) -> None:
-    """Raise unless `table` can take what the dump holds for it."""
+    """Raise unless the rows of the dump fit `table`."""
     where = f"{dump.path}, table {described.table_id} ({table.name!r})"
     if described.width != table.width:
         raise BrokenFileError(where, f"has width {described.width}, expected {table.width}")

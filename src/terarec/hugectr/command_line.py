@@ -39,7 +39,7 @@ USAGE_ERROR, FAILURE = 2, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 for an error of the work, 2 for one of the command line."""
+    """Run a command and return its exit code: 0, 1 for an error, 2 for a usage error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     release = None
     if given[:1] == ["--compat-release"]:
@@ -107,7 +107,7 @@ STANDS_FOR = {
 
 
 def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:
-    """Run the script `path` as ``python path arguments`` would. Of several processes, the first one alone prints.
+    """Run the script `path` as ``python path arguments`` would. Of several processes, only the first prints.
 
     Args:
         path: Path of the script.
@@ -155,7 +155,7 @@ def _module(name: str, doc: str, **members: object) -> ModuleType:
 
 
 def _mlperf_modules() -> dict[str, ModuleType]:
-    """Return the modules of MLPerf's logger by name; its lines have the form that the rules' checker reads."""
+    """Return replacements of the modules of MLPerf's logger; they print lines for its compliance checker."""
     doc = "Stands for the logger of MLPerf's rules."
     constants = _Constants("mlperf_logging.mllog.constants")
     modules = [
@@ -185,7 +185,7 @@ _MPI_NAMES: dict[str, object] = {
 
 
 class HCTRCommunicationHandler:
-    """The process that writes: that of number 0."""
+    """Rank and number of processes, for MLPerf's logger."""
 
     def global_rank(self) -> int:
         """Return the number of this process."""
@@ -200,10 +200,10 @@ class MLLoggerWrapper:
     """Writes events to standard output.
 
     Attributes:
-        comm_handler: Who writes.
+        comm_handler: The ranks; only the first writes.
 
     Args:
-        comm_handler: Who writes.
+        comm_handler: The ranks; only the first writes.
         value: Value of events without one.
     """
 
@@ -251,7 +251,7 @@ class MLLoggerWrapper:
 
 
 class _Constants(ModuleType):
-    """Names of events: each is its own value in small letters."""
+    """Names of events, whose values are the names in lower case."""
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("__"):

@@ -46,7 +46,7 @@ _STATISTICS = 20
 
 
 class CapacityCheck(Callback):
-    """Raises for more keys in an embedding than its workspace has room for.
+    """Raises if an embedding holds more keys than its workspace has room for.
 
     Args:
         model: The graph.
@@ -81,7 +81,7 @@ class Compiled:
     """The parts of a compiled model.
 
     Attributes:
-        plan: What it was made from.
+        plan: Graph and update rules of the model.
         model: The graph, an ordinary module.
         trainer: Trains `model`.
         train_reader: Reader of training data.
@@ -92,8 +92,8 @@ class Compiled:
         layout: Layout of a sample of the data.
         async_layout: Result of `async_layout_of` for the release.
         is_shuffled: Whether the training data is shuffled.
-        messages: Which requested devices are not used, and what is not where it was requested; empty if all is.
-        build_alone: Returns a new trainer of such a model in this process alone.
+        messages: Messages about requested devices and placements that are not used.
+        build_alone: Function that returns a new trainer of such a model in this process alone.
     """
 
     plan: Plan
@@ -165,7 +165,7 @@ def compile_network(
     Args:
         network: The parts of the model.
         solver: The `CreateSolver` object.
-        reader: Where the data is.
+        reader: Location and format of the data.
         optimizer: The optimizer of the layers.
         loss_weights: Label -> weight of its loss, for labels whose weight is not the `Input`'s.
         cache: The `CreateETC` or `CreateMOS` object, if any.
@@ -262,7 +262,7 @@ def _trainer(
     together: Ranks | None = None,
     sharding: ShardingPlan | None = None,
 ) -> Trainer:
-    """Build the model of `plan` with its first weights, its optimizers and its trainer; with ranks on these."""
+    """Build the model of `plan` with its optimizers and trainer, sharded over ranks if there are several."""
     keep_freed_memory()
     torch.manual_seed(seed)  # of dropout
     with as_hugectr_errors("compile"):

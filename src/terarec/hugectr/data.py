@@ -50,7 +50,7 @@ def file_url(source: DataSourceParams, path: str) -> str:
 
 
 def model_home(source: DataSourceParams) -> str:
-    """Return the folder before the prefix of a snapshot; empty but in release 3.4."""
+    """Return the folder that precedes the prefix of a snapshot; empty except in release 3.4."""
     side = "hdfs" if source.source is FileSystemType_t.HDFS else "local"
     return str(source.values().get(f"{side}_model_home", ""))
 
@@ -64,7 +64,7 @@ def stored_path(source: DataSourceParams, name: str, provided: Path_) -> Path_:
 
 
 class DataSource:
-    """Copies the files of a job to a disk before the job, as releases 3.4 to 3.8 do.
+    """Copies the files of a job to the local disk before it starts, as in releases 3.4 to 3.8.
 
     Args:
         data_source_params: In the form of these releases.

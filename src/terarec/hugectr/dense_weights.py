@@ -46,7 +46,7 @@ def save_dense(model: GraphModel, path: Path) -> None:
 def load_dense(
     model: GraphModel, path: Path, *, statistics: Path | None = None, needs_statistics: bool = False
 ) -> None:
-    """Take the weights of the layers from `path`, and what BatchNorm layers measured.
+    """Load the weights of the layers from `path`, and the running statistics of BatchNorm layers.
 
     Args:
         model: The model.
@@ -74,7 +74,7 @@ def load_dense(
 
 
 def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
-    """Write the optimizer's states of the layers, one state after the other.
+    """Write the optimizer states of the layers, state by state.
 
     Raises:
         ConfigError: An optimizer that HugeCTR does not have.
@@ -86,7 +86,7 @@ def save_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
 
 
 def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, path: Path) -> None:
-    """Take the optimizer's states from what `save_dense_optimizer_states` wrote; the number of its steps stays.
+    """Load optimizer states that `save_dense_optimizer_states` wrote; the number of steps does not change.
 
     Raises:
         ConfigError: An optimizer that HugeCTR does not have.
@@ -145,5 +145,5 @@ def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
 
 
 def _state_of(entry: FileTensor, held: Mapping[int, Tensor]) -> Tensor:
-    """Return the state of a weight; zeros for a disabled bias, which files hold, too."""
+    """Return the state of a weight; zeros for a disabled bias, which files contain as well."""
     return held.get(id(entry.tensor), torch.zeros_like(entry.tensor, requires_grad=False))

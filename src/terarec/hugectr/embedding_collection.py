@@ -44,7 +44,7 @@ class EmbeddingLookup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardPlan:
-    """Where a collection's tables lie: checked and kept, without effect on results.
+    """Placement of the tables of a collection; it has no effect on results.
 
     Attributes:
         matrix: Names of the tables of every GPU.
@@ -92,7 +92,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class EmbeddingCollectionConfig(CollectionOptions):
-    """An embedding collection: the one object of a model's description that grows, by its two methods.
+    """An embedding collection, to which `embedding_lookup` adds lookups and `shard` a placement.
 
     Attributes:
         lookups: One `EmbeddingLookup` each.
@@ -118,7 +118,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         top_name: str,
         combiner: str | Sequence[str],
     ) -> None:
-        """Add a lookup, or with lists several whose outputs are joined; then it is the collection's only call.
+        """Add a lookup; lists add several whose outputs are concatenated, in the only call of the collection.
 
         Raises:
             WrongInputError: A value of another kind, lists of different lengths, or an output with a name in use.
@@ -144,7 +144,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
         shard_strategy: Sequence[tuple[str, Sequence[str | tuple[str, int]]]],
         compression_strategy: Mapping[CompressionStrategy, Sequence[str]] = {},
     ) -> None:
-        """Check and keep where the tables lie.
+        """Set the placement of the tables.
 
         Raises:
             WrongInputError: A table without a lookup, in no group or in several, on no GPU, or a copy that one lacks.
@@ -199,7 +199,7 @@ def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
 
 
 class EmbeddingPlanner:
-    """How 3.7 to 4.1 spell an embedding collection."""
+    """An embedding collection in the form of releases 3.7 to 4.1."""
 
     def __init__(self) -> None:
         self._collection = EmbeddingCollectionConfig()

@@ -84,7 +84,7 @@ class SourceType_t(Names):  # noqa: N801
 
 
 class FileSystemType_t(Names):  # noqa: N801
-    """Where files lie; releases 3.4 to 4.0 called it DataSourceType_t."""
+    """File system of files; releases 3.4 to 4.0 called it DataSourceType_t."""
 
     Local = 0
     HDFS = 1
@@ -217,7 +217,7 @@ class Activation_t(Names):  # noqa: N801
 
 
 class FcPosition_t(Names):  # noqa: N801
-    """Place of a FusedInnerProduct in its chain."""
+    """Position of a FusedInnerProduct in its chain."""
 
     Non = 0
     Head = 1
@@ -227,14 +227,14 @@ class FcPosition_t(Names):  # noqa: N801
 
 
 class Regularizer_t(Names):  # noqa: N801
-    """Norm of the weights that a loss adds."""
+    """Regularization of the weights, which a loss adds."""
 
     L1 = 0
     L2 = 1
 
 
 class MetricsRawType(Names):
-    """What a metric is made from."""
+    """Input of a metric."""
 
     Loss = 0
     Pred = 1
@@ -259,7 +259,7 @@ class DeviceLayout(Names):
 
 
 class AllReduceAlgo(Names):
-    """How GPUs sum dense gradients."""
+    """Algorithm of the all-reduce of dense gradients."""
 
     OneShot = 0
     NCCL = 1

@@ -62,7 +62,7 @@ class Evaluation:
 
     @torch.no_grad()
     def score(self, model: GraphModel, batch: Batch, precision: Precision) -> None:
-        """Take in what `model` predicts for `batch`; dynamic tables stay as they are.
+        """Update the metrics with the predictions of `model` for `batch`; dynamic tables do not change.
 
         Raises:
             LossCannotConvergeError: Predictions are NaN.
@@ -87,7 +87,7 @@ class Evaluation:
         self.predictions, self.batch = predictions, batch
 
     def update(self, loss: Tensor, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
-        """Take in a batch: its loss, and by label the predictions [B, n] and labels [B, n].
+        """Add a batch: its loss, and by label the predictions [B, n] and labels [B, n].
 
         A softmax over two classes counts by its second class.
         """
@@ -102,7 +102,7 @@ class Evaluation:
                 metric.update(scores, truth)
 
     def finish(self) -> list[tuple[str, float]]:
-        """Return the name and value of each metric since the last call, in the solver's order; they start anew."""
+        """Return the name and value of each metric since the last call, in the solver's order, and reset them."""
         auc = self._metrics.get(MetricsType.AUC)
         self.class_aucs = auc.per_label() if isinstance(auc, AUC) else ()
         found = [(kind.name, float(metric.compute())) for kind, metric in self._metrics.items()]

@@ -35,7 +35,7 @@ class FittedModel(Protocol):
         ...
 
     def eval(self) -> bool:
-        """Take one batch into the metrics; False at the end of the data."""
+        """Update the metrics with one batch; return False at the end of the data."""
         ...
 
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:  # noqa: A002 - HugeCTR's name
@@ -52,7 +52,7 @@ class FittedModel(Protocol):
 
 
 class LearningRate(Callback):
-    """Gives each iteration the rate of the model's schedule.
+    """Sets the learning rate of each iteration by the model's schedule.
 
     Args:
         model: A compiled model.
@@ -62,7 +62,7 @@ class LearningRate(Callback):
         self._model = model
 
     def on_step_start(self, trainer: Trainer) -> None:
-        """Set the next rate."""
+        """Set the next learning rate."""
         trainer.optimizers.lr = self._model.get_learning_rate_scheduler().get_next()
 
     def on_epoch_end(self, trainer: Trainer) -> None:
@@ -98,7 +98,7 @@ class Iterations(Callback):
     Args:
         model: The model.
         made: The same, compiled.
-        log: What is printed.
+        log: Output of `fit`.
         every: Intervals of displays, evaluations and snapshots.
         has_target: Whether the AUC of the solver's metrics ends the training.
         checks_loss: Whether displays show the loss, and raise for NaN.
@@ -157,7 +157,7 @@ class Iterations(Callback):
         return is_hit
 
     def _measure(self) -> dict[str, float]:
-        """Evaluate and print at most ``max_eval_batches`` batches; in epochs, the end of the data ends it, too."""
+        """Evaluate and print at most ``max_eval_batches`` batches; in epochs, at most to the end of the data."""
         began = time.perf_counter()
         solver = self._model.solver
         for _ in range(solver.max_eval_batches):
@@ -189,7 +189,7 @@ class ScriptCallbacks(Callback):
     Args:
         callbacks: These objects.
         iterations: The count of iterations.
-        log: What is printed.
+        log: Output of `fit`.
     """
 
     def __init__(self, callbacks: Sequence[TrainingCallback], iterations: Iterations, log: FitLog) -> None:
@@ -288,7 +288,7 @@ class Fit:
         self._train(ScriptCallbacks(self._model.solver.training_callbacks, self.iterations, self._log))
 
     def _by_epochs(self, count: int) -> None:
-        """Train `count` times over the data, or until the AUC target is passed; the iterations count on."""
+        """Train `count` times over the data, or until the AUC target is passed; the numbers of iterations continue."""
         self._print_header(f"Use epoch mode with number of epochs: {count}")
         self._made.eval_reader.set_source()
         for epoch in range(count):

@@ -73,7 +73,7 @@ def graph_to_json(
     Args:
         graph: A model.
         optimizer: The model's, which embeddings without one of their own have.
-        capacity_of: Most keys of an embedding over all devices.
+        capacity_of: Function that returns the maximum number of keys of an embedding, over all devices.
         widths: Last dimension of each tensor.
     """
     layers: list[dict[str, Any]] = []
@@ -248,7 +248,7 @@ def embedding_to_json(embedding: SparseEmbedding, optimizer: OptParamsPy, capaci
     Args:
         embedding: Embedding to write.
         optimizer: The model's.
-        capacity: Most keys over all devices.
+        capacity: Maximum number of keys over all devices.
     """
     room = {key: getattr(embedding, key) for key in _ROOM}
     if not room["max_vocabulary_size_per_gpu"]:
@@ -300,7 +300,7 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
 
 
 def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:
-    """Return `config` for `json.dumps`, in a layout of terarec's own, as HugeCTR's files have none for it."""
+    """Return `config` for `json.dumps`, in terarec's own layout, as HugeCTR's files have none."""
     tables = {lookup.table.name: lookup.table for lookup in config.lookups}
     plan = config.plan
     written: dict[str, Any] = {

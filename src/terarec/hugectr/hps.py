@@ -101,7 +101,7 @@ class HPS:
         target.copy_(rows.view(target.shape))
 
     def refresh_embedding_cache(self, model_name: str, device_id: int = 0) -> None:
-        """Read the rows in the caches of a model again."""
+        """Refresh the rows in the caches of a model."""
         with as_hugectr_errors("refresh_embedding_cache"):
             model = self.server.model(model_name)
             for table in model.tables if model.cache is not None else ():

@@ -41,7 +41,7 @@ class InferenceClause:
     """The clause ``inference`` of a file of release 3.0.
 
     Attributes:
-        max_batchsize: Most samples of a request.
+        max_batchsize: Maximum number of samples of a request.
         hit_rate_threshold: Share of keys that the cache has, from which on the others are read in the background.
         dense_model_file: File of the dense weights.
         sparse_model_files: File of each embedding.
@@ -112,7 +112,7 @@ class InferenceGraph:
 
     @property
     def key_bases(self) -> tuple[int, ...]:
-        """What is added to the keys of each slot that files count from 0, as in the files of one-hot embeddings."""
+        """Offset of the keys of each slot, if they start at 0 in files, as for one-hot embeddings."""
         sizes: list[int] = []
         for one in self.embeddings:
             if one.embedding_type in HAS_STATIC_TABLES:
@@ -164,12 +164,12 @@ class Scorer:
     """A model without tables that scores batches.
 
     Attributes:
-        graph: What its file says.
+        graph: Description of the model.
         model: The layers.
         tensors: The tensors of the last batch by name, with probabilities in place of the logits that losses read.
 
     Args:
-        graph: As above.
+        graph: Description of the model.
         dense_model_file: File of the dense weights.
         lookups: Rows of each embedding, in their order.
         device: Device of the layers.
@@ -280,7 +280,7 @@ class Scorer:
         )
 
     def with_bases(self, batch: Batch) -> Batch:
-        """Return a batch of files with the keys that tables have, where files count them from 0 in each slot."""
+        """Return a batch of files with the offsets of slots added to keys, if these start at 0 in each slot."""
         bases = self.graph.key_bases
         sparse, size = batch.sparse, batch.batch_size
         if not bases or not size:

@@ -56,7 +56,7 @@ class LoadedParameterServer(ParameterServer):
             self.server = Server(ParameterServerSpec(models=tuple(models)))
 
     def close(self) -> None:
-        """Give the memory of the tables back."""
+        """Free the memory of the tables."""
         self.server.close()
 
 
@@ -93,7 +93,7 @@ class LoadedEmbeddingCache(EmbeddingCache):
             self.lookups, self.caches = _lookups(server, server.model(model_name), self.device, spec)
 
     def close(self) -> None:
-        """End the work in the background."""
+        """Stop the work in the background."""
         for cache in self.caches:
             cache.close()
 
@@ -103,7 +103,7 @@ class InferenceSession:
 
     Attributes:
         scorer: The model.
-        max_batchsize: Most samples of a request.
+        max_batchsize: Maximum number of samples of a request.
     """
 
     scorer: Scorer
@@ -208,12 +208,12 @@ class InferenceSession:
         return float(metric.compute())
 
     def refresh_embedding_cache(self) -> None:
-        """Read the rows in the caches again from the parameter server."""
+        """Refresh the rows in the caches from the parameter server."""
         for cache in self._caches:
             cache.refresh()
 
     def check_out_tensor(self, tensor_name: str) -> NDArray[np.float32]:
-        """Return a tensor of the last batch; that which a loss reads holds the probabilities.
+        """Return a tensor of the last batch; the tensor that a loss reads holds the probabilities.
 
         Raises:
             WrongInputError: An unknown tensor.

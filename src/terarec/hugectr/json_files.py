@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 class JsonObject:
-    """One ``{...}`` of a file; every key is to be taken, what is left over is an error.
+    """An object of a JSON file; keys that were not read are an error.
 
     Args:
         data: The object.
@@ -39,7 +39,7 @@ class JsonObject:
         self._known: set[str] = set()
 
     def has(self, key: str) -> bool:
-        """Return whether there is a value of `key`."""
+        """Return whether the object has `key`."""
         return key in self._data
 
     def take(self, key: str, kind: Type[Value], default: Any = REQUIRED) -> Value:
@@ -72,7 +72,7 @@ class JsonObject:
         self._known.add(key)
 
     def values(self) -> dict[str, Any]:
-        """Return everything in it."""
+        """Return all keys and values."""
         return dict(self._data)
 
     def children(self, key: str) -> list[JsonObject]:
@@ -119,7 +119,7 @@ def read_json(path: str) -> JsonObject:
 
 
 def write_json(path: str, data: object) -> None:
-    """Write `data` to the file `path`, all of it or nothing."""
+    """Write `data` to the file `path`, atomically."""
     folder, name = folder_and_name(path)
     with atomic_entries(folder) as held:
         (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

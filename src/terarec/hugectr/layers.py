@@ -129,7 +129,7 @@ def _kind_of(layer: DenseLayer) -> str:
 
 
 def _mlp_options(layer: DenseLayer) -> dict[str, Any]:
-    """Return the widths, activations and biases for each layer, where the script may have named one for all."""
+    """Return the widths, activations and biases for each layer, of which the script may have given one for all."""
     widths = layer.num_outputs or [layer.num_output]
     return {
         "num_outputs": tuple(widths),

@@ -16,7 +16,7 @@ from terarec.spec import GraphSpec
 
 
 class Log:
-    """Prints lines as HugeCTR's log does; of several processes, the first one alone.
+    """Prints lines in the format of HugeCTR's log; of several processes, only the first prints.
 
     Args:
         release: Release of the prefix, such as "25.03".
@@ -144,7 +144,7 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
 
 
 def _columns(part: Part) -> tuple[str, list[str], list[str]]:
-    """Return the type, inputs and outputs of an embedding or layer, as the script spells them."""
+    """Return the type, inputs and outputs of an embedding or layer, as in the script."""
     if isinstance(part, SparseEmbedding):
         return part.embedding_type.name, [part.bottom_name], [part.sparse_embedding_name]
     if isinstance(part, EmbeddingCollectionConfig):
@@ -164,5 +164,5 @@ def _at(column: Sequence[str], index: int) -> str:
 
 
 def _shown(shape: TensorShape | None) -> str:
-    """Return a shape for the table; several rows of a sample are folded into the batch."""
+    """Return a shape for the table; several rows per sample are part of the batch dimension."""
     return "" if shape is None else f"({', '.join(['None', *map(str, shape.dims)])})"

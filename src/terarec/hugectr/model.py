@@ -234,7 +234,7 @@ class Model:
         return True
 
     def eval(self, is_first_batch: bool = True, *, eval_batch: int = -1) -> bool:
-        """Take one batch into the metrics; False at the end of the data.
+        """Update the metrics with one batch; return False at the end of the data.
 
         Raises:
             IllegalCallError: With a reader that was not started.
@@ -285,7 +285,7 @@ class Model:
 
     @as_hugectr_errors("export_predictions")
     def export_predictions(self, output_prediction_file_name: str, output_label_file_name: str) -> None:
-        """Append predictions and labels of the last evaluation batch to two files, as numbers with spaces between.
+        """Append predictions and labels of the last evaluation batch to two files, as numbers separated by spaces.
 
         Raises:
             IllegalCallError: Nothing was evaluated yet.
@@ -338,7 +338,7 @@ class Model:
 
     @bind_arguments("Model.set_learning_rate")
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate of the next iterations.
+        """Set the learning rate of the next iterations.
 
         Raises:
             WrongInputError: Anything but a finite number of at least 0.
@@ -359,17 +359,17 @@ class Model:
         self._scheduler = LearningRateScheduler(base_lr, warmup_steps, decay_start, decay_steps, decay_power, end_lr)
 
     def freeze_dense(self) -> None:
-        """Leave the dense layers' weights and optimizer states alone."""
+        """Freeze the weights and optimizer states of the dense layers."""
         self._is_dense_frozen = True
         self._freeze()
 
     def unfreeze_dense(self) -> None:
-        """Train the dense layers again."""
+        """Unfreeze the dense layers."""
         self._is_dense_frozen = False
         self._freeze()
 
     def freeze_embedding(self, embedding_name: str | None = None) -> None:
-        """Leave the rows of one embedding, or of all, alone.
+        """Freeze the rows of one embedding, or of all.
 
         Raises:
             WrongInputError: No embedding of that name.
@@ -378,7 +378,7 @@ class Model:
         self._freeze()
 
     def unfreeze_embedding(self, embedding_name: str | None = None) -> None:
-        """Train the rows of one embedding, or of all, again.
+        """Unfreeze the rows of one embedding, or of all.
 
         Raises:
             WrongInputError: No embedding of that name.
@@ -406,7 +406,7 @@ class Model:
         ranks().on_first("graph_to_json", lambda: write_json(self._url(graph_config_file), described))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
-        """Add what a graph's file holds; `compile` comes after it.
+        """Add the parts of a graph's file, to be compiled afterwards.
 
         Args:
             graph_config_file: File in the format of `graph_to_json`.
@@ -447,7 +447,7 @@ class Model:
     @bind_arguments("Model.load_dense_weights")
     @in_one_process(changes=True)
     def load_dense_weights(self, dense_model_file: str, data_source_params: DataSourceParams | None = None) -> None:
-        """Take the weights of the dense layers from a file.
+        """Load the weights of the dense layers from a file.
 
         Raises:
             FileCannotOpenError: No such file.
@@ -461,7 +461,7 @@ class Model:
     def load_dense_optimizer_states(
         self, dense_opt_states_file: str, data_source_params: DataSourceParams | None = None
     ) -> None:
-        """Take the dense optimizer's states from a file.
+        """Load the states of the dense optimizer from a file.
 
         Raises:
             IllegalCallError: Of a model without dense weights.
@@ -479,7 +479,7 @@ class Model:
         sparse_embedding_files: Sequence[str] | Mapping[str, str],
         data_source_params: DataSourceParams | None = None,
     ) -> None:
-        """Take the rows of embeddings from their folders.
+        """Load the rows of embeddings from their folders.
 
         Raises:
             WrongInputError: Another number of files, or an unknown embedding.
@@ -496,7 +496,7 @@ class Model:
         sparse_opt_states_files: Sequence[str] | Mapping[str, str],
         data_source_params: DataSourceParams | None = None,
     ) -> None:
-        """Take the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
+        """Load the optimizer states of embeddings from files; the errors are those of `load_sparse_weights`."""
         files = self._files("load_sparse_optimizer_states", data_source_params)
         files.load_sparse_optimizer_states(sparse_opt_states_files)
 
@@ -514,7 +514,7 @@ class Model:
     @as_hugectr_errors("embedding_load")
     @in_one_process(changes=True)
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
-        """Take tables of embedding collections from what `embedding_dump` wrote; all that it holds if none is named.
+        """Load tables of embedding collections from a dump of `embedding_dump`; all of its tables if none is named.
 
         Raises:
             WrongInputError: An unknown table.
@@ -554,7 +554,7 @@ class Model:
 
     @in_one_process(changes=False)
     def save_run(self, path: str | Path) -> None:
-        """Write a RUN of terarec, whose training goes on where this model's is, to the bit.
+        """Write a RUN of terarec that continues the training of this model, bit for bit.
 
         ``terarec train --resume --out RUN``, ``evaluate``, ``predict``, ``export``, ``serve`` and ``inspect`` take it.
         ``RUN/records.json`` describes the data, which stays where it is. Evaluations are those of terarec. By epochs,

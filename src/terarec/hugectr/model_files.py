@@ -217,7 +217,7 @@ Given = ParamSpec("Given")
 def in_one_process(
     *, changes: bool
 ) -> Callable[[Callable[Concatenate[Model, Given], None]], Callable[Concatenate[Model, Given], None]]:
-    """Let the first of several processes alone run a method, on a model that has the rows of all.
+    """Run a method in the first of several processes only, on a model that has the rows of all.
 
     That process needs memory for all rows while the method runs. The folder of the checkpoint is temporary: that of the
     system, or below the working directory where there are several machines, which have to share it.

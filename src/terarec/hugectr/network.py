@@ -210,7 +210,7 @@ class Network:
         return graph_layer(part)
 
     def _key_sorts(self) -> set[bool]:
-        """Return whether keys of `SparseEmbedding` objects count from 0 in each slot; empty without any."""
+        """Return whether keys of `SparseEmbedding` objects start at 0 in each slot; empty without any."""
         sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_type(SparseEmbedding)}
         if len(sorts) == 2:
             raise WrongInputError(
@@ -274,7 +274,7 @@ _POOLING: Mapping[str, Literal["sum", "mean", "concat"]] = {"sum": "sum", "avera
 
 
 def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) -> int:
-    """Most keys that a `SparseEmbedding` holds.
+    """Return the maximum number of keys of a `SparseEmbedding`.
 
     On each device as many as it names, or the workspace's bytes over those of a row and its optimizer states, as
     HugeCTR reckons them; else as many as ``slot_size_array`` names.
@@ -288,7 +288,7 @@ def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) 
 
 
 def row_copies(optimizer: OptParamsPy) -> int:
-    """Return how many times the bytes of its weights a row takes with its optimizer states."""
+    """Return the size of a row with its optimizer states, as a multiple of that of its weights."""
     copies = 1 + STATES[optimizer.optimizer_type]
     if optimizer.optimizer_type is Optimizer_t.Adam and optimizer.update_type is Update_t.LazyGlobal:
         copies += 1
@@ -299,7 +299,7 @@ def sparse_embedding(params: SparseEmbedding, *, slots: int, optimizer: str) -> 
     """Return a `SparseEmbedding` over the `slots` slots of its input.
 
     Hash embeddings are dynamic tables: one for all slots of a distributed embedding, one a slot for a localized one,
-    whose slots have first weights of their own. One-hot and hybrid embeddings are a static table a slot.
+    whose slots have initial weights of their own. One-hot and hybrid embeddings are a static table a slot.
 
     Raises:
         WrongInputError: A ``slot_size_array`` of another length, where each slot has its own table.
@@ -334,7 +334,7 @@ def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
 
 
 def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
-    """Return a table whose rows start within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
+    """Return a table whose rows are initialized within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
     scale = 1 / math.sqrt(size) if size else 0.05
     return DynamicTableSpec(name=name, width=params.embedding_vec_size, init_scale=scale, report_evicted=False)
 

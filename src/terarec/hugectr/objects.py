@@ -1,4 +1,4 @@
-"""The objects that calls of HugeCTR make. Their attributes and signatures are in ``objects.pyi``.
+"""The objects that calls of HugeCTR create. Their attributes and signatures are in ``objects.pyi``.
 
 ``python -m tests.hugectr.generate stub > src/terarec/hugectr/objects.pyi`` writes that file.
 """
@@ -58,11 +58,11 @@ class OptimizerWithSchedule(OptParamsPy, call="optimizer.CreateOptimizer"):
 
 
 class AsyncParam(Record, call="AsyncParam"):
-    """How RawAsync reads."""
+    """Options of the RawAsync reader."""
 
 
 class DataReaderParams(Record, call="DataReaderParams"):
-    """Where the data is and how it is read; ``source`` and ``keyset`` are always lists."""
+    """Location and format of the data; ``source`` and ``keyset`` are always lists."""
 
 
 class DataReaderSparseParam(Record, call="DataReaderSparseParam"):
@@ -78,15 +78,15 @@ class DataGeneratorParams(Record, call="tools.DataGeneratorParams"):
 
 
 class HybridEmbeddingParam(Record, call="HybridEmbeddingParam"):
-    """Where a hybrid embedding keeps its rows."""
+    """Placement of the rows of a hybrid embedding."""
 
 
 class SparseEmbedding(Record, call="SparseEmbedding"):
-    """An embedding; its room is in ``workspace_size_per_gpu_in_mb``, ``max_vocabulary_size_per_gpu`` or the sizes."""
+    """An embedding, with its capacity in MiB or rows for each GPU, or the sizes of its slots."""
 
 
 class EmbeddingTableConfig(Record, call="EmbeddingTableConfig"):
-    """A table of an embedding collection; ``max_vocabulary_size`` -1 is a table that grows."""
+    """A table of an embedding collection; ``max_vocabulary_size`` -1 is a dynamic table."""
 
 
 class EmbeddingTablePlaceHolder(EmbeddingTableConfig, call="EmbeddingTablePlaceHolder"):
@@ -98,11 +98,11 @@ class CollectionOptions(Record, call="EmbeddingCollectionConfig"):
 
 
 class DenseLayerComputeConfig(Record, call="DenseLayerComputeConfig"):
-    """How a GPU works on a layer."""
+    """How a GPU computes a layer."""
 
 
 class DenseLayerSwitchs(Record, call="DenseLayerSwitchs"):
-    """How a GPU works on a layer, as 3.7 to 4.3 spell it."""
+    """How a GPU computes a layer, in releases 3.7 to 4.3."""
 
 
 class DenseLayer(Record, call="DenseLayer"):
@@ -151,7 +151,7 @@ class ParameterServer:
     """The tables of models of release 3.0, which `CreateParameterServer` loads."""
 
     def close(self) -> None:
-        """Give the memory of the tables back."""
+        """Free the memory of the tables."""
 
 
 CLASSES.add("ParameterServer", ParameterServer)
@@ -161,7 +161,7 @@ class EmbeddingCache:
     """The caches of a model's tables in release 3.0, which `CreateEmbeddingCache` makes."""
 
     def close(self) -> None:
-        """Give the memory of the caches back."""
+        """Free the memory of the caches."""
 
 
 CLASSES.add("EmbeddingCache", EmbeddingCache)

@@ -40,7 +40,7 @@ _EVICT: dict[DatabaseOverflowPolicy_t, Any] = {
 def tiers_of(
     volatile: VolatileDatabaseParams | None, persistent: PersistentDatabaseParams | None
 ) -> tuple[TierSpec, ...]:
-    """Return the tiers that two databases are; without any, the memory of this process.
+    """Return the tiers of two databases; without any, the memory of this process.
 
     Raises:
         WrongInputError: Both are disabled, or one is of a kind that only the other can be.
@@ -183,7 +183,7 @@ def start_server(config: ParameterServerConfig) -> ParameterServer:
 
 
 def device_of(numbers: Sequence[int]) -> torch.device:
-    """Return the first of the GPUs that exists; the CPU if none does."""
+    """Return the first GPU that exists, or the CPU."""
     present = range(torch.cuda.device_count())
     chosen = next((number for number in numbers if number in present), None)
     return torch.device("cpu") if chosen is None else torch.device("cuda", chosen)

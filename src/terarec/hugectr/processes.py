@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @cache
 def ranks() -> Ranks:
-    """Return the ranks of this process, which join at the first call; all processes have to come to it.
+    """Return the ranks of this process, which join at the first call; all processes have to make it.
 
     Raises:
         IllegalCallError: Ranks that cannot talk, or that run other code.
@@ -30,7 +30,7 @@ def ranks() -> Ranks:
 
 
 def rank() -> int:
-    """Return the number of this process without waiting for others."""
+    """Return the rank of this process without waiting for others."""
     launched = launch()
     return 0 if launched is None else launched.rank
 
@@ -69,7 +69,7 @@ class Communicator:
     barrier = Barrier
 
     def bcast(self, value: Any, root: int = 0) -> Any:
-        """Return the value of `root`."""
+        """Return the value of the process `root`."""
         return self.allgather(value)[root]
 
     def scatter(self, values: Any, root: int = 0) -> Any:
@@ -98,5 +98,5 @@ class Communicator:
         return max(found) if op == "max" else min(found)
 
     def Abort(self, errorcode: int = 0) -> None:  # noqa: N802
-        """End the process; the others end with it."""
+        """Exit; the other processes exit as well."""
         raise SystemExit(errorcode)

@@ -76,7 +76,7 @@ class DataReader:
         self._is_eof = False
 
     def set_source(self, file_name: str = "") -> None:
-        """Read `file_name` from its start on, or the data that is being read if no name is given.
+        """Read `file_name` from its start, or the current data if no name is given.
 
         Raises:
             FileCannotOpenError: No such data.
@@ -95,7 +95,7 @@ class DataReader:
         self.set_source(file_list)
 
     def open_source(self) -> RecordSource:
-        """Open the data once more; the current reading goes on.
+        """Open the data once more, independently of the current iteration.
 
         Raises:
             FileCannotOpenError: No such data.
@@ -110,11 +110,11 @@ class DataReader:
 
     @property
     def num_skipped(self) -> int:
-        """Number of records left out so far because their checksum failed."""
+        """Number of records skipped so far because of a wrong checksum."""
         return 0 if self.records is None else self.records.num_skipped
 
     def is_eof(self) -> bool:
-        """Return whether the last requested batch was behind the end of the data."""
+        """Return whether the end of the data was reached."""
         return self._is_eof
 
     def next_batch(self) -> Batch | None:
@@ -137,7 +137,7 @@ class DataReader:
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the batches that are left; without an end where the data repeats."""
+        """Iterate over the remaining batches, infinitely if the data repeats."""
         while (batch := self.next_batch()) is not None:
             yield batch
 
@@ -180,7 +180,7 @@ class DataReader:
 
 
 def params_of_input(inputs: Input) -> DataReaderParams:
-    """Return the parameters of the data that an `Input` of release 3.0 has among its own.
+    """Return the `DataReaderParams` among the parameters of an `Input` of release 3.0.
 
     Raises:
         WrongInputError: An `Input` of another release.
@@ -224,10 +224,10 @@ def record_layout(solver: Solver, reader: DataReaderParams, inputs: Input, *, ad
 
 
 def async_layout_of(params: AsyncParam, release: tuple[int, int], *, is_one_hot: bool) -> tuple[bool, bool]:
-    """Return whether slots have their numbers of keys, and whether dense values are floats, in RawAsync files.
+    """Return whether RawAsync files are multi-hot, and whether their dense values are floats.
 
     Args:
-        params: Where it says neither, the release decides.
+        params: Options of the reader; unset ones are those of the release.
         release: Release whose defaults to take.
         is_one_hot: Whether the model has embeddings of one key a slot, which only the reader of one key serves.
     """

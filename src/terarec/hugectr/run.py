@@ -53,7 +53,7 @@ _KINDS: Mapping[DataReaderType_t, RecordKind] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """Content of a RUN of a model in training.
+    """Content of the RUN of a model in training.
 
     Attributes:
         trainer: Trains a graph.
@@ -89,7 +89,7 @@ def describe_records(
 
     Args:
         graph: The model.
-        layout: What a sample of the files holds.
+        layout: Layout of a sample in the files.
         reader: The `DataReaderParams`.
         readers: Split -> the model's reader of it.
         async_layout: Result of `async_layout_of`.
@@ -159,7 +159,7 @@ def run_parts(
 
 
 def save_run(path: Path, records: RecordsSpec, training: Training) -> None:
-    """Write a RUN whose training goes on where `training` is.
+    """Write a RUN that continues `training`.
 
     Args:
         path: A new or empty directory.
@@ -273,7 +273,7 @@ def _schedule_states(spec: WarmupDecaySchedule, training: Training, lr: float) -
 
 
 def _frozen(trainer: Trainer) -> tuple[str, ...]:
-    """Patterns of what is frozen."""
+    """Return the patterns of frozen parameters and tables."""
     assert isinstance(trainer.model, GraphModel)
     weights = list(trainer.model.layers.parameters())
     is_dense_frozen = bool(weights) and not any(weight.requires_grad for weight in weights)

@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedModel:
-    """The files of a model, and what its training needs besides.
+    """The files of a model, and the settings of its training.
 
     Attributes:
         graph: JSON file of the graph.
@@ -168,7 +168,7 @@ def _load(model: Model, saved: SavedModel) -> None:
 
 
 def _go_on_from(model: Model, saved: SavedModel) -> None:
-    """Count the iterations that the files have behind them, and pass over their batches."""
+    """Set the number of steps to that of the files, and skip the batches of these steps."""
     made = model._compiled("convert")
     trainer, reader = made.trainer, made.train_reader
     model.start_data_reading()

@@ -11,7 +11,7 @@ from terarec.optim.schedules import LearningRateSchedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cadence:
-    """How a release counts.
+    """Numbering of iterations in a release.
 
     Attributes:
         from_one: Displays and evaluations are due when the iterations done are a multiple of the interval; before that
@@ -42,7 +42,7 @@ class Cadence:
 
 
 def release_number(release: str) -> tuple[int, int]:
-    """Return a release such as "25.03" as numbers that compare in the order of releases."""
+    """Return a release such as "25.03" as a comparable pair of numbers."""
     major, minor = map(int, release.split("."))
     return major, minor
 
@@ -101,7 +101,7 @@ class LearningRateScheduler:
         return cls(base, source.warmup_steps, source.decay_start, source.decay_steps, source.decay_power, source.end_lr)
 
     def get_next(self) -> float:
-        """Go to the next step, the first time to step 1, and return its learning rate."""
+        """Advance to the next step, first to step 1, and return its learning rate."""
         self._step += 1
         return self.get_lr()
 

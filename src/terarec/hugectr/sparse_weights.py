@@ -47,7 +47,7 @@ def pieces(keys: Tensor) -> Iterator[Tensor]:
 
 
 class Part(NamedTuple):
-    """Rows of one table on their way to a file.
+    """Rows of one table, to be written to a file.
 
     Attributes:
         slot: Number of the table.
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingFile:
-    """An embedding as its file sees it: keys, each in a slot.
+    """An embedding as in its file: keys, each in a slot.
 
     A slot is a table of its own, or one table serves all slots. The keys of tables that count from 0 are moved by the
     sizes of the slots before, in the file.
@@ -71,7 +71,7 @@ class EmbeddingFile:
         has_slots: Whether the file names the slot of each key.
         devices: Number of devices whose buffers a file of optimizer states holds.
         rows_per_device: Rows of such a buffer.
-        key_bytes: 4 or 8 bytes a key in files that are not folders.
+        key_bytes: Bytes of a key, 4 or 8, in files that are not folders.
     """
 
     name: str
@@ -99,7 +99,7 @@ class EmbeddingFile:
         return tuple(name for name, tensor in held.items() if tensor.dim() == 2)
 
     def parts(self) -> Iterator[Part]:
-        """Yield all rows, slot by slot, with rising keys, `CHUNK_ROWS` at a time."""
+        """Yield all rows, slot by slot, with ascending keys, `CHUNK_ROWS` at a time."""
         for slot, table in enumerate(self.tables):
             for keys in pieces(table.keys()):
                 yield Part(slot, table.export(keys))
@@ -157,8 +157,8 @@ def embedding_file(
         params: The object of that name.
         collection: Its tables, in the order of its slots.
         devices: Number of devices in ``vvgpu``.
-        capacity: Most keys on all devices together; only files of optimizer states ask for it.
-        key_bytes: 4 or 8, as ``i64_input_key`` says.
+        capacity: Maximum number of keys over all devices, for files of optimizer states.
+        key_bytes: Bytes of a key, 4 or 8, by ``i64_input_key``.
     """
     sizes = params.slot_size_array
     room = [sum(sizes[device::devices]) for device in range(devices)]  # of the slots that each device has
@@ -193,7 +193,7 @@ def held_rows(embedding: EmbeddingFile, keys: NDArray[np.int64]) -> tuple[NDArra
 
 
 def save_sparse(embedding: EmbeddingFile, path: Path, *, single_file: bool = False) -> None:
-    """Write all rows, slot by slot, with rising keys.
+    """Write all rows, slot by slot, with ascending keys.
 
     Args:
         embedding: Embedding to write.
@@ -212,7 +212,7 @@ def save_sparse(embedding: EmbeddingFile, path: Path, *, single_file: bool = Fal
 
 
 def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
-    """Take rows from a folder, or from one file of the older form, in place of those that the embedding holds.
+    """Load rows from a folder, or a file of the older form, replacing those that the embedding holds.
 
     Rows of static tables that the file does not name stay.
 
@@ -228,13 +228,13 @@ def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
 
 
 def check_sparse(embedding: EmbeddingFile, path: Path) -> None:
-    """Raise what `load_sparse` would, and change nothing."""
+    """Raise the errors of `load_sparse` without changing anything."""
     keys, slots = keys_of(embedding, path)
     _check_keys(embedding, keys, embedding.slot_of(keys, slots, path), path)
 
 
 def import_rows(embedding: EmbeddingFile, chunks: Iterable[SparseRows], path: Path) -> None:
-    """Put rows of a file into their tables."""
+    """Import rows of a file into their tables."""
     for chunk in chunks:
         slots = embedding.slot_of(chunk.keys, chunk.slots, path)
         for slot in np.unique(slots):
@@ -267,7 +267,7 @@ def keys_of(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], ND
 
 
 def _check_keys(embedding: EmbeddingFile, keys: NDArray[np.int64], slots: NDArray[np.int64], path: Path) -> None:
-    """Raise unless each table can take its keys."""
+    """Raise unless the keys fit their tables."""
     for slot, (table, base) in enumerate(zip(embedding.tables, embedding.bases, strict=True)):
         mine = keys[slots == slot]
         distinct, counts = np.unique(mine, return_counts=True)
@@ -309,7 +309,7 @@ def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
 
 
 def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_from: Path | None = None) -> None:
-    """Take the states of all rows from a file.
+    """Load the states of all rows from a file.
 
     Args:
         embedding: Holds the rows that the file belongs to.
@@ -333,7 +333,7 @@ def load_sparse_optimizer_states(embedding: EmbeddingFile, path: Path, *, rows_f
 
 
 def check_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
-    """Raise what `load_sparse_optimizer_states` would, and change nothing."""
+    """Raise the errors of `load_sparse_optimizer_states` without changing anything."""
     _opened_states(embedding, path, None)
 
 

@@ -32,7 +32,7 @@ _EXPONENTS = {PowerLaw_t.Long: 0.9, PowerLaw_t.Medium: 1.1, PowerLaw_t.Short: 1.
 
 
 class DataGenerator:
-    """Writes the training and evaluation data that the parameters describe; the same ones give the same data.
+    """Writes the training and evaluation data that the parameters describe; equal parameters give equal data.
 
     Args:
         data_generator_params: Description of the data.
@@ -46,7 +46,7 @@ class DataGenerator:
         self._generator = _generator(data_generator_params)
 
     def generate(self) -> None:
-        """Write both; a file list (Norm, Parquet) that exists already keeps its data, as upstream.
+        """Write both; the data of an existing file list (Norm, Parquet) is kept, as in HugeCTR.
 
         Of several processes the first one writes, and the others wait for it.
 

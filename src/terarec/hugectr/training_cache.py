@@ -1,4 +1,4 @@
-"""Training pass by pass, for `CreateETC` and `CreateMOS`."""
+"""Training in passes, for `CreateETC` and `CreateMOS`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IncrementalModel = list[tuple[NDArray[np.int64], NDArray[np.float32]]]
 
 
 class TrainingCache:
-    """The passes of a model: which keys each may touch, and where the rows go in the end.
+    """The passes of a model: the keys of each, and the folders of the trained rows.
 
     Rows keep their optimizer states, so training equals that without a cache as long as the keysets hold what the data
     holds, and a key that they do not hold is an error. Where the tables are in tiers (`with_cache_tiers`), a pass loads
@@ -54,8 +54,8 @@ class TrainingCache:
         params: The `CreateETC` or `CreateMOS` object.
         files: The embeddings, in the order of the model; rows are loaded into them from the folders that are there.
         collections: Their tables with the features that read them.
-        key_bytes: 4 or 8 bytes a key in keysets, as ``i64_input_key`` says.
-        keysets: Returns the keysets of the passes in their order: while one trains, rows of the next are read ahead.
+        key_bytes: Bytes of a key in keysets, 4 or 8, by ``i64_input_key``.
+        keysets: Function that returns the keysets of the passes in order, of which the next is prefetched.
 
     Raises:
         WrongInputError: Another number of folders than embeddings, or folders that should be there, or should not.
@@ -85,7 +85,7 @@ class TrainingCache:
 
     @bind_arguments("EmbeddingTrainingCache.update")
     def update(self, keyset_file: str | Sequence[str]) -> None:
-        """Begin the next pass, which may touch the keys of the keyset: one for all embeddings, or one for each.
+        """Start the next pass, which may update the rows of the keyset: one for all embeddings, or one for each.
 
         Raises:
             WrongInputError: Another number of files than embeddings, or one without keys.
@@ -95,7 +95,7 @@ class TrainingCache:
         self.begin_pass(keyset_file, self._after(keyset_file))
 
     def begin_pass(self, keyset_file: str | Sequence[str], coming: str | None) -> None:
-        """Begin a pass as `update` does, and read rows of the keyset that is `coming` after it, if any, ahead."""
+        """Start a pass as `update` does, and prefetch rows of the keyset `coming` after it, if any."""
         paths = [keyset_file] * len(self._files) if isinstance(keyset_file, str) else list(keyset_file)
         if len(paths) != len(self._files):
             raise WrongInputError("update", f"got {len(paths)} keysets, expected one, or {len(self._files)}: one each")
@@ -126,7 +126,7 @@ class TrainingCache:
         return [one.keys_of(keys) for one in self._in_tiers]
 
     def store(self, snapshot_file_list: Sequence[str]) -> None:
-        """Write each embedding as one file of the form that releases up to 3.0 have.
+        """Write each embedding as one file in the format of releases up to 3.0.
 
         Raises:
             WrongInputError: Another number of files than embeddings.
@@ -165,7 +165,7 @@ class TrainingCache:
 
 
 class _Pass:
-    """Refuses the keys of training batches that the keyset of the pass does not hold.
+    """Rejects keys of training batches that are not in the keyset of the pass.
 
     Attributes:
         collection: The tables.
@@ -278,7 +278,7 @@ _STAGED_SHARE = 0.5  # of the available host memory, for all Staged embeddings o
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where the rows of an embedding lie that are not in its workspace.
+    """Storage of the rows of an embedding that are not in its workspace.
 
     Attributes:
         folder: Folder of their files; None for host memory.
@@ -313,7 +313,7 @@ def with_cache_tiers(
         parts: The embeddings, in their order.
         optimizer: The optimizer of embeddings without one of their own.
         num_devices: Devices that share an embedding.
-        device: Where the tables are.
+        device: Device of the tables.
         folder: Folder of files of a `CreateMOS` object; None for those of its sparse models.
 
     Raises:
@@ -355,7 +355,7 @@ def with_cache_tiers(
 def _places(
     params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, count: int, folder: str | None
 ) -> list[_Place]:
-    """Return where the rows of each embedding are; fewer than `count` where there are not enough paths."""
+    """Return the storage of the rows of each embedding; fewer than `count` if there are not enough paths."""
     if isinstance(params, ModelOversubscriberParams):
         if params.use_host_memory_ps:
             return [_Place(folder=None)] * count

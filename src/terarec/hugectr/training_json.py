@@ -245,7 +245,7 @@ class Session:
         self.model.start_data_reading()
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate of the next iterations."""
+        """Set the learning rate of the next iterations."""
         self.model.set_learning_rate(lr)
 
     def train(self) -> bool:
@@ -257,7 +257,7 @@ class Session:
         return self.model.get_current_loss()
 
     def eval(self) -> bool:
-        """Take one batch into the metrics; False at the end of the data."""
+        """Update the metrics with one batch; return False at the end of the data."""
         return self.model.eval()
 
     def get_eval_metrics(self) -> list[tuple[str, float]]:

@@ -46,11 +46,11 @@ class AUC:
         self._labels: list[_Scores] = []
 
     def reset(self) -> None:
-        """Forget every score."""
+        """Remove all scores."""
         self._labels = []
 
     def update(self, scores: Values, labels: Values, weights: Values | None = None) -> AUC:
-        """Take in a batch: `scores` and `labels` (in [0, 1]; NaN is unknown), each [B] or [B, L], and `weights` [B].
+        """Add a batch: `scores` and `labels` (in [0, 1]; NaN is unknown), each [B] or [B, L], and `weights` [B].
 
         Raises:
             ConfigError: A NaN score, a label outside [0, 1], a weight that is not a finite number >= 0, or shapes that
@@ -135,7 +135,7 @@ class _Scores:
         self._rest: list[FloatColumns] = []  # [3, n] each: score, label, weight
 
     def add(self, scores: FloatColumns, labels: FloatColumns, weights: FloatColumns | None) -> None:
-        """Take in scores [B] with their labels [B] in [0, 1] or NaN."""
+        """Add scores [B] with their labels [B] in [0, 1] or NaN."""
         is_positive, is_negative = labels == 1, labels == 0
         if weights is not None:
             is_one = weights == 1
@@ -150,7 +150,7 @@ class _Scores:
             self._rest.append(np.stack([scores[is_rest], labels[is_rest], sample_weights[is_rest]]))
 
     def extend(self, other: _Scores) -> None:
-        """Take in what `other` holds."""
+        """Add the scores of `other`."""
         self._positive.extend(other._positive)
         self._negative.extend(other._negative)
         self._rest.extend(other._rest)

@@ -12,7 +12,7 @@ from terarec.metrics.columns import FloatColumns, Values, as_columns, mean_over_
 
 
 class NDCG:
-    """Exact streaming NDCG: DCG / ideal DCG with DCG = sum of label / log2(rank + 1), ranks from 1 by falling score.
+    """Exact streaming NDCG: DCG / ideal DCG with DCG = sum of label / log2(rank + 1), ranks from 1 by descending score.
 
     All samples since the last `reset` make one ranking, as HugeCTR's `MetricsType.NDCG` has it; there are no queries.
     Samples of one score share the mean of their gains, so that the order of the input has no effect.
@@ -30,11 +30,11 @@ class NDCG:
         self.reset()
 
     def reset(self) -> None:
-        """Forget every sample."""
+        """Remove all samples."""
         self._batches: list[tuple[FloatColumns, FloatColumns]] = []
 
     def update(self, scores: Values, labels: Values) -> NDCG:
-        """Take in a batch: `scores` and `labels` (gains), each [B] or [B, L].
+        """Add a batch: `scores` and `labels` (gains), each [B] or [B, L].
 
         Raises:
             ConfigError: A NaN score, a label that is no finite number >= 0, or shapes that do not match (this batch
@@ -108,11 +108,11 @@ class HitRate:
         self._counts: npt.NDArray[np.int64] | None = None  # [2, L]: hits, predictions
 
     def reset(self) -> None:
-        """Forget every sample."""
+        """Remove all samples."""
         self._counts = None
 
     def update(self, probabilities: Values, labels: Values) -> HitRate:
-        """Take in a batch: `probabilities` and `labels` (1 is positive), each [B] or [B, L].
+        """Add a batch: `probabilities` and `labels` (1 is positive), each [B] or [B, L].
 
         Raises:
             ConfigError: A NaN probability, or shapes that do not match.

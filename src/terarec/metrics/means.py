@@ -89,12 +89,12 @@ class LabelMeanMetric(ABC):
         return cls._of_sums(totals, np.bincount(part, weights, parts).astype(np.float64))
 
     def reset(self) -> None:
-        """Forget every sample."""
+        """Remove all samples."""
         self._totals: Floats | None = None  # [T, L]
         self._weights = np.zeros(0)  # [L]
 
     def update(self, predictions: Values, labels: Values, weights: Values | None = None) -> Self:
-        """Take in a batch: `predictions` and `labels`, each [B] or [B, L], and `weights` [B] of the samples.
+        """Add a batch: `predictions` and `labels`, each [B] or [B, L], and `weights` [B] of the samples.
 
         Raises:
             ConfigError: A NaN prediction, a label or weight that is not accepted, or shapes that do not match.
@@ -247,7 +247,7 @@ class MAE(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the size of each error."""
+        """Return the absolute value of each error."""
         return np.abs(predictions.astype(np.float64) - labels)[None]
 
 
@@ -275,7 +275,7 @@ class SMAPE(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """Return the relative size of each error."""
+        """Return the relative error of each prediction."""
         p, y = predictions.astype(np.float64), labels.astype(np.float64)
         half_sum = (p + y) / 2
         return np.divide(np.abs(p - y), half_sum, out=np.zeros_like(p), where=half_sum > 0)[None]
@@ -324,11 +324,11 @@ class AverageLoss:
         self._total, self._batches = 0.0, 0
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Remove all batches."""
         self._total, self._batches = 0.0, 0
 
     def update(self, loss: float | Tensor) -> AverageLoss:
-        """Take in the mean loss of a batch, a number or a scalar; NaN and infinity stay."""
+        """Add the mean loss of a batch, a number or a scalar; NaN and infinity persist."""
         self._total += loss.item() if isinstance(loss, Tensor) else loss
         self._batches += 1
         return self

@@ -81,7 +81,7 @@ class MetricSet:
         return (*self._slices, *group)
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Remove all batches."""
         keeps_samples = bool(self.columns)
         self._store = SampleStore(self.columns) if keeps_samples else None
         self._streams = {
@@ -103,7 +103,7 @@ class MetricSet:
         columns: Mapping[str, ColumnValues] | None = None,
         loss: float | Values | None = None,
     ) -> None:
-        """Take in a batch of B samples.
+        """Add a batch of B samples.
 
         Args:
             labels: Labels [B, L], or [B] for one label; NaN for unknown ones.

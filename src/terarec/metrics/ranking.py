@@ -49,7 +49,7 @@ class RelevantRanks:
 
     @cached_property
     def ideal(self) -> RelevantRanks:
-        """The same entries in the best ranking, by falling gain."""
+        """The same entries in the best ranking, by descending gain."""
         order = np.lexsort((-self.gain, self.group))
         group = self.group[order]
         return RelevantRanks(group=group, rank=rank_in_group(group), gain=self.gain[order], groups=self.groups)
@@ -65,7 +65,7 @@ def rank_in_group(group: Integers) -> Integers:
 
 
 def ranks_of_samples(scores: FloatColumns, labels: FloatColumns, group: Integers, groups: int) -> RelevantRanks:
-    """Return the ranks of the samples with a label above 0 by falling score in their groups; the label is the gain.
+    """Return the ranks of the samples with a label above 0 by descending score in their groups; the label is the gain.
 
     Among equal scores the lower label comes first: neither the order of the input nor a constant score helps.
 

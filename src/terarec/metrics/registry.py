@@ -23,7 +23,7 @@ class StreamingMetric(Protocol):
     """A metric that needs no group, taken batch by batch."""
 
     def update(self, predictions: Values, labels: Values, weights: Values | None = None, /) -> object:
-        """Take in a batch."""
+        """Add a batch."""
 
     def per_label(self) -> tuple[float, ...]:
         """Return the value of every label; empty before the first update."""

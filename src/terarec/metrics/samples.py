@@ -49,7 +49,7 @@ class SampleStore:
         weights: FloatColumns | None,
         columns: Mapping[str, pa.Array],
     ) -> None:
-        """Take in a batch of B samples: predictions [B, C], labels [B, L], weights [B] and the columns' values [B]."""
+        """Add a batch of B samples: predictions [B, C], labels [B, L], weights [B] and the columns' values [B]."""
         # The caller may use the memory of a batch again.
         if logits is not None:
             self._logits.append(logits.copy())

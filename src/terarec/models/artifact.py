@@ -259,10 +259,10 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
     workflows is compared to the byte, and their steps; how rows were split, sample weights and metadata change neither.
 
     Args:
-        dataset: What is to be read.
-        directory: Where it is.
-        trained_on: What the model knows.
-        trained_directory: Where its workflow is, ``RUN/dataset``.
+        dataset: Description of the data to read.
+        directory: Directory of the data set.
+        trained_on: Description of the training data.
+        trained_directory: Directory of its workflow, ``RUN/dataset``.
     """
     if dataset.column_names != trained_on.column_names:
         raise ConfigError(
@@ -288,7 +288,7 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
 
 
 def _are_alike(path: Path, known: Path) -> bool:
-    """Return whether two files of workflows hold the same, apart from what no model depends on."""
+    """Return whether two files of workflows are equal, apart from fields that no model depends on."""
     if filecmp.cmp(path, known, shallow=False):
         return True
     if path.name != "workflow.json":
@@ -298,7 +298,7 @@ def _are_alike(path: Path, known: Path) -> bool:
 
 
 def _encoding(path: Path) -> dict[str, Any] | None:
-    """Return what of a ``workflow.json`` decides how values become what a model reads; None for a file that is none."""
+    """Return the part of a ``workflow.json`` that determines the encoding of values; None for another file."""
     try:
         content = parse_json(path.read_bytes())
     except ValueError:

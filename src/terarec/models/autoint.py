@@ -22,7 +22,7 @@ class AutoInt(nn.Module):
         spec: Widths and layers; with ``spec.hidden`` it is AutoInt+.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(

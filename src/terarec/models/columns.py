@@ -32,7 +32,7 @@ class LinearSpec(Protocol):
 
     @property
     def wide_initializer(self) -> Initializer | None:
-        """First weights of the keys; None for those of `tables`."""
+        """Initial weights of the keys; None for those of `tables`."""
 
 
 def collection(
@@ -51,10 +51,10 @@ def collection(
         columns: The columns, in the order of the output.
         tables: The kind of the tables.
         width: Length of a vector.
-        pooling: How the vectors of a list become one.
-        seed: Seed of the first weights.
-        suffix: What the tables' names have behind those of the columns.
-        initializer: First weights; None for those of `tables`.
+        pooling: Pooling of the vectors of a list.
+        seed: Seed of the initial weights.
+        suffix: Suffix of the tables' names after those of the columns.
+        initializer: Initial weights; None for those of `tables`.
     """
     if not columns:
         return None
@@ -111,10 +111,10 @@ class LinearTerms(nn.Module):
     A categorical column ``c`` has a table ``c.wide`` with one weight a key and output.
 
     Args:
-        spec: Pooling, tables and first weights.
+        spec: Pooling, tables and initial weights.
         dataset: Columns.
         num_outputs: Number of outputs C.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, spec: LinearSpec, dataset: DatasetSpec, num_outputs: int, *, seed: int) -> None:
@@ -150,7 +150,7 @@ class ColumnVectors(nn.Module):
         spec: Width, pooling, tables.
         dataset: Columns.
         generator: Source of the first vectors of the dense columns.
-        seed: Seed of the tables' first weights.
+        seed: Seed of the tables' initial weights.
     """
 
     def __init__(self, spec: EmbeddedSpec, dataset: DatasetSpec, *, generator: torch.Generator, seed: int) -> None:

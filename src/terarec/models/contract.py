@@ -21,7 +21,7 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
 
     Args:
         model: The model.
-        output: What its ``forward`` returned for `batch`.
+        output: Output of its ``forward`` for `batch`.
         batch: The batch.
         objective: The loss for models that return logits.
 

@@ -21,7 +21,7 @@ class DCN(nn.Module):
         spec: Widths and layers.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class DIN(nn.Module):
         spec: Widths and layers, targets and their histories.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
 
     Raises:
         ConfigError: A column that is not there, a target of several keys a sample, or a history of other ids.

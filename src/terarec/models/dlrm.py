@@ -22,7 +22,7 @@ class DLRM(nn.Module):
         spec: Widths and layers.
         dataset: Columns; each categorical one gets a table of its name.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
 
     Raises:
         ConfigError: One vector alone for the interaction "dot".

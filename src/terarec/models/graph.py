@@ -33,21 +33,21 @@ from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
 class GraphModel(nn.Module):
-    """Inputs, embeddings, layers and losses that hand named tensors on.
+    """Inputs, embeddings, layers and losses, connected by named tensors.
 
     An ordinary module: train it with `terarec.train.Trainer` or in a loop of your own, by `loss`, ``backward()``,
     a `torch.optim` optimizer over ``parameters()`` and a `terarec.optim.RowOptimizer` over the tables. ``to(device)``
     takes layers and tables to where they are to train, before optimizers are made for them.
 
     Attributes:
-        spec: What it was made from.
+        spec: Description of the graph.
         shapes: Shape of every tensor but the losses.
         embeddings: Name -> tables with their features.
         layers: In the order of ``spec.layers``, the losses among them.
 
     Args:
         spec: The graph.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
 
     Raises:
         ConfigError: Shapes or options that do not fit, with both shapes; no loss; a loss of no label.
@@ -74,7 +74,7 @@ class GraphModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights and the tables are, and where batches have to be."""
+        """Device of the weights and the tables, and of batches."""
         return self._place.device
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class GraphModel(nn.Module):
         """Name of each loss -> its mean over the batch, without the label's weight, from what `forward` gave.
 
         Args:
-            tensors: What `forward` gave.
+            tensors: Output of `forward`.
             weight: float32[B], factors of the samples' losses.
         """
         return {
@@ -106,7 +106,7 @@ class GraphModel(nn.Module):
         """Return what training minimises, a scalar: the sum of weight times loss, and the losses' penalties.
 
         Args:
-            tensors: What `forward` gave.
+            tensors: Output of `forward`.
             weight: float32[B], factors of the samples' losses; penalties have none.
         """
         total: Tensor | None = None
@@ -212,7 +212,7 @@ def graph_model(
         spec: The graph, or its file.
         dataset: Columns; the graph's labels and dense inputs are these in their order.
         num_outputs: Number of the graph's label columns, or None.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
 
     Raises:
         ConfigError: The graph reads columns that the data set does not have, or does not fit together itself.

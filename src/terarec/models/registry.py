@@ -49,7 +49,7 @@ def python_model(
         spec: The factory and its options.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
         allow_import: Packages whose code may be imported.
 
     Raises:
@@ -99,7 +99,7 @@ def build_model(
         spec: The model.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
         allow_import: Packages whose code a `PythonModelSpec` may name.
 
     Raises:

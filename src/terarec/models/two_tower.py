@@ -38,7 +38,7 @@ class TwoTower(nn.Module):
         spec: Columns and layers of the towers.
         dataset: Columns, with one label.
         num_outputs: Number of outputs, which is 1; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
 
     Raises:
         ConfigError: A column that is not there, an item key that is none, or several outputs.
@@ -122,8 +122,8 @@ class Tower(nn.Module):
         spec: Layers.
         names: Names of the columns.
         dataset: All columns.
-        generator: Source of the first weights.
-        seed: Seed of the tables' first weights.
+        generator: Source of the initial weights.
+        seed: Seed of the tables' initial weights.
     """
 
     _dense: Tensor
@@ -213,7 +213,7 @@ class ItemFrequency(nn.Module):
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.int64))
 
     def update(self, keys: Tensor) -> None:
-        """Take in the items of one more batch: int64[B], each counted once."""
+        """Update with the items of a batch: int64[B], each counted once."""
         cells = self._cells(keys)
         self.num_batches += 1
         # A cell may occur often in `cells`; all of these writes have the same value.
@@ -225,7 +225,7 @@ class ItemFrequency(nn.Module):
         self.last_batch[cells] = self.num_batches.expand_as(cells)
 
     def log_probability(self, keys: Tensor) -> Tensor:
-        """Return float[B] for int64[B]; an item that was never met counts as met once in all batches so far."""
+        """Return float[B] for int64[B]; an unseen item counts as seen once in all batches so far."""
         interval = self.interval[self._cells(keys)]
         return -torch.where(interval > 0, interval, self.num_batches.clamp_min(1).float()).log()
 

@@ -17,10 +17,10 @@ class LR(LinearTerms):
     """Logistic regression: a weight for each key and dense column, and a bias.
 
     Args:
-        spec: Tables and first weights.
+        spec: Tables and initial weights.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, spec: LRSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -38,7 +38,7 @@ class DNN(nn.Module):
         spec: Widths and layers.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, spec: DNNSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ class WideDeep(LinearTerms):
         dataset: Columns; a categorical column ``c`` gets a table ``c`` for the deep part and a table ``c.wide`` with
             one weight a key and output for the wide part.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class FM(LinearTerms):
     """Factorization machine (Rendle 2010): linear terms, and the dots of all pairs of columns' vectors.
 
     Args:
-        spec: Width, tables and first weights.
+        spec: Width, tables and initial weights.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, spec: FMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
@@ -132,7 +132,7 @@ class DeepFM(LinearTerms):
         spec: Widths and layers.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class XDeepFM(LinearTerms):
         spec: Widths and layers.
         dataset: Columns.
         num_outputs: Number of outputs C; None for one a label.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(

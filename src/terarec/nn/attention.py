@@ -22,7 +22,7 @@ def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         x: float[..., n].
-        mask: 1 where an element counts and 0 where it does not; broadcast against `x`.
+        mask: Ones for elements that count, zeros for the others; broadcast against `x`.
     """
     shifted = x - (1.0 - mask) * 10000.0
     exponents = (shifted - shifted.amax(-1, keepdim=True).detach()).exp()
@@ -162,8 +162,8 @@ class SelfAttention(nn.Module):
         in_width: Length of the vectors that come in.
         width: Length of those that go out, all heads together.
         heads: Number of heads.
-        generator: Source of the first weights.
-        initial: (fan_in, fan_out) -> distributions of first weights; there are no biases.
+        generator: Source of the initial weights.
+        initial: (fan_in, fan_out) -> distributions of initial weights; there are no biases.
         residual: Whether the input is added.
         scale: Whether scores are divided by the root of a head's width (the paper does not).
         layer_norm: Whether the sum is normalized.
@@ -218,7 +218,7 @@ class TargetAttention(nn.Module):
     no padding: all vectors of all samples go through the MLP at once.
 
     Args:
-        mlp: What gives a weight [n, 1] for inputs [n, 4 D].
+        mlp: Module that returns a weight [n, 1] for inputs [n, 4 D].
         softmax: Whether the weights of a sample are normalized by a softmax; the paper leaves them as they are.
     """
 
@@ -253,7 +253,7 @@ class TargetAttention(nn.Module):
         return pooled.to(target.dtype)
 
     def padded(self, target: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Pool histories of as many places each, as an exported program has them.
+        """Pool histories padded to one length, as in an exported program.
 
         Args:
             target: float[B, D].
@@ -286,8 +286,8 @@ class GRU(WeightedLayer):
         integer("num_output", "width h of the state"),
         integer("sequence_length", "steps t"),
         integer("vector_size", "width v of a step's input"),
-        scheme_option("weight_init", "first W and R"),
-        scheme_option("bias_init", "first b"),
+        scheme_option("weight_init", "initial W and R"),
+        scheme_option("bias_init", "initial b"),
     )
     SHAPES = "[t*B, v] (or of t*v elements a sample) -> [t*B, h]"
     FORMULA = (

@@ -58,7 +58,7 @@ def rows_of_all(ranks: BatchRanks, what: str, values: Tensor) -> tuple[Tensor, i
     Args:
         ranks: The processes.
         what: Name of the collective.
-        values: [n, ...], the rows of this one.
+        values: Rows [n, ...] of this process.
 
     Returns:
         The rows, and the number of this process's first one among them.
@@ -71,7 +71,7 @@ def rows_of_all(ranks: BatchRanks, what: str, values: Tensor) -> tuple[Tensor, i
 
 
 def normalize(ranks: BatchRanks, what: str, x: Tensor, *, eps: float) -> Normalized:
-    """Take mean and variance out of the columns of the batch of all processes.
+    """Normalize the columns of the batch of all processes to mean 0 and variance 1.
 
     Args:
         ranks: The processes.

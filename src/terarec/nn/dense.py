@@ -57,7 +57,7 @@ class Linear(nn.Linear):
 def new_linear(
     fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
 ) -> Linear:
-    """A fully connected layer whose first weights come from `generator` alone; without bias if `bias` is None."""
+    """A fully connected layer whose initial weights come from `generator` alone; without bias if `bias` is None."""
     # On "meta", so that torch draws no weights of its own from the global generator.
     layer = Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
     weight.fill_(layer.weight, generator)
@@ -68,8 +68,8 @@ def new_linear(
 
 LINEAR_OPTIONS = (
     integer("num_output", "width of the output"),
-    scheme_option("weight_init", "first weights W"),
-    scheme_option("bias_init", "first biases b"),
+    scheme_option("weight_init", "initial weights W"),
+    scheme_option("bias_init", "initial biases b"),
 )
 
 
@@ -139,11 +139,11 @@ class MLP(nn.Module):
     Args:
         in_width: Width of the input.
         widths: Width of each layer's output.
-        generator: Source of the first weights.
+        generator: Source of the initial weights.
         relus: Whether the activation follows each layer; by default all but the last.
         biases: Whether each layer has a bias; by default all have.
         dropout: Probability of zeroing a unit behind an activation while training.
-        initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
+        initial: (fan_in, fan_out) -> distributions of a layer's initial weight and bias.
         activation: Name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
         batch_norm: Whether what goes into an activation is normalized over the batch.
     """
@@ -205,8 +205,8 @@ class MLPLayer(WeightedLayer):
         list_of(integer("num_outputs", "width of each layer's output")),
         list_of(choice("activations", "what follows each layer; relu everywhere if empty", ACTIVATIONS), default=()),
         list_of(flag("biases", "whether each layer has a bias; all have if empty"), default=()),
-        scheme_option("weight_init", "first weights"),
-        scheme_option("bias_init", "first biases"),
+        scheme_option("weight_init", "initial weights"),
+        scheme_option("bias_init", "initial biases"),
     )
     BOTTOMS = (1, 2)
     SHAPES = "[B, n] -> [B, num_outputs[-1]]"
@@ -264,7 +264,7 @@ class MLPLayer(WeightedLayer):
 
 
 class GroupDense(WeightedLayer):
-    """Two or more fully connected layers with ReLU between them; first weights as `inner_product`'s."""
+    """Two or more fully connected layers with ReLU between them; initial weights as `inner_product`'s."""
 
     KIND = "group_dense"
     OPTIONS = (
@@ -307,7 +307,7 @@ class WeightMultiply(WeightedLayer):
     KIND = "weight_multiply"
     OPTIONS = (
         list_of(integer("weight_dims", "columns s and length d of their vectors"), length=2),
-        scheme_option("weight_init", "first weights"),
+        scheme_option("weight_init", "initial weights"),
     )
     SHAPES = "[B, s] -> [B, s*d]"
     FORMULA = "y[b, s*d + j] = x[b, s] w[s, j]; w Xavier-uniform with fans s and s*d"

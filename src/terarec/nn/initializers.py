@@ -1,4 +1,4 @@
-"""First weights: distributions, and the names by which a layer's options choose among them."""
+"""Initial weights: distributions, and the names by which a layer's options choose among them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMES = ("default", "uniform", "xavier_norm", "xavier_uniform", "zero")
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A distribution of first weights.
+    """A distribution of initial weights.
 
     Attributes:
         kind: "normal" (mean 0), "uniform" (around 0) or "constant".
@@ -39,17 +39,17 @@ class Distribution:
 
 
 def normal(std: float) -> Distribution:
-    """Normal with mean 0."""
+    """Return a normal distribution with mean 0."""
     return Distribution("normal", std)
 
 
 def uniform(limit: float) -> Distribution:
-    """Uniform in [-limit, limit)."""
+    """Return a uniform distribution over [-limit, limit)."""
     return Distribution("uniform", limit)
 
 
 def constant(value: float) -> Distribution:
-    """Always `value`."""
+    """Return the distribution of a constant."""
     return Distribution("constant", value)
 
 
@@ -64,7 +64,7 @@ def xavier_uniform(fan_in: int, fan_out: int) -> Distribution:
 
 
 def scheme_option(name: str, meaning: str) -> LayerOption:
-    """Return an option that chooses the first weights by name."""
+    """Return an option that chooses the initial weights by name."""
     return choice(name, meaning, SCHEMES, default="default")
 
 
@@ -80,7 +80,7 @@ def by_scheme(
     Args:
         scheme: One of `SCHEMES`.
         default: The layer's own.
-        uniform: What "uniform" means for this weight; the default if the layer does not distinguish it.
+        uniform: Distribution of "uniform"; None for `default`.
         fans: (in, out) of the two Xavier schemes; the default where the layer does not distinguish them.
     """
     if scheme == "zero":
@@ -97,7 +97,7 @@ def by_scheme(
 def linear_distributions(
     fan_in: int, fan_out: int, weight_init: str = "default", bias_init: str = "default"
 ) -> tuple[Distribution, Distribution]:
-    """Return first weight and bias of a fully connected layer.
+    """Return initial weight and bias of a fully connected layer.
 
     By default the weight is Xavier-normal and the bias normal with variance 1 / out, as in the DLRM paper's code
     (Naumov et al. 2019) and HugeCTR's InnerProduct; "uniform" has limits 1 / (in + out) and 1 / out.
@@ -115,7 +115,7 @@ def linear_distributions(
 
 
 def dense_distributions(init: str) -> Callable[[int, int], tuple[Distribution, Distribution]]:
-    """Function (fan_in, fan_out) -> first weight and bias of a fully connected layer, by the name of a model's `init`.
+    """Return a function (fan_in, fan_out) -> initial weight and bias of a fully connected layer, by a model's `init`.
 
     Args:
         init: "default" (see `linear_distributions`); "xavier_normal" or "xavier_uniform" with biases 0 (Glorot and

@@ -198,8 +198,8 @@ class CompressedInteraction(nn.Module):
     Args:
         num_vectors: Number m of vectors a sample.
         maps: Number of maps H_k of each layer.
-        generator: Source of the first weights.
-        initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
+        generator: Source of the initial weights.
+        initial: (fan_in, fan_out) -> distributions of a layer's initial weight and bias.
     """
 
     def __init__(
@@ -240,8 +240,8 @@ class MultiCross(WeightedLayer):
     OPTIONS = (
         integer("num_layers", "cross layers"),
         integer("projection_dim", "rank of the kernels of version 2; 0 is version 1", default=0, low=0),
-        scheme_option("weight_init", "first kernels: zero, or all others the default"),
-        scheme_option("bias_init", "first biases: 0 for every value"),
+        scheme_option("weight_init", "initial kernels: zero, or all others the default"),
+        scheme_option("bias_init", "initial biases: 0 for every value"),
     )
     SHAPES = "[B, n] -> [B, n]"
     FORMULA = (
@@ -325,8 +325,8 @@ class CrossV2(nn.Module):
     Args:
         width: Width n of the input.
         num_layers: Number of layers.
-        generator: Source of the first weights.
-        initial: (fan_in, fan_out) -> distributions of a layer's first weight and bias.
+        generator: Source of the initial weights.
+        initial: (fan_in, fan_out) -> distributions of a layer's initial weight and bias.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class CrossMixture(nn.Module):
         num_layers: Number of layers.
         rank: Rank r of the experts' kernels.
         experts: Number K of experts of a layer.
-        generator: Source of the first weights, which are Xavier-normal; biases are 0.
+        generator: Source of the initial weights, which are Xavier-normal; biases are 0.
     """
 
     def __init__(self, width: int, num_layers: int, *, rank: int, experts: int, generator: torch.Generator) -> None:

@@ -70,7 +70,7 @@ def number(
 
 
 def flag(name: str, meaning: str, *, default: Any = REQUIRED) -> LayerOption:
-    """True or False."""
+    """Return a boolean."""
     return LayerOption(name=name, meaning=meaning, rule=checks.FLAG, default=default)
 
 
@@ -143,7 +143,7 @@ class Layer(nn.Module):
 
     @classmethod
     def require(cls, condition: bool, shapes: Sequence[TensorShape], expected: str, **options: object) -> None:
-        """`reject` unless `condition`."""
+        """Call `reject` unless `condition`."""
         if not condition:
             cls.reject(shapes, expected, **options)
 
@@ -173,7 +173,7 @@ class WeightedLayer(Layer):
         return [entry.view(entry.tensor.detach()) for entry in self.file_tensors()]
 
     def set_file_parameters(self, tensors: Sequence[Tensor]) -> None:
-        """Take weights in the order and orientation of `file_parameters`.
+        """Set weights in the order and orientation of `file_parameters`.
 
         Raises:
             ConfigError: The number of tensors or a shape is another; nothing was changed.

@@ -54,7 +54,7 @@ def logistic_loss(logits: Tensor, labels: Tensor, weight: Tensor | None = None) 
     """Mean binary cross entropy, a scalar in nats.
 
     Args:
-        logits: [B, L], of any float type; the loss is computed in float32.
+        logits: Logits [B, L] of any float type; the loss is computed in float32.
         labels: float32[B, L] in [0, 1].
         weight: float32[B], factors of the samples' losses; the mean is still over the number of samples.
     """

@@ -70,7 +70,7 @@ def _move(mean: Tensor, var: Tensor, found: Normalized, factor: float) -> None:
 
 
 class BatchNorm(WeightedLayer):
-    """Columns with the mean and variance of the batch taken out (Ioffe and Szegedy 2015).
+    """Columns normalized by the mean and variance of the batch (Ioffe and Szegedy 2015).
 
     Evaluation uses running statistics, `running_mean` and `running_var` (unbiased), which training moves by `factor`
     towards those of each batch.
@@ -80,8 +80,8 @@ class BatchNorm(WeightedLayer):
     OPTIONS = (
         number("factor", "weight of a batch in the running statistics", default=1.0, low=0.0),
         number("eps", "added to the variance", default=1e-5, low=0.0),
-        scheme_option("gamma_init", "first gamma: zero, or all others 1"),
-        scheme_option("beta_init", "first beta: 0 for every value"),
+        scheme_option("gamma_init", "initial gamma: zero, or all others 1"),
+        scheme_option("beta_init", "initial beta: 0 for every value"),
     )
     SHAPES = "[B, n] -> [B, n]"
     FORMULA = "y = gamma (x - mean) / sqrt(var + eps) + beta; running <- (1 - factor) running + factor batch"
@@ -144,13 +144,13 @@ class BatchNorm(WeightedLayer):
 
 
 class LayerNorm(WeightedLayer):
-    """Rows with their own mean and variance taken out (Ba et al. 2016)."""
+    """Rows normalized by their own mean and variance (Ba et al. 2016)."""
 
     KIND = "layer_norm"
     OPTIONS = (
         number("eps", "added to the variance", default=1e-5, low=0.0),
-        scheme_option("gamma_init", "first gamma: zero, or all others 1"),
-        scheme_option("beta_init", "first beta: 0 for every value"),
+        scheme_option("gamma_init", "initial gamma: zero, or all others 1"),
+        scheme_option("beta_init", "initial beta: 0 for every value"),
     )
     SHAPES = "[B, ..., n] -> the same"
     FORMULA = "y = gamma (x - mean) / sqrt(var + eps) + beta over the last dimension"

@@ -124,7 +124,7 @@ class RegressionObjective:
     """Squared, absolute or Huber loss.
 
     Args:
-        spec: Which loss.
+        spec: Kind of the loss.
     """
 
     default_metrics: ClassVar[tuple[str, ...]] = ("rmse", "mae")

@@ -25,7 +25,7 @@ _UNITS: Mapping[Precision, set[str]] = {  # flags of x86 and of Arm
 
 
 def autocast(precision: Precision, device: torch.device = CPU) -> torch.autocast:
-    """The context of a forward pass on `device`: matrix products in `precision`, no change for "fp32"."""
+    """Return the autocast context of a forward pass on `device`: products in `precision`, disabled for "fp32"."""
     is_narrow = precision != "fp32"
     return torch.autocast(device.type, dtype=_TYPES[precision] if is_narrow else None, enabled=is_narrow)
 

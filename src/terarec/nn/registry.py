@@ -118,7 +118,7 @@ def build_layer(
         kind: A key of `LAYERS`.
         shapes: Shapes of its inputs.
         options: By name; the others have their defaults.
-        generator: Source of its first weights.
+        generator: Source of its initial weights.
 
     Raises:
         ConfigError: There is no such kind or option, a value is not accepted, or the shapes do not fit; the message

@@ -56,7 +56,7 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
 
 
 def load_recipe_data(data: str) -> RecipeDataSpec:
-    """Read which files the recipes for `data` need, and how they are prepared.
+    """Read the description of the files of the recipes for `data`, and of their preparation.
 
     Raises:
         ConfigError: There are no such recipes.

@@ -33,7 +33,7 @@ Cell: TypeAlias = str | Badge
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """A figure to see first: its name, the figure, and a remark."""
+    """A key figure: its name, the figure, and a remark."""
 
     kind: ClassVar[str] = "tile"
     name: str

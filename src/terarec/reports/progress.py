@@ -14,8 +14,8 @@ class Bar:
     """A bar that is redrawn in place and disappears at the end; nothing is drawn where the console is no terminal.
 
     Args:
-        console: Where to draw.
-        words: What is done.
+        console: Console to draw on.
+        words: Description of the work.
         unit: Unit of the positions, such as "rows".
     """
 

@@ -39,7 +39,7 @@ class DumpedTable:
 
 @dataclass(frozen=True, slots=True)
 class CollectionDump:
-    """Dump whose metadata alone is read.
+    """Dump of which only the metadata was read.
 
     Attributes:
         path: Path of the folder ``embedding_collection_<number>``.
@@ -70,13 +70,13 @@ class CollectionDump:
 def write_collection(
     path: Path, tables: Sequence[DumpedTable], chunks: Callable[[DumpedTable], Iterator[SparseRows]], *, key_bytes: int
 ) -> None:
-    """Write a dump; replace a former one.
+    """Write a dump, replacing an existing one.
 
     Args:
         path: Path of the folder ``embedding_collection_<number>``.
         tables: Tables, ascending in `table_id`.
         chunks: Table -> its rows, ``table.count`` in all.
-        key_bytes: 4 for uint32 keys, 8 for int64.
+        key_bytes: Bytes of a key: 4 for uint32, 8 for int64.
 
     Raises:
         ConfigError: `path` is a file, or a folder with other files in it.

@@ -19,7 +19,7 @@ FLOAT = np.dtype("<f4")
 
 
 def write_floats(path: Path, arrays: Iterable[NDArray[np.float32]]) -> None:
-    """Write `arrays` end to end, each row-major; none at all make an empty file.
+    """Write `arrays` end to end, each row-major; without arrays the file is empty.
 
     Raises:
         StorageError: The disk is full; nothing is left behind.

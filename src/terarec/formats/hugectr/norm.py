@@ -85,7 +85,7 @@ class NormFile:
         self._walks = Lock()
 
     def read(self, group: int = 0) -> tuple[ColumnBlock, int]:
-        """Return the records of a group whose checksum is right, and the number of the others.
+        """Return the records of a group with the right checksum, and the number of the others.
 
         Labels and dense numbers are float32; keys int64[n] where every sample holds one, n lists elsewhere.
 

@@ -27,7 +27,7 @@ _FRAME_BYTES = 5
 
 
 class CutShortError(Exception):
-    """Error of a piece that ends before its records do, in a longer file: more bytes are needed."""
+    """Error of a piece that ends inside a record, but before the end of the file: more bytes are needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

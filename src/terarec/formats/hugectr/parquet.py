@@ -95,7 +95,7 @@ class ParquetRecordFile:
         path: A path or URL.
         layout: Layout of the rows.
         metadata: Roles of the columns.
-        piece_rows: Most rows of a group.
+        piece_rows: Maximum number of rows of a group.
 
     Attributes:
         num_records: Number of rows.
@@ -254,7 +254,7 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
 
 
 def _signed(keys: NDArray[Any]) -> NDArray[Any]:
-    """Return keys as int32 or int64; the highest half of uint64 becomes negative."""
+    """Return keys as int32 or int64; uint64 from 2^63 on becomes negative."""
     return keys.astype(np.int64) if keys.dtype == np.uint32 else keys.view(np.int64) if keys.itemsize == 8 else keys
 
 

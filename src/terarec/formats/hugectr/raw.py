@@ -22,7 +22,7 @@ FLOAT, INT32, UINT32, INT64 = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<u4"),
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldTypes:
-    """Number types of a file without a header; see `raw_types` and `raw_async_types`.
+    """Data types of a file without a header; see `raw_types` and `raw_async_types`.
 
     Attributes:
         label: float32, or int32, of which float32 is made.

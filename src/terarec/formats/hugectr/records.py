@@ -40,7 +40,7 @@ class RecordOptions:
 
     Attributes:
         kind: "norm", "parquet", "raw" or "raw_async".
-        key_bytes: 4 or 8; None for 4 where all keys fit with their offsets.
+        key_bytes: Bytes of a key, 4 or 8; None for 4 if all keys with offsets fit.
         checksum: Whether Norm files have checksums.
         keysets: Whether each split gets a keyset, and each of its parts: the files of Norm and Parquet.
     """
@@ -128,12 +128,12 @@ def describe_dataset(
 
 
 def has_offsets(kind: str) -> bool:
-    """Return whether HugeCTR's tables see the keys of such files with the sizes of the slots before added."""
+    """Return whether slot offsets are added to the keys of such files before HugeCTR's tables."""
     return kind != "raw_async"
 
 
 def is_listed(kind: str) -> bool:
-    """Return whether samples are in several files, which a list names, instead of one."""
+    """Return whether samples are in several files with a file list, instead of one file."""
     return kind in ("norm", "parquet")
 
 

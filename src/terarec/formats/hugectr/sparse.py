@@ -38,11 +38,11 @@ KeyBytes = Literal[4, 8]
 
 @dataclass(frozen=True, slots=True)
 class SparseFileLayout:
-    """Layout that a sparse file does not state itself.
+    """Layout of a sparse file, which has no metadata.
 
     Attributes:
         width: Length D of a vector.
-        key_bytes: 4 for uint32 keys, 8 for int64.
+        key_bytes: Bytes of a key: 4 for uint32, 8 for int64.
         has_slots: Whether a slot follows each key, as for localized embeddings.
     """
 
@@ -114,7 +114,7 @@ _KEY, _SLOT, _FLOAT = np.dtype("<i8"), np.dtype("<u8"), np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class SparseFolder:
-    """Folder of a complete embedding, whose sizes alone are read.
+    """Folder of a complete embedding, of which only the sizes were read.
 
     Attributes:
         path: Path of the folder.
@@ -175,7 +175,7 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
 
 
 def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
-    """Write a folder; replace one of the same format.
+    """Write a folder, replacing one of the same format.
 
     Args:
         path: Path of the folder.
@@ -225,7 +225,7 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class SparseStates:
-    """File of states, whose size alone is read."""
+    """File of states, of which only the size was read."""
 
     file: PlainFile
     layout: StateLayout

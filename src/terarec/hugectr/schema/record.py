@@ -1,4 +1,4 @@
-"""Objects that HugeCTR's calls make: every argument is an attribute of its name."""
+"""Objects that HugeCTR's calls create, with an attribute for every argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _RecordType(type):
 
 
 class Record(metaclass=_RecordType):
-    """An object that a call of HugeCTR makes, frozen unless `is_writable`.
+    """An object that a call of HugeCTR creates, frozen unless `is_writable`.
 
     Objects of an older form of the call have the values of the newest form besides their own. Lists and dicts are
     passed out as copies, as HugeCTR does. The attributes and signatures of the subclasses are in ``objects.pyi``.
@@ -29,7 +29,7 @@ class Record(metaclass=_RecordType):
     _values: dict[str, Any]
 
     def __init_subclass__(cls, *, call: str = "") -> None:
-        """Set the call that makes objects of the class, and let schemas name the class."""
+        """Set the call that creates objects of the class, and register the class for schemas."""
         cls.CALL = call or cls.CALL
         CLASSES.add(cls.__name__, cls)
 

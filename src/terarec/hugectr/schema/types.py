@@ -36,10 +36,10 @@ class Type(Generic[Value]):
 
     Attributes:
         expected: Accepted values, for errors.
-        read: Returns the value as it is kept; raises ValueError or TypeError for one that is not accepted.
+        read: Function that converts a value; it raises ValueError or TypeError for one that is not accepted.
         argument: Annotation of accepted values.
         kept: Annotation of kept values.
-        default_of: Returns the kept value of a default in a TOML file.
+        default_of: Function that converts a default in a TOML file.
     """
 
     expected: str
