@@ -100,3 +100,5 @@ def test_plans_that_do_not_fit_are_refused(described, tmp_path):
     refused("plan", described, "--probe", where="--probe", problem="--ranks")
     assert terarec("plan", described, "--ranks", "2", "--rank-memory", "1MiB").code != 0
     refused("plan", described, "--ranks", "2", "--place", "user", where="--place", problem="got 'user'")
+    twice = ("--place", "user=row_wise", "--place", "user=table_wise")
+    refused("plan", described, "--ranks", "2", *twice, where="--place", problem="got 'user' twice")

@@ -73,7 +73,7 @@ def test_repeated_columns_accumulate(tmp_path: Path) -> None:
     ("arguments", "error", "where", "problem"),
     [
         (["--buckets", "a=2", "--buckets", "a=3"], ConfigError, "--buckets", "got 'a' twice"),
-        (["--dense", "a", "--conf", "x=1", "--conf", "x=2"], ConfigError, "--conf", "got 'x' 2 times"),
+        (["--dense", "a", "--conf", "x=1", "--conf", "x=2"], ConfigError, "--conf", "got 'x' twice"),
         (["--dense", "a", "--dense", "a"], FieldError, "Normalize.columns", "'a'"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from terarec.errors import ConfigError
 from terarec.spec import TrainingSpec
 from terarec.spec.codec import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
@@ -188,6 +189,41 @@ def _parameter(name: str, default: object, annotation: Any) -> inspect.Parameter
 def comma_separated(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the values of an option ``A,B,...`` that may be repeated."""
     return tuple(word.strip() for text in texts or () if text for word in text.split(","))
+
+
+def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = False) -> list[tuple[str, str]]:
+    """Split texts such as ``NAME=VALUE``.
+
+    Args:
+        option: Option that has them, for the error.
+        texts: The texts.
+        expected: Their form, for the error.
+        last: Whether the last equals sign separates, for names that may have one; otherwise the first.
+
+    Raises:
+        ConfigError: A text of another form.
+    """
+    found = []
+    for text in texts:
+        name, sign, value = text.rpartition("=") if last else text.partition("=")
+        if not name or not sign or not value:
+            raise ConfigError(option, f"got {text!r}, expected {expected}")
+        found.append((name, value))
+    return found
+
+
+def distinct_pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = False) -> dict[str, str]:
+    """Split texts such as ``NAME=VALUE``, each of another name; see `pairs`.
+
+    Raises:
+        ConfigError: A text of another form, or a name twice.
+    """
+    found: dict[str, str] = {}
+    for name, value in pairs(option, texts, expected, last=last):
+        if name in found:
+            raise ConfigError(option, f"got {name!r} twice, expected it once")
+        found[name] = value
+    return found
 
 
 AllowImport = Annotated[

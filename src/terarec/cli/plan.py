@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terarec.cli.options import AllowImport, Force
+from terarec.cli.options import AllowImport, Force, distinct_pairs
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 
@@ -134,7 +134,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
         plan=given,
         ranks_per_node=options.ranks_per_node,
         rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory, "--rank-memory"),
-        fixed=_pairs("--place", "TABLE=KIND", options.place or ()),
+        fixed=distinct_pairs("--place", options.place or (), "TABLE=KIND", last=True),
         rows=_rows(options.rows or ()),
         allow_import=options.allow_import or (),
     )
@@ -174,18 +174,8 @@ def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
     return dataclasses.replace(found, **changed, source=f"{found.source}, {words}")
 
 
-def _pairs(option: str, expected: str, texts: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.rpartition("=")
-        if not equals or not name or not value:
-            raise ConfigError(option, f"got {text!r}, expected {expected}")
-        found[name] = value
-    return found
-
-
 def _rows(texts: Sequence[str]) -> dict[str, int]:
-    found = _pairs("--rows", "TABLE=N", texts)
+    found = distinct_pairs("--rows", texts, "TABLE=N", last=True)
     for name, count in found.items():
         if not count.isdecimal():
             raise ConfigError("--rows", f"got '{name}={count}', expected TABLE=N")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from terarec.cli.options import AllowImport, SpecFields, comma_separated, spec_option
+from terarec.cli.options import AllowImport, SpecFields, comma_separated, distinct_pairs, pairs, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import (
@@ -84,7 +84,7 @@ def prepare(
         memory_bytes=None if options.memory is None else int(options.memory * _GIB),
         tables=tables or {},
         spark_master=options.spark_master,
-        spark_conf=_settings(options.spark_conf or ()),
+        spark_conf=distinct_pairs("--conf", options.spark_conf or (), "NAME=VALUE"),
     )
     with show.progress("preparing", "MiB") as advance:
 
@@ -111,29 +111,6 @@ def last_rows(fraction: float) -> Split | None:
     if not 0 <= fraction < 1:
         raise FieldError("", "valid_fraction", f"got {fraction}, expected a number from 0 to below 1")
     return SplitByFraction(valid=fraction) if fraction else None
-
-
-def pairs(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
-    """``NAME=VALUE`` -> name -> its values.
-
-    Raises:
-        ConfigError: A text of another form.
-    """
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not name or not sign or not value:
-            raise ConfigError(option, f"got {text!r}, expected NAME=VALUE")
-        found.setdefault(name, []).append(value)
-    return found
-
-
-def _settings(texts: Sequence[str]) -> dict[str, str]:
-    found = pairs("--conf", texts)
-    for name, values in found.items():
-        if len(values) > 1:
-            raise ConfigError("--conf", f"got {name!r} {len(values)} times, expected it once")
-    return {name: value for name, (value,) in found.items()}
 
 
 def _show(report: PrepareReport, out: Path, show: Show) -> None:
@@ -306,15 +283,12 @@ def _csv_split(options: PrepareCsvOptions) -> Split | None:
 
 
 def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
-    buckets: dict[str, int] = {}
-    for word in comma_separated(texts):
-        column, _, count = word.rpartition("=")
-        if not column or not count.isdecimal():
-            raise ConfigError("--buckets", f"got {word!r}, expected COLUMN=COUNT such as age=10")
-        if column in buckets:
-            raise ConfigError("--buckets", f"got {column!r} twice, expected it once")
-        buckets[column] = int(count)
-    return buckets
+    expected = "COLUMN=COUNT such as age=10"
+    counts = distinct_pairs("--buckets", comma_separated(texts), expected, last=True)
+    for column, count in counts.items():
+        if not count.isdecimal():
+            raise ConfigError("--buckets", f"got '{column}={count}', expected {expected}")
+    return {column: int(count) for column, count in counts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +333,9 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
             weight=workflow.spec.weight if options.weight is None else options.weight,
             metadata=workflow.spec.metadata if options.metadata is None else comma_separated(options.metadata),
         )
-    tables = {name: tuple(values) for name, values in pairs("--table", options.table or ()).items()}
+    tables: dict[str, tuple[str, ...]] = {}
+    for name, path in pairs("--table", options.table or (), "NAME=PATH"):
+        tables[name] = (*tables.get(name, ()), path)
     prepare(workflow, options.raw, options, show, tables)
 
 

@@ -228,7 +228,7 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
             split,
             options.out,
             checkpoint=options.checkpoint,
-            keep=_names(options.keep),
+            keep=comma_separated([options.keep]),
             replace=options.force,
             device=resolve_device(options.device or "auto"),
             progress=lambda done: progress(done, total),
@@ -267,7 +267,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
             session,
             raw,
             options.out,
-            keep=_names(options.keep),
+            keep=comma_separated([options.keep]),
             options=PrepareOptions(
                 bad_input=options.bad_input,  # type: ignore[arg-type]  # the options check the word
                 threads=options.threads,
@@ -278,10 +278,6 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     for line in report.first_bad_input:
         show.line(line)
     _show(options, dataclasses.asdict(report), show)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",")) if text else ()
 
 
 def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:
