@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import numpy as np
@@ -105,3 +106,8 @@ def test_every_layer_is_known_or_exempted():
     assert set(hugectr.Layer_t.__members__) == ONNX_LAYER_TYPES | EXEMPTION_LAYER_TYPES
     assert len(ONNX_LAYER_TYPES) >= 31
     assert {"Cast"} == EXEMPTION_LAYER_TYPES
+
+
+@pytest.mark.parametrize("name", ["converter", "hugectr_loader"])
+def test_both_modules_of_the_package_are_imported_by_name(name):
+    assert importlib.import_module(f"terarec.hugectr.hugectr2onnx.{name}").convert is convert

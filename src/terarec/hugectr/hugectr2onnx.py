@@ -21,8 +21,9 @@ from terarec.hugectr.sparse_weights import embedding_file, load_sparse
 from terarec.models import GraphModel
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphSpec
 
-# Scripts write `hugectr2onnx.converter.convert` and `from hugectr2onnx.hugectr_loader import ...`.
+# HugeCTR's package has two modules of these names, which scripts import in every way that Python has.
 converter = hugectr_loader = sys.modules[__name__]
+sys.modules |= {f"{__name__}.{name}": converter for name in ("converter", "hugectr_loader")}
 
 ONNX_LAYER_TYPES = {kind.name for kind, found in layer_formats().items() if found.layer in EXPORTED_KINDS}
 """Members of `Layer_t` that ONNX files can hold."""
