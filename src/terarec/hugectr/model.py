@@ -15,11 +15,11 @@ from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.fitting import Fit, Intervals
-from terarec.hugectr.graph_json import Graph, Part, graph_to_json, read_graph
+from terarec.hugectr.graph_json import Part, read_graph
 from terarec.hugectr.json_files import read_json, write_json
 from terarec.hugectr.log import Log, summary_lines
-from terarec.hugectr.model_files import ModelFiles, in_one_process, num_devices, source_of
-from terarec.hugectr.network import Network, capacity
+from terarec.hugectr.model_files import ModelFiles, describe_graph, in_one_process, source_of
+from terarec.hugectr.network import Network
 from terarec.hugectr.objects import (
     DataReaderParams,
     DataSourceParams,
@@ -32,7 +32,6 @@ from terarec.hugectr.objects import (
     OptParamsPy,
     Solver,
     SolverConfig,
-    SparseEmbedding,
 )
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, params_of_input, sources_by_name, started
@@ -41,7 +40,6 @@ from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.training_cache import IncrementalModel, TrainingCache, oversubscriber_of
 from terarec.models import GraphModel
-from terarec.models.graph import tensor_shapes
 from terarec.spec import RecordsSpec
 
 
@@ -147,15 +145,8 @@ class Model:
         for message in self._made.messages:
             self._log(message)
         if self._etc_params is not None:
-            files = self._files("compile").embeddings()
-            collections = [self._made.model.collection(file.name) for file in files]
-            self._cache = TrainingCache(
-                self._etc_params,
-                files,
-                collections,
-                key_bytes=8 if self.solver.i64_input_key else 4,
-                keysets=lambda: self.reader_params.keyset,
-            )
+            files = self._files("compile")
+            self._cache = files.training_cache(self._etc_params, lambda: self.reader_params.keyset)
 
     @property
     def module(self) -> GraphModel:
@@ -395,14 +386,7 @@ class Model:
             WrongInputError: Shapes or options that do not fit.
         """
         plan = self._network.plan({}) if self._made is None else self._made.plan
-        widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
-        graph = Graph(model_name=self.solver.model_name, parts=(self._network.inputs, *self._network.parts[1:]))
-        devices = num_devices(self.solver)
-
-        def capacity_of(part: SparseEmbedding) -> int:
-            return capacity(part, part.optimizer or self._optimizer, devices)
-
-        described = graph_to_json(graph, self._optimizer, capacity_of, widths)
+        described = describe_graph(self._network, plan, self.solver, self._optimizer)
         ranks().on_first("graph_to_json", lambda: write_json(self._url(graph_config_file), described))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:

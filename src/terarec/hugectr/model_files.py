@@ -28,8 +28,16 @@ from terarec.hugectr.dense_weights import (
 )
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
-from terarec.hugectr.network import Network, capacity
-from terarec.hugectr.objects import DataSourceParams, OptParamsPy, Solver, SparseEmbedding
+from terarec.hugectr.graph_json import Graph, graph_to_json
+from terarec.hugectr.network import Network, Plan, capacity
+from terarec.hugectr.objects import (
+    DataSourceParams,
+    EmbeddingTrainingCacheParams,
+    ModelOversubscriberParams,
+    OptParamsPy,
+    Solver,
+    SparseEmbedding,
+)
 from terarec.hugectr.sparse_weights import (
     EmbeddingFile,
     check_sparse,
@@ -43,6 +51,7 @@ from terarec.hugectr.sparse_weights import (
 from terarec.hugectr.training_cache import TrainingCache
 from terarec.io import atomic_entries, local_copy
 from terarec.models.artifact import load_weights
+from terarec.models.graph import tensor_shapes
 from terarec.storage import AnyTable
 from terarec.train import Trainer
 from terarec.train.checkpointing import capture
@@ -87,6 +96,14 @@ class ModelFiles:
             )
             for part in self._network.of_type(SparseEmbedding)
         ]
+
+    def training_cache(
+        self, params: EmbeddingTrainingCacheParams | ModelOversubscriberParams, keysets: Callable[[], Sequence[str]]
+    ) -> TrainingCache:
+        """Return the training cache of the embeddings; arguments and errors are those of `TrainingCache`."""
+        files = self.embeddings()
+        collections = [self._made.model.collection(file.name) for file in files]
+        return TrainingCache(params, files, collections, key_bytes=self._key_bytes, keysets=keysets)
 
     def save(self, prefix: str, number: int, cache: TrainingCache | None) -> None:
         """See `Model.save_params_to_files`."""
@@ -194,6 +211,18 @@ class ModelFiles:
                 yield number, {name: held[name] for name in config.table_names()}, names
 
 
+def describe_graph(network: Network, plan: Plan, solver: Solver, optimizer: OptParamsPy) -> dict[str, Any]:
+    """Return the graph of a model for `json.dumps`; see `Model.graph_to_json`."""
+    widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
+    graph = Graph(model_name=solver.model_name, parts=(network.inputs, *network.parts[1:]))
+    devices = num_devices(solver)
+
+    def capacity_of(part: SparseEmbedding) -> int:
+        return capacity(part, part.optimizer or optimizer, devices)
+
+    return graph_to_json(graph, optimizer, capacity_of, widths)
+
+
 def source_of(solver: Solver, provided: DataSourceParams | None = None) -> DataSourceParams:
     """Return the file system that a call, or else the solver, names for the model's files."""
     return provided or solver.values().get("data_source_params") or DataSourceParams()
@@ -245,6 +274,7 @@ def in_one_process(
                     with torch.random.fork_rng(devices=()):
                         trainer = made.build_alone()
                     _restore(trainer, load(held))
+                    # The method sees a model with all rows; the sharded one returns even if it fails.
                     model._made = replace(made, trainer=trainer, model=trainer.model)  # type: ignore[arg-type]
                     try:
                         method(model, *args, **kwargs)

@@ -3,10 +3,9 @@
 from terarec.metrics.auc import AUC
 from terarec.metrics.hugectr import NDCG, HitRate
 from terarec.metrics.means import MAE, MSE, RMSE, SMAPE, Accuracy, AverageLoss, LogLoss, NormalizedEntropy, Throughput
-from terarec.metrics.metric_set import MetricSet
+from terarec.metrics.metric_set import LabelValues, MetricSet, MetricValues, Results, SliceResults, SliceValues
 from terarec.metrics.ranking import RetrievalResults, evaluate_retrieval
 from terarec.metrics.registry import Metric, find_metric, metric_names
-from terarec.metrics.results import LabelValues, MetricValues, Results, SliceResults, SliceValues
 
 __all__ = [
     "AUC",

@@ -4,17 +4,120 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from terarec.errors import ConfigError
 from terarec.metrics.columns import FloatColumns, Integers, Values, as_columns, as_weights, mean_over_labels
 from terarec.metrics.means import AverageLoss
 from terarec.metrics.registry import Reads, find_metric
-from terarec.metrics.results import LabelValues, MetricValues, Results
-from terarec.metrics.samples import ColumnValues, PartedSamples, SampleStore, Slices, column_array
+from terarec.metrics.samples import ColumnValues, PartedSamples, SampleStore, column_array
+from terarec.spec.codec import finite_data
+
+JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelValues:
+    """The metrics of one label.
+
+    Attributes:
+        rows: Samples whose label is known.
+        values: Metric -> value; NaN where it is undefined.
+    """
+
+    rows: int
+    values: dict[str, float]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the same as JSON values; None for NaN and infinity."""
+        return {"rows": self.rows, "metrics": finite_data(self.values)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricValues:
+    """The metrics of some samples.
+
+    Attributes:
+        rows: Samples with a weight above 0.
+        values: Metric -> mean over the labels; NaN where it is undefined for a label.
+        labels: Label -> its metrics; ``average_loss`` has no value for a label.
+    """
+
+    rows: int
+    values: dict[str, float]
+    labels: dict[str, LabelValues]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the same as JSON values; None for NaN and infinity."""
+        return {
+            "rows": self.rows,
+            "metrics": finite_data(self.values),
+            "labels": {name: label.to_json() for name, label in self.labels.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceValues:
+    """The metrics of the samples that have one value in a column.
+
+    Attributes:
+        value: Value of the column; None for a missing value.
+        found: Metrics of the samples.
+    """
+
+    value: str | int | float | bool | None
+    found: MetricValues
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the same as JSON values; None for NaN and infinity."""
+        return {"value": self.value, **self.found.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceResults:
+    """The metrics by the values of one column.
+
+    Attributes:
+        values: The most frequent values by falling number of samples, equal ones by value, a missing one last.
+        other: Metrics of all samples with other values; None if there are none.
+        other_values: Number of other values.
+    """
+
+    values: tuple[SliceValues, ...]
+    other: MetricValues | None
+    other_values: int
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the same as JSON values; None for NaN and infinity."""
+        values: list[JsonValue] = [value.to_json() for value in self.values]
+        other = None if self.other is None else {"distinct_values": self.other_values, **self.other.to_json()}
+        return {"values": values, "other": other}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """Results of `MetricSet.compute`.
+
+    Attributes:
+        overall: Metrics of all samples.
+        slices: Column -> metrics by its values.
+    """
+
+    overall: MetricValues
+    slices: dict[str, SliceResults]
+
+    def __getitem__(self, metric: str) -> float:
+        """Return the overall value of `metric`."""
+        return self.overall.values[metric]
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Return the same as JSON values; None for NaN and infinity."""
+        return {**self.overall.to_json(), "slices": {name: found.to_json() for name, found in self.slices.items()}}
+
 
 MAX_SLICES = 1000
 """Values of a column that are reported; the samples with other values are taken together."""
@@ -224,3 +327,39 @@ def _column(name: str, columns: Mapping[str, ColumnValues] | None) -> ColumnValu
         got = ", ".join(columns or ()) or "none"
         raise ConfigError("MetricSet.update", f"got the columns {got}, expected {name!r} among them")
     return columns[name]
+
+
+class Slices:
+    """One part for each of the most frequent values of a column, and one for all others.
+
+    Attributes:
+        part: Part of each sample, int64[N].
+        parts: Number of parts.
+
+    Args:
+        codes: Code of each sample's value, int64[N]; -1 for a missing value, which counts as a value.
+        values: Value of each code.
+        most: Values that get a part of their own, at most.
+    """
+
+    def __init__(self, codes: Integers, values: pa.Array, most: int) -> None:
+        missing = len(values)
+        codes = np.where(codes < 0, missing, codes)
+        counts = np.bincount(codes, minlength=missing + 1)
+        by_value = np.append(pc.array_sort_indices(values).to_numpy().astype(np.int64), missing)
+        by_count = by_value[np.argsort(-counts[by_value], kind="stable")]
+        present = by_count[counts[by_count] > 0]
+        chosen, self._others = present[:most], max(0, len(present) - most)
+        part_of = np.full(missing + 1, len(chosen))
+        part_of[chosen] = np.arange(len(chosen))
+        self._values = [None if code == missing else values[int(code)].as_py() for code in chosen]
+        self.part = part_of[codes]
+        self.parts = len(chosen) + bool(self._others)
+
+    def results(self, found: Sequence[MetricValues]) -> SliceResults:
+        """Return the metrics of each part, with its value."""
+        values = tuple(
+            SliceValues(value=value, found=of_value)
+            for value, of_value in zip(self._values, found[: len(self._values)], strict=True)
+        )
+        return SliceResults(values=values, other=found[-1] if self._others else None, other_values=self._others)
