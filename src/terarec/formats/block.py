@@ -66,6 +66,7 @@ def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None)
     if len(blocks) == 1 and order is None:
         return blocks[0]
     columns = [list(column) for column in zip(*(block.keys for block in blocks), strict=True)]
+    # Some readers return an array where all samples of a block have one key, so that a column may be both.
     is_list = [any(isinstance(keys, Ragged) for keys in column) for column in columns]
     scalars = iter(_merge_scalars([column for column, lists in zip(columns, is_list, strict=True) if not lists], order))
     return ColumnBlock(
@@ -201,6 +202,7 @@ def check_weights(name: str, weight: NDArray[np.floating], where: str) -> None:
         weight: The weights.
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
     """
+    # A float64 weight beyond float32 becomes infinity, which is rejected below.
     with np.errstate(over="ignore"):
         stored = weight.astype(np.float32, copy=False)
     good = (weight >= 0) & (stored < np.inf)

@@ -194,6 +194,7 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
         dtype = np.dtype(_DTYPES[described["dtype"]])
         shape = tuple(described["shape"])
         start, stop = described["data_offsets"]
+        # Not isinstance: true and false of JSON are integers in Python.
         is_valid = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError):
         is_valid = False

@@ -288,6 +288,7 @@ class ParquetShard:
             arrow_errors(where),
             pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
+            # Without threads of Arrow: the threads of a reader decode several groups at a time already.
             table = file.read_row_group(index, columns=list(spec.file_columns), use_threads=False)
         check_row_count(table, self.group_rows[index], where)
         return decode_table(table, spec, where)

@@ -66,6 +66,7 @@ class CapacityCheck(Callback):
         """
         for name, held, most in self._checks:
             count = sum(map(len, held))
+            # Each rank holds a part of the rows only.
             if trainer.ranks.size > 1:
                 count = int(trainer.ranks.all_reduce_("keys of an embedding", torch.tensor([count])))
             if count > most:
@@ -269,6 +270,7 @@ def _trainer(
         if together is None or sharding is None:
             model = GraphModel(plan.spec, seed=seed).to(device)
         else:
+            # Tables have one row here: `shard` allocates the part of this rank.
             with record_tables():
                 model = GraphModel(plan.spec, seed=seed)
             shard(model, sharding, together)

@@ -36,6 +36,7 @@ class Int8Linear(nn.Module):
         if not bool(weight.isfinite().all()):
             raise FieldError("", "precision", "got 'int8' for weights that are not finite, expected finite ones")
         bias = None if layer.bias is None else layer.bias.detach().float()
+        # A row of zeros would divide by zero; with the smallest normal number its codes are zeros.
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny).double()
         zeros = torch.zeros(len(scales), dtype=torch.int64)
         quantized: Any = torch.ops.quantized

@@ -92,6 +92,7 @@ class PairProducts(nn.Module):
 
     def __init__(self, width: int, num_outputs: int) -> None:
         super().__init__()
+        # Ones, so that several outputs start as the plain machine does.
         self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
 
     def forward(self, vectors: Tensor) -> Tensor:

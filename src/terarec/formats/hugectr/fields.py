@@ -135,6 +135,7 @@ class RecordStream:
             StorageError: The disk is full; the partial file is gone.
         """
         with self._file.guard():
+            # The header has the number of records, which is known at the end only.
             self._stream.seek(0)
             self._stream.write(self._header(self._num_records))
             self._stream.close()

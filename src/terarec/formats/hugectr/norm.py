@@ -82,6 +82,7 @@ class NormFile:
         self._stride = 0 if rest else stride  # of records of one size; 0 where they are known to have several
         self._even_groups = 0  # of which it is known that they, and all before them, have records of that size alone
         self._bounds = [first]  # of groups of records of several sizes, as far as they are known
+        # Bounds follow from one group to the next, so that one thread at a time finds them.
         self._walks = Lock()
 
     def read(self, group: int = 0) -> tuple[ColumnBlock, int]:
@@ -93,6 +94,7 @@ class NormFile:
             FormatError: The file is cut short or continues after its records, or a record does not hold what its
                 length or the layout promises.
         """
+        # Records of one size, as of one-hot data, are found without reading the groups before.
         even = self._read_even(group) if self._stride else None
         if even is not None:
             return even

@@ -268,6 +268,7 @@ class _Part:
     def close(self) -> None:
         self._writer.close()
         if self._keys is not None and self._split_keys is not None:
+            # After the data file: it counts as closed, for a resumed run, when its keyset is there, too.
             self._split_keys.merge(self._keys)
             if is_listed(self._records.kind):
                 write_keyset(self._path.with_suffix(".keyset"), self._keys.sorted(), self._records.layout.key_bytes)
