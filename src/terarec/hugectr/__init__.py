@@ -1,7 +1,7 @@
 """HugeCTR's own interface, releases 2.3 to 25.03: ``import terarec.hugectr as hugectr`` and a script for HugeCTR runs.
 
-The names, parameters and what becomes of each are in `terarec.hugectr.tables` and in docs/hugectr-compat.md. What is
-loaded here computes nothing; models come with their names' first use.
+Names and parameters, and which of them are supported, are in `terarec.hugectr.schema` and in docs/hugectr-compat.md.
+Nothing that computes is imported here: a name imports its module when it is first used.
 """
 
 from __future__ import annotations
