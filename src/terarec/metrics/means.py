@@ -196,6 +196,7 @@ class NormalizedEntropy(LabelMeanMetric):
 def _logistic_loss(logits: FloatColumns, labels: FloatColumns) -> Floats:
     z, y = logits.astype(np.float64), labels.astype(np.float64)
     if np.isfinite(z).all():
+        # This form never takes the exponential of a positive number, so that no logit overflows.
         loss: Floats = np.maximum(z, 0.0) - z * y + np.log1p(np.exp(-np.abs(z)))
         return loss
     with np.errstate(invalid="ignore"):  # 0 * inf: an infinite logit on the right side costs nothing
@@ -204,6 +205,7 @@ def _logistic_loss(logits: FloatColumns, labels: FloatColumns) -> Floats:
 
 
 def _softmax_loss(logits: FloatColumns, labels: FloatColumns) -> Floats:
+    # The largest exponent is 0, so that none overflows.
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     of_label = np.take_along_axis(shifted, labels.astype(np.int64), axis=1)
     total: Floats = np.log(np.exp(shifted).sum(axis=1, keepdims=True)) - of_label

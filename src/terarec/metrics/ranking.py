@@ -286,6 +286,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
     Raises:
         ConfigError: A NaN score.
     """
+    # One more than asked for shows whether the last place is tied.
     beyond = min(k + 1, scores.shape[1])
     values, items = scores.topk(beyond, dim=1)
     if bool(values[:, :1].isnan().any()):  # the highest of all for `topk`
@@ -297,6 +298,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
         for row in tied.tolist():
             items[row] = _first_of_equals(scores[row], values[row], k)
             values[row] = scores[row][items[row]]
+    # By number first, so that the stable sort by score leaves equal scores in that order.
     by_item = items.argsort(dim=1)
     items, values = items.gather(1, by_item), values.gather(1, by_item)
     return items.gather(1, values.argsort(dim=1, descending=True, stable=True))

@@ -204,6 +204,7 @@ class SelfAttention(nn.Module):
         weights = (query @ key.transpose(2, 3) * self.factor).softmax(3)
         if self.training and self.dropout:
             weights = dropout(weights, self.dropout)
+        # Under autocast a softmax on a GPU returns float32, while the values are of 16 bits.
         mixed = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
         if self.adds_input:
             mixed = mixed + self.projection(x)
@@ -239,12 +240,14 @@ class TargetAttention(nn.Module):
             float[B, D]; zeros for an empty history.
         """
         if not values.shape[0]:
+            # The empty sum keeps the values in the graph, which get a gradient of their own shape.
             return torch.zeros_like(target) + values.sum(0)
         lengths = offsets.diff()
         sample = torch.repeat_interleave(lengths, output_size=values.shape[0])
         targets = target.index_select(0, sample)
         weights = self.mlp(torch.cat([targets, values, targets - values, targets * values], dim=1)).float()
         if self.softmax:
+            # A softmax does not change with the number that is subtracted, which needs no gradient then.
             highest = torch.segment_reduce(weights.detach(), "max", offsets=offsets, axis=0, initial=-torch.inf)
             weights = (weights - highest.index_select(0, sample)).exp()
             total = torch.segment_reduce(weights, "sum", offsets=offsets, axis=0, initial=0)
@@ -270,6 +273,7 @@ class TargetAttention(nn.Module):
         if self.softmax:
             highest = weights.masked_fill(~is_there, torch.finfo(weights.dtype).min).amax(1, keepdim=True)
             exponents = (weights - highest).exp().masked_fill(~is_there, 0.0)
+            # The clamp is for empty histories, whose sum is 0.
             weights = exponents / exponents.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         pooled: Tensor = (weights * values.float()).masked_fill(~is_there, 0.0).sum(1)
         return pooled.to(target.dtype)

@@ -151,6 +151,7 @@ class MultiCrossEntropy(Loss):
 
     def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """float[B, d] twice -> scalar."""
+        # Unknown labels, such as -1, get the weight 0, so that their terms vanish.
         weights = self._weights * (label >= -0.5)
         if weight is not None:
             weights = weights * weight.unsqueeze(1)
