@@ -286,10 +286,6 @@ def refusal(case: Case) -> str:
     """Return why a cell does not exist; empty if it does."""
     if case.mode == "pooled there" and case.placement in ("data-parallel", "hybrid"):
         return "refused: copies pool on the ranks of the samples"
-    if case.placement != "column-wise" or case.size == 1:
-        return ""
-    if case.optimizer == "row-wise AdaGrad":
-        return "refused: the rule takes all columns of a row"
     return ""
 
 

@@ -95,14 +95,14 @@ def test_the_budget_of_a_rank_bounds_rows_with_their_states() -> None:
 
 
 def test_what_a_table_cannot_have_is_not_chosen(tmp_path: Path) -> None:
-    whole = load("item", 5_000, 2, needs_whole_rows=True)
-    found = plan_tables([whole, load("user", 9_001, 2, width=9, needs_whole_rows=True)], 2, COSTS)
-    assert "column_wise" not in [table.placement for table in found.tables]
+    uneven = load("user", 9_001, 2, width=9)
+    found = plan_tables([load("item", 5_000, 2), uneven], 2, COSTS)
+    assert found.tables[1].placement != "column_wise"
     with pytest.raises(ConfigError, check=at("place")):
-        plan_tables([whole], 2, COSTS, fixed={"item": "column_wise"})
+        plan_tables([uneven], 2, COSTS, fixed={"user": "column_wise"})
     for wrong in ({"itme": "row_wise"}, {"item": "rowwise"}):
         with pytest.raises(ConfigError, check=at("place")):
-            plan_tables([whole], 2, COSTS, fixed=wrong)
+            plan_tables([load("item", 5_000, 2)], 2, COSTS, fixed=wrong)
     tiered = load("item", 5_000, 2, tiers=Tiers(host="1MiB", file=str(tmp_path)))
     assert plan_tables([tiered], 2, COSTS, fixed={"item": "column_wise"}).tables[0].placement == "column_wise"
 

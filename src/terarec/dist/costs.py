@@ -87,7 +87,6 @@ class TableLoad:
         batches: For each sampled batch the distinct keys int64[n] of each rank's share.
         bags: For each sampled batch and rank the keys of its share and the bag of each, int64[N] both; empty for tables
             with features that cannot be pooled in parts, such as sequences.
-        needs_whole_rows: Whether its optimizer takes all columns of a row.
         forbids_copies: Whether its optimizer cannot have some rows, but not all, on every rank.
     """
 
@@ -97,7 +96,6 @@ class TableLoad:
     row_bytes: float
     batches: Sequence[Sequence[Tensor]]
     bags: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()
-    needs_whole_rows: bool = False
     forbids_copies: bool = False
 
     @property

@@ -298,7 +298,7 @@ class _Search:
         for order in ((others[0], seconds), (seconds, others[0])):  # the rank with most time, and with most room
             rank = int(np.lexsort(order)[0])
             found.append(TableWise(rank=rank))
-        if size > 1 and load.spec.width % size == 0 and not load.needs_whole_rows:
+        if size > 1 and load.spec.width % size == 0:
             found.append(ColumnWise())
         per_node = frame.ranks_per_node or size
         if per_node < size:

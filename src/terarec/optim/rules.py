@@ -13,6 +13,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_rule, row_update_
+from terarec.ops.split_rows import SplitColumns, split_row_update_, takes_whole_rows
 from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
@@ -179,13 +180,13 @@ class RowRules:
                 f"got {options.clip_global_norm} for {described(arena)}, of which some rows have copies on all ranks, "
                 "expected another placement",
             )
-        split = sorted(getattr(owner, "split_tables", frozenset()) & set(arena.table_names))
-        if split and (rule.row_rule.row_states or options.clip_norm is not None):
-            what = "rows.clip_norm" if options.clip_norm is not None else repr(rule.row_rule.kind)
+        takes_all = rule.row_rule.updates_all_rows and takes_whole_rows(rule.row_rule)
+        if takes_all and split_columns_of(owner, arena) is not None:
+            what = "clip_norm" if options.clip_norm is not None else repr(rule.row_rule.kind)
             raise ConfigError(
-                f"row optimizer: table {split[0]!r}",
-                f"got {what}, which takes all columns of a row, for a table whose columns are on several ranks, "
-                "expected another placement",
+                "row optimizer: rows.mode",
+                f"got 'global' with {what}, which takes all columns of a row, for {described(arena)}, whose columns "
+                "are on several ranks; expected 'local', or another placement",
             )
 
 
@@ -198,6 +199,7 @@ class ArenaStep(NamedTuple):
         rule: The rule at the rate of the step.
         table_lr: float32[T], factors of the rate for its tables; None for 1.
         counted: float32[T], 0 for tables whose rows are counted on another rank; None for 1.
+        columns: Tables whose columns are on several ranks, if the arena has some; None for none.
     """
 
     arena: AnyArena
@@ -205,6 +207,7 @@ class ArenaStep(NamedTuple):
     rule: RowRule
     table_lr: Tensor | None
     counted: Tensor | None
+    columns: SplitColumns | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -221,16 +224,29 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
         step: Number of the step, from 1.
         seed: Seed with which rows of 16 bits are rounded.
     """
-    for index, (arena, gradients, rule, table_lr, _) in enumerate(parts):
+    for index, (arena, gradients, given, table_lr, _, columns) in enumerate(parts):
+        rule = given if clipping == 1.0 else replace(given, grad_scale=given.grad_scale * clipping)
+        # Arenas round with different bits, as long as there are fewer than 65,536.
+        others_lr, rounding_seed = table_lr, (seed * 2**16 + index) % 2**63
+        if gradients and columns is not None and takes_whole_rows(rule):
+            others_lr = split_row_update_(
+                arena.weights,
+                arena.state,
+                gradients,
+                rule,
+                columns,
+                step=step,
+                table_lr=table_lr,
+                rounding_seed=rounding_seed,
+            )
         row_update_(
             arena.weights,
             tuple(arena.state.values()),
             gradients,
-            rule if clipping == 1.0 else replace(rule, grad_scale=rule.grad_scale * clipping),
+            rule,
             step=step,
-            table_lr=table_lr,
-            # Arenas round with different bits, as long as there are fewer than 65,536.
-            rounding_seed=(seed * 2**16 + index) % 2**63,
+            table_lr=others_lr,
+            rounding_seed=rounding_seed,
         )
         _note_changes(arena, gradients, rule, table_lr)
         # Keys without a row read the default row of their table, which an update must not train.
@@ -244,10 +260,16 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
 def gradient_norm(parts: Sequence[ArenaStep]) -> float:
     """Return the norm of the gradients of the trained rows that are counted on this rank."""
     norms = []
-    for arena, mine, rule, table_lr, counted in parts:
+    for arena, mine, rule, table_lr, counted, _ in parts:
         rates = table_lr if counted is None else counted if table_lr is None else table_lr * counted
         norms.append(row_gradient_norm(arena.weights, mine, rule, table_lr=rates, first_row=arena.num_defaults))
     return math.hypot(*norms)
+
+
+def split_columns_of(owner: RowParameters, arena: AnyArena) -> SplitColumns | None:
+    """Return the tables of `owner` whose columns are on several ranks, if `arena` has some; None for none."""
+    columns: SplitColumns | None = getattr(owner, "split_columns", None)
+    return None if columns is None or columns.widths.keys().isdisjoint(arena.table_names) else columns
 
 
 def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:

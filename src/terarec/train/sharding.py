@@ -89,7 +89,7 @@ def table_loads(
     loads = []
     for table in (table for record in records for table in record.tables):
         of_table = memory[table.name]
-        _, options, rule = rules[table.optimizer]
+        options = rules[table.optimizer].options
         loads.append(
             TableLoad(
                 spec=table,
@@ -98,7 +98,6 @@ def table_loads(
                 row_bytes=of_table.row_bytes,
                 batches=[[torch.unique(keys) for keys, _ in shares] for shares in sampled.get(table.name, ())],
                 bags=() if table.name in unpooled else sampled.get(table.name, ()),
-                needs_whole_rows=bool(rule.row_states) or options.clip_norm is not None,
                 forbids_copies=options.clip_global_norm is not None or spec.training.clip_norm is not None,
             )
         )
