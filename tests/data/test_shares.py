@@ -1,7 +1,7 @@
 """Ranks that share every batch: together they read it, none twice, and each decodes the groups of its samples alone."""
 
 from collections import Counter
-from itertools import product
+from itertools import accumulate, chain, pairwise, product
 
 import pytest
 import torch
@@ -113,10 +113,59 @@ def test_a_rank_without_samples_has_empty_batches_of_all_columns():
     assert torch.equal(empty.sparse.offsets, torch.zeros(1, dtype=torch.int64))
 
 
-def test_what_cannot_be_shared_is_refused():
+def by_parts(groups, parts, **options):
+    """Return a reader by parts of so many groups."""
+    source, ends = TinyGroups(groups), [0, *accumulate(parts)]
+    source.parts = tuple(
+        PartSpec(groups=stop - start, rows=sum(groups[start:stop])) for start, stop in pairwise(ends)
+    )  # fmt: skip
+    return Reader(source, **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_parts_are_shared_and_continue_on_any_number_of_ranks(shuffle):
+    for batch_size, drop_last in ((7, True), (16, False)):
+        options = {"batch_size": batch_size, "shuffle": shuffle, "seed": 3, "drop_last": drop_last}
+        alone = by_parts(UNEVEN, (4, 2, 3), **options)
+        expected = numbered(alone) + numbered(alone)
+        for first, second in ((3, 2), (1, 4)):
+            states = []
+            for rank in range(first):
+                reader = by_parts(UNEVEN, (4, 2, 3), **options)
+                reader.take_share(RankShare(rank=rank, size=first))
+                assert len(numbered(reader, 3)) == 3
+                states.append(reader.state_dict())
+            parts = []
+            for rank in range(second):
+                reader = by_parts(UNEVEN, (4, 2, 3), **options)
+                reader.take_share(RankShare(rank=rank, size=second))
+                reader.load_state_dict(states[-1])
+                parts.append(numbered(reader) + numbered(reader))
+            check_shared(parts, expected[3:])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_spans_of_ranks_one_after_the_other_are_the_batch(shuffle):
+    options = {"batch_size": 13, "shuffle": shuffle, "seed": 2}
+    parts = []
+    for rank in range(3):
+        reader = Reader(TinyGroups(UNEVEN), **options)
+        reader.take_share(RankShare(rank=rank, size=3, is_span=True))
+        parts.append([row_numbers([batch]) for batch in reader])
+    whole = [row_numbers([batch]) for batch in Reader(TinyGroups(UNEVEN), **options)]
+    assert [list(chain(*of_ranks)) for of_ranks in zip(*parts, strict=True)] == whole
+
+
+def test_a_share_is_given_back():
+    reader = Reader(TinyGroups(UNEVEN), batch_size=16)
+    whole = numbered(reader)
+    reader.take_share(RankShare(rank=0, size=2))
+    assert numbered(reader) != whole
+    reader.take_share(None)
+    assert reader.share is None
+    assert numbered(reader) == whole
+
+
+def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, check=at("rank")):
         RankShare(rank=2, size=2)
-    source = TinyGroups((4, 4))
-    source.parts = (PartSpec(groups=1, rows=4), PartSpec(groups=1, rows=4))
-    with pytest.raises(ConfigError, check=at("share")):
-        Reader(source, batch_size=2).take_share(RankShare(rank=0, size=2))

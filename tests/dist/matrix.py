@@ -1,7 +1,7 @@
 """The equivalence matrix: tables on 1, 2 and 4 ranks, placed in every way, against one process.
 
-A run trains eight tables at once, static and dynamic ones read by sums, means, sequences and weighted sums, and a
-layer. It is compared with the same batches in one process, table by table.
+A run trains twelve tables at once, static and dynamic ones and static ones in tiers, read by sums, means, sequences and
+weighted sums, and a layer. It is compared with the same batches in one process, table by table.
 ``python -m tests.dist.matrix [MODE]`` runs everything, or the part of a mode, and writes docs/equivalence.md.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from terarec.spec import (
     SGDSpec,
     SparseOptimizerSpec,
     TableSpec,
+    Tiers,
 )
 from tests.dist.launch import Raised, run_ranks
 
@@ -58,7 +60,11 @@ BATCH = 32
 WIDTH = 8
 KEYS = 60
 POOLINGS = ("sum", "mean", "sequence", "weighted")
-KINDS = ("static", "dynamic")
+KINDS = ("static", "dynamic", "tiers")
+FAST_ROWS = 160
+"""Of the 240 rows of the four tables in tiers, those that memory has room for; a batch has about 120."""
+ROW_BYTES = 3 * 4 * WIDTH + 64
+"""Weights, two states of Adam, and what tiers note."""
 MODES = ("deterministic", "fp32", "bf16 wire", "pooled there")
 TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2, "pooled there": 1e-6}
 """Largest difference of a weight from one process, relative to the table's largest weight."""
@@ -83,7 +89,7 @@ NAMES = tuple(f"{pooling}.{kind}" for pooling, kind in product(POOLINGS, KINDS))
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: eight cells of the matrix, one for each table.
+    """One run: twelve cells of the matrix, one for each table.
 
     Attributes:
         size: Number of ranks.
@@ -124,14 +130,16 @@ class Model(nn.Module):
 
     Args:
         trains_layer: Whether the scales are trained.
+        files: Directory of the files of tiers; None for tables in memory alone, whose rows have the same bits.
     """
 
-    def __init__(self, *, trains_layer: bool) -> None:
+    def __init__(self, *, trains_layer: bool, files: Path | None = None) -> None:
         super().__init__()
+        tiers = None if files is None else Tiers(host=f"{FAST_ROWS * ROW_BYTES}", file=str(files))
         tables = [
-            TableSpec(name=name, rows=KEYS, width=WIDTH)
-            if name.endswith("static")
-            else DynamicTableSpec(name=name, width=WIDTH)
+            DynamicTableSpec(name=name, width=WIDTH)
+            if name.endswith("dynamic")
+            else TableSpec(name=name, rows=KEYS, width=WIDTH, tiers=tiers if name.endswith("tiers") else None)
             for name in NAMES
         ]
         features = [FeatureSpec(name=name, table=name, pooling=pooling_of(name)) for name in NAMES]
@@ -145,8 +153,8 @@ class Model(nn.Module):
         out = self.tables(jagged)
         columns = out.pooled.shape[1]
         loss: Tensor = (out.pooled * self.scales[:columns] - labels[:, None]).square().sum()
-        for number, held in enumerate(out.sequences.values()):
-            first = columns + number * WIDTH
+        for number, name in enumerate(sorted(out.sequences)):  # by name, since their order is that of lookups
+            held, first = out.sequences[name], columns + number * WIDTH
             of_keys = labels.repeat_interleave(held.offsets.diff())[:, None]
             loss = loss + (held.values * self.scales[first : first + WIDTH] - of_keys).square().sum()
         return loss
@@ -204,10 +212,16 @@ def cuts(step: int, size: int) -> list[int]:
 
 
 def train(
-    ranks: Ranks, plan: ShardingPlan | None, optimizer: SparseOptimizerSpec, *, trains_layer: bool, steps: int
+    ranks: Ranks,
+    plan: ShardingPlan | None,
+    optimizer: SparseOptimizerSpec,
+    *,
+    trains_layer: bool,
+    steps: int,
+    files: Path | None = None,
 ) -> Model:
     """Train and return the model."""
-    model = Model(trains_layer=trains_layer)
+    model = Model(trains_layer=trains_layer, files=files)
     if plan is not None:
         shard(model, plan, ranks)
     rows = RowOptimizer(model, optimizer)
@@ -289,12 +303,14 @@ def refusal(case: Case) -> str:
     return ""
 
 
-def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int) -> dict[str, float | str]:
+def run_case(
+    ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int, files: Path
+) -> dict[str, float | str]:
     """Run a case; return the relative difference of each table's part on this rank and the layer's, or a refusal."""
     trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
     try:
-        plan = plan_of(case)
-        model = train(ranks, plan, OPTIMIZERS[case.optimizer], trains_layer=trains_layer, steps=steps)
+        rule = OPTIMIZERS[case.optimizer]
+        model = train(ranks, plan_of(case), rule, trains_layer=trains_layer, steps=steps, files=files)
     except ConfigError as error:
         return dict.fromkeys((*NAMES, "layer"), f"refused: {error}")
     wanted = expected[case.optimizer, trains_layer]
@@ -313,14 +329,14 @@ def run_case(ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], st
 
 
 def run_cases(
-    ranks: Ranks, todo: list[Case], expected: dict[tuple[str, bool], Any], steps: int
+    ranks: Ranks, todo: list[Case], expected: dict[tuple[str, bool], Any], steps: int, files: Path
 ) -> list[dict[str, float | str]]:
     """Run cases on as many of these ranks as each takes; the results of ranks that a case leaves out are empty."""
     groups = {size: ranks.subset(list(range(size))) for size in SIZES if size < ranks.size} | {ranks.size: ranks}
     results: list[dict[str, float | str]] = []
-    for case in todo:
+    for number, case in enumerate(todo):
         group = groups[case.size]
-        results.append({} if group is None else run_case(group, case, expected, steps))
+        results.append({} if group is None else run_case(group, case, expected, steps, files / str(number)))
     ranks.barrier("end")
     return results
 
@@ -381,7 +397,9 @@ def _cell(result: dict[str, float | str] | None, name: str) -> str:
 
 def run(todo: list[Case], steps: int = STEPS) -> dict[Case, dict[str, float | str]]:
     """Run cases on as many processes as the largest takes."""
-    results = run_ranks(max(case.size for case in todo), run_cases, todo, expected_rows(steps), steps)
+    with TemporaryDirectory() as files:
+        size = max(case.size for case in todo)
+        results = run_ranks(size, run_cases, todo, expected_rows(steps), steps, Path(files))
     failed = [result for result in results if isinstance(result, Raised | str)]
     assert not failed, failed
     return {case: merged([result[number] for result in results]) for number, case in enumerate(todo)}

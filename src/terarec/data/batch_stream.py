@@ -64,8 +64,9 @@ class Feed:
         mixes_rows: Whether shuffling mixes the rows of several groups; otherwise it moves complete groups.
         parts: Numbers of the consecutive groups of each part: parts come in their order, shuffling stays within a part,
             and no batch holds rows of two. None for one part; not together with `runs`.
-        share: The rank that reads, of several that share every batch; None for whole batches. Not together with
-            `parts`, or with a `read` that leaves rows out.
+        share: The rank that reads, of several that share every batch; None for whole batches.
+        kept: Group number -> rows that `read` does not leave out, in less time than it takes; None where it never
+            leaves out any. Ranks ask for it, since which samples are in a batch depends on all rows before.
         empty: A block without rows; needed with `share`.
     """
 
@@ -76,6 +77,7 @@ class Feed:
     mixes_rows: bool = True
     parts: Sequence[int] | None = None
     share: RankShare | None = None
+    kept: Callable[[int], int] | None = None
     empty: ColumnBlock | None = None
 
     @property
@@ -106,12 +108,25 @@ class _Position:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Window of groups that are read together. `start`: rows of the epoch before them."""
+    """Window of groups that are read together.
+
+    Attributes:
+        epoch: Its epoch.
+        index: Its number in the epoch.
+        groups: The groups.
+        start: Rows of the epoch before them.
+        kept: Rows of each group that are not left out, where a rank reads its share; else all rows.
+        first: Number of its first row since the begin of a batch; < 0 for rows that earlier batches had.
+        end: Number of the row behind the last batch's last one; None if that is not known, or there is none.
+    """
 
     epoch: int
     index: int
     groups: tuple[int, ...]
     start: int
+    kept: tuple[int, ...]
+    first: int
+    end: int | None
 
 
 @dataclass(slots=True)
@@ -163,6 +178,15 @@ class BatchStream:
     def batch_rows(self) -> int:
         """Samples of the last batch that was yielded, those of all ranks."""
         return self._batch_rows
+
+    @property
+    def share(self) -> RankShare | None:
+        """The rank whose samples are read alone; None for whole batches."""
+        return self._feed.share
+
+    def take_share(self, share: RankShare | None) -> None:
+        """Read the samples of one rank alone; the running iteration ends."""
+        self.replace_feed(replace(self._feed, share=share))
 
     def replace_feed(self, feed: Feed) -> None:
         """Read `feed` from its start on; the running iteration ends.
@@ -274,7 +298,8 @@ def _batches(
 
     def load(window: _Window) -> tuple[_Window, OwnRows, int]:
         if feed.share is not None:
-            return window, _rows_of_share(feed, feed.share, options, sampler, window, position), 0
+            left_out = sampler.window_rows(window.groups) - sum(window.kept)
+            return window, _rows_of_share(feed, feed.share, options, sampler, window), left_out
         read = [feed.read(group) for group in window.groups]
         blocks = [block for block, _ in read]
         order = sampler.order(window.epoch, window.index, sum(block.num_rows for block in blocks))
@@ -299,7 +324,7 @@ def _batches(
             held.append(_Held(window, block.num_rows, min(used, block.num_rows)))
             yield bisect_right(part_ends, window.start) if feed.parts is not None else 0, block
 
-    windows = _windows(sampler, position, repeat=options.repeat)
+    windows = _windows(feed, sampler, position, repeat=options.repeat)
     first = next(windows, None)
     # One window is being cut, and one waits for that: with fewer ahead than this, a thread would wait, too, which takes
     # 5 % of the throughput of Criteo's Parquet files (two cores, two threads).
@@ -328,34 +353,39 @@ def _batches(
         loaded.close()
 
 
-def _rows_of_share(
-    feed: Feed, share: RankShare, options: StreamOptions, sampler: Sampler, window: _Window, position: _Position
-) -> OwnRows:
+def _rows_of_share(feed: Feed, share: RankShare, options: StreamOptions, sampler: Sampler, window: _Window) -> OwnRows:
     """Read a rank's rows of a window, in the window's order."""
-    group_rows = [feed.group_rows[group] for group in window.groups]
-    total, epoch_rows = sum(group_rows), sum(feed.group_rows)
+    total = sum(window.kept)
     order = sampler.order(window.epoch, window.index, total)
-    if order is None:
-        # Counted from the position at which this stream began, a border of batches: an endless stream cuts batches
-        # across the ends of epochs.
-        first = (window.epoch - position.epoch) * epoch_rows + window.start - position.rows
-        end = None if options.repeat else epoch_rows - position.rows
-        rows = places = places_in_order(first, total, options.batch_size, end, share)
+    if order is None or share.is_span:
+        places = places_in_order(window.first, total, options.batch_size, window.end, share)
     else:
-        places = mixed_places(order, group_rows, share)
-        rows = order[places]
-    block = read_rows(lambda number: feed.read(window.groups[number])[0], group_rows, rows)
+        places = mixed_places(order, window.kept, share)
+    rows = places if order is None else order[places]
+    block = read_rows(lambda number: feed.read(window.groups[number])[0], window.kept, rows)
     return OwnRows(total, block, places)
 
 
-def _windows(sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator[_Window]:
+def _windows(feed: Feed, sampler: Sampler, position: _Position, *, repeat: bool) -> Iterator[_Window]:
     """Yield the windows that are not finished at `position`, in order; those before it are never read."""
+    counts = feed.kept if feed.share is not None else None
+    part_ends = list(accumulate(feed.part_rows))
+    at: tuple[int, int] | None = None  # row behind the window before, since the begin of a batch, and its part
     for epoch in count(position.epoch) if repeat else (position.epoch,):
         start = 0
         for index, groups in enumerate(sampler.windows(epoch)):
             rows = sampler.window_rows(groups)
+            part = min(bisect_right(part_ends, start), len(part_ends) - 1)  # groups at the end may have no rows
             if epoch > position.epoch or start + rows > position.rows:
-                yield _Window(epoch, index, groups, start)
+                kept = tuple(feed.group_rows[group] if counts is None else counts(group) for group in groups)
+                if at is None:  # a position is one between two batches
+                    first = -max(0, position.rows - start) if epoch == position.epoch else 0
+                else:
+                    first = at[0] if at[1] == part else 0
+                # How many rows follow is known where none are left out. Else a last batch is cut as a full one.
+                end = None if repeat or counts is not None else first + part_ends[part] - start
+                yield _Window(epoch, index, groups, start, kept, first, end)
+                at = first + sum(kept), part
             start += rows
 
 
@@ -387,8 +417,6 @@ def _checked(feed: Feed, options: StreamOptions) -> Feed:
         raise ConfigError(
             "reader", "got repeat with parts, expected one of them: batches would cross the parts' borders"
         )
-    if feed.share is not None and feed.parts is not None:
-        raise ConfigError("share", "got a share of a reader by parts, expected whole batches")
     return feed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from terarec.data.reader import BatchReader, DatasetSource, Reader
 from terarec.data.records.reader import ColumnSource, RecordReader
@@ -66,9 +67,7 @@ def open_reader(
         threads: Threads that read and decode ahead.
         repeat: Whether each epoch follows the one before without an end.
         by_parts: Whether the parts of a prepared data set come one after the other.
-        share: The rank that reads its samples of each batch of a prepared data set, not `by_parts`; None for whole
-            batches. HugeCTR's files are read as whole batches by every rank: which records are left out for a wrong
-            checksum is not known before they are read.
+        share: The rank that reads its samples of each batch; None for whole batches.
 
     Raises:
         DataNotFoundError: No such path, a directory without either description, no parts, or a file is missing.
@@ -76,32 +75,26 @@ def open_reader(
         ConfigError: No such split, or an argument out of range.
     """
     records = _records_file(Path(path))
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "drop_last": drop_last,
+        "repeat": repeat,
+        "threads": threads,
+    }
+    reader: BatchReader
     if records is None:
-        reader = Reader(
-            DatasetSource(Path(path), split, by_parts=by_parts),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            repeat=repeat,
-            threads=threads,
-        )
-        if share is not None:
-            reader.take_share(share)
-        return reader
-    if by_parts:
+        reader = Reader(DatasetSource(Path(path), split, by_parts=by_parts), **options)
+    elif by_parts:
         raise ConfigError(records, "got by_parts=True for HugeCTR's files, expected a prepared data set with parts")
-    spec = read_records(records)
-    return RecordReader(
-        ColumnSource(spec, split, records.parent, read_spec(records).categorical),
-        batch_size=batch_size,
-        shuffle=shuffle,
-        shuffles_rows=spec.shuffles_rows,
-        seed=seed,
-        drop_last=drop_last,
-        repeat=repeat,
-        threads=threads,
-    )
+    else:
+        spec = read_records(records)
+        source = ColumnSource(spec, split, records.parent, read_spec(records).categorical)
+        reader = RecordReader(source, shuffles_rows=spec.shuffles_rows, **options)
+    if share is not None:
+        reader.take_share(share)
+    return reader
 
 
 def _records_file(path: Path) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -50,6 +49,28 @@ class BatchReader(Protocol):
     """
 
     repeat: bool
+
+    @property
+    def share(self) -> RankShare | None:
+        """The rank whose samples are read alone; None for whole batches."""
+        ...
+
+    @property
+    def batch_rows(self) -> int:
+        """Samples of the last batch that was yielded, those of all ranks."""
+        ...
+
+    def take_share(self, share: RankShare | None) -> None:
+        """Read the samples of one rank alone, of several that share every batch; the running iteration ends.
+
+        The ranks' samples together are the batches of one process, each sample on one rank; a rank may have none of a
+        batch. Only the row groups that hold its samples are decoded. The saved position is that of whole batches, so
+        that any number of ranks continues there.
+
+        Args:
+            share: The rank; None for whole batches.
+        """
+        ...
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over the current epoch, or from it on without an end if the reader repeats.
@@ -283,7 +304,6 @@ class Reader(IterableDataset[Batch]):
         self.parts, self.keysets = source.parts, source.keysets
         self.batch_size = batch_size
         self.repeat = repeat
-        self.share: RankShare | None = None
         names = [column.name for column in self.spec.categorical]
         metadata = [column.name for column in self.spec.metadata]
         feed = Feed(
@@ -291,28 +311,23 @@ class Reader(IterableDataset[Batch]):
             read=partial(_read, source),
             to_batch=partial(to_batch, names, metadata=metadata),
             parts=[part.groups for part in self.parts] or None,
+            empty=_no_rows(self.spec),
         )
-        self._feed, self._stream = feed, BatchStream(feed, options)
+        self._stream = BatchStream(feed, options)
 
     @property
     def num_rows(self) -> int:
         """Number of samples in an epoch."""
         return self._stream.num_rows
 
-    def take_share(self, share: RankShare) -> None:
-        """Read the samples of one rank alone, of several that share every batch; the running iteration ends.
+    @property
+    def share(self) -> RankShare | None:
+        """The rank whose samples are read alone; None for whole batches."""
+        return self._stream.share
 
-        A batch may have none then. Only the row groups that hold such samples are decoded. The saved position is that
-        of whole batches.
-
-        Args:
-            share: The rank.
-
-        Raises:
-            ConfigError: A source with parts.
-        """
-        self._stream.replace_feed(replace(self._feed, share=share, empty=_no_rows(self.spec)))
-        self.share = share
+    def take_share(self, share: RankShare | None) -> None:
+        """Read the samples of one rank alone, of several that share every batch; see `BatchReader.take_share`."""
+        self._stream.take_share(share)
 
     @property
     def batch_rows(self) -> int:

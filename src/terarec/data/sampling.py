@@ -117,10 +117,13 @@ class RankShare:
     Attributes:
         rank: Its number.
         size: Number of ranks R.
+        is_span: Whether it takes a span of each batch in any order, so that the samples of all ranks one after the
+            other are the batch. Otherwise, where rows are mixed, it takes those of some groups and decodes no others.
     """
 
     rank: int
     size: int
+    is_span: bool = False
 
     def __post_init__(self) -> None:
         checks.positive_int(self, "size")

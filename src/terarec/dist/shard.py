@@ -185,8 +185,37 @@ class ShardedCollection(nn.Module):
             jagged: Keys of the batch, or of some of its samples.
             number: Number of lookups from now on to that of the batch: 1 for the next.
         """
-        names = {feature.name for feature in self.features}
-        keys = self._own_keys({name: select(jagged, [name]).keys for name in jagged.names if name in names})
+        self.prefetch_rows(self._own_keys(self._keys_of(jagged)), number)
+
+    def asked_rows(self, jagged: Jagged) -> dict[str, Tensor]:
+        """Return which rows of this rank the samples of all ranks need; they all call it at the same time.
+
+        Args:
+            jagged: Keys of this rank's samples of a coming batch.
+
+        Returns:
+            Table in tiers -> keys int64[n] of its part here.
+        """
+        ranks = self._lookups.exchange.ranks
+        wanted = self._distinct_keys(self._keys_of(jagged))
+        tables = [table for table in self.placed if table.spec.name in wanted]
+        parts = [
+            [keys[table.is_on(keys, rank)] for table, keys in zip(tables, wanted.values(), strict=True)]
+            for rank in range(ranks.size)
+        ]
+        counts = torch.tensor([[part.numel() for part in of_rank] for of_rank in parts])
+        each = [len(tables)] * ranks.size
+        came = ranks.all_to_all("counts of rows to read ahead", counts.flatten(), each, each).view(counts.shape)
+        sent = torch.cat([part for of_rank in parts for part in of_rank])
+        found = ranks.all_to_all("rows to read ahead", sent, counts.sum(1).tolist(), came.sum(1).tolist())
+        blocks = torch.split(found, came.flatten().tolist())
+        return {
+            table.spec.name: table.local_keys(torch.unique(torch.cat(blocks[number :: len(tables)])))
+            for number, table in enumerate(tables)
+        }
+
+    def prefetch_rows(self, keys: Mapping[str, Tensor], number: int = 1) -> None:
+        """Read rows of this rank into memory: table in tiers -> keys int64[n] of its part here; see `prefetch`."""
         parts = [keys.get(table.spec.name, torch.empty(0, dtype=torch.int64)) for table in self.placed]
         ends = torch.tensor([0, *accumulate(part.numel() for part in parts)])
         self.local.prefetch(
@@ -205,6 +234,16 @@ class ShardedCollection(nn.Module):
 
     def _own_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return table in tiers -> keys int64[n] of its part here, of ``feature -> int64[n]``."""
+        found, rank = self._distinct_keys(keys), self._lookups.exchange.ranks.rank
+        tables = {table.spec.name: table for table in self.placed}
+        return {name: tables[name].local_keys(every[tables[name].is_on(every, rank)]) for name, every in found.items()}
+
+    def _keys_of(self, jagged: Jagged) -> dict[str, Tensor]:
+        names = {feature.name for feature in self.features}
+        return {name: select(jagged, [name]).keys for name in jagged.names if name in names}
+
+    def _distinct_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return table in tiers -> distinct keys int64[n] that its rows may have, of ``feature -> int64[n]``."""
         found = {}
         for table in self.placed:
             readers = [f.name for f in self.features if f.table == table.spec.name and f.name in keys]
@@ -213,7 +252,7 @@ class ShardedCollection(nn.Module):
             every = torch.unique(torch.cat([keys[name] for name in readers]))
             if isinstance(table.spec, TableSpec):
                 every = every[(every >= 0) & (every < table.spec.rows)]
-            found[table.spec.name] = table.local_keys(every[table.is_on(every, self._lookups.exchange.ranks.rank)])
+            found[table.spec.name] = every
         return found
 
     def _pooled_tables(self, plan: ShardingPlan, size: int) -> list[int]:

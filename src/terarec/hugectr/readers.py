@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from terarec.batch import Batch
+from terarec.data import RankShare
 from terarec.data.records import (
     NormSource,
     ParquetSource,
@@ -107,6 +108,25 @@ class DataReader:
     def is_started(self) -> bool:
         """Return whether there is data to read."""
         return self.records is not None
+
+    @property
+    def share(self) -> RankShare | None:
+        """The rank whose samples are read alone; None for whole batches."""
+        return None if self.records is None else self.records.share
+
+    @property
+    def batch_rows(self) -> int:
+        """Samples of the last batch, those of all ranks."""
+        return 0 if self.records is None else self.records.batch_rows
+
+    def take_share(self, share: RankShare | None) -> None:
+        """Read the samples of one rank alone, from the start on; see `terarec.data.BatchReader`.
+
+        Raises:
+            IllegalCallError: The reader was not started.
+        """
+        self._started("take_share").take_share(share)
+        self._batches = None
 
     @property
     def num_skipped(self) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 import terarec
 from terarec.batch import Batch, to_device
-from terarec.data.reader import BatchReader, Reader
+from terarec.data.reader import BatchReader
+from terarec.data.sampling import RankShare
 from terarec.dist.shard import ShardedCollection
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
@@ -87,14 +89,15 @@ def batches_on(
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
     if model is not None and collections_in_tiers(model) and not is_interpreted:
-        return copied_ahead(read_ahead(_read(reader, with_state=True), model), device)
+        ahead = read_ahead if share_of_reader(reader) is None else read_ahead_on_ranks
+        return copied_ahead(ahead(_read(reader, with_state=True), model), device)
     return copied_ahead(_read(reader, with_state=device.type == "cuda" or is_ahead), device)
 
 
 def _read(reader: BatchReader, *, with_state: bool) -> Iterator[tuple[Batch, ReadBatch]]:
     for batch in reader:
         # Read now: the reader may be further when the batch is used.
-        rows = reader.batch_rows if reads_share(reader) else batch.batch_size
+        rows = reader.batch_rows if share_of_reader(reader) is not None else batch.batch_size
         yield batch, ReadBatch(reader.state_dict() if with_state else None, rows)
 
 
@@ -124,9 +127,30 @@ def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generato
     return prefetched(drawn(), _AHEAD)
 
 
-def reads_share(reader: BatchReader) -> TypeGuard[Reader]:
-    """Return whether the batches of a reader have the samples of this rank alone."""
-    return isinstance(reader, Reader) and reader.share is not None
+def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
+    """Yield `batches` of this rank's samples, whose rows all ranks read ahead for each other.
+
+    Ranks tell each other the keys in the thread that takes the batches, since collectives have one order; another
+    thread reads the rows while the batch before trains.
+    """
+    collections = [held for held in collections_in_tiers(model) if isinstance(held, ShardedCollection)]
+    with ThreadPoolExecutor(1, thread_name_prefix="terarec-tiers") as thread:
+        reading: list[Future[None]] = []
+        for batch, payload in batches:
+            asked = [held.asked_rows(batch.sparse) for held in collections]
+            for done in reading:
+                done.result()
+            reading = [
+                thread.submit(held.prefetch_rows, keys, _AHEAD + 1)
+                for held, keys in zip(collections, asked, strict=True)
+            ]
+            yield batch, payload
+
+
+def share_of_reader(batches: object) -> RankShare | None:
+    """Return the rank whose samples batches have; None for those of all, such as batches in a list."""
+    share: RankShare | None = getattr(batches, "share", None)
+    return share
 
 
 def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:

@@ -8,10 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from terarec.batch import Batch, column, slice_samples
+from terarec.batch import Batch, Jagged, column, slice_samples
 from terarec.dist.ranks import Ranks
 from terarec.metrics import MetricSet, Results, Throughput
 from terarec.models.contract import device_of, logits_of, training_loss
@@ -19,7 +20,7 @@ from terarec.nn.objectives import BinaryObjective, Objective
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import TrainingSpec
 from terarec.spec.codec import finite_data
-from terarec.train.devices import copied_ahead
+from terarec.train.devices import copied_ahead, share_of_reader
 from terarec.train.step import loss_share
 
 
@@ -44,6 +45,7 @@ def score(
     *,
     objective: Objective | None = None,
     ranks: Ranks | None = None,
+    columns: Sequence[str] = (),
 ) -> Generator[Scored, None, None]:
     """Yield the logits of each of `batches`, the model being in evaluation mode meanwhile.
 
@@ -54,17 +56,24 @@ def score(
         batches: The batches.
         precision: Precision of the dense layers' matrix products.
         objective: Loss of models that have none of their own; None for no losses.
-        ranks: Processes that score together: each the same batches, of which it scores its share; None for this alone.
+        ranks: Processes that score together: each the same batches, of which it scores its share, or its own samples of
+            them, if a reader takes a share; None for this alone.
+        columns: Columns that the yielded batches have where they are joined from the samples of ranks.
 
     Raises:
         ConfigError: A model that gives no logits, or a graph with a label that no loss reads.
     """
     was_training, device = model.training, device_of(model)
+    is_share = share_of_reader(batches) is not None
     model.eval()
     try:
         for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
             if ranks is None or ranks.size == 1:
                 yield Scored(batch, *_forward(model, there, precision, objective))
+            elif is_share:
+                yield _of_all(
+                    ranks, Scored(batch, *_forward(model, there, precision, objective)), model, objective, columns
+                )
             else:
                 yield Scored(batch, *_forward_on_ranks(model, there, precision, objective, ranks))
     finally:
@@ -93,6 +102,44 @@ def _forward_on_ranks(
         return joined, None
     own = loss * loss_share(model, objective, part.stop - part.start, total) if part.stop > part.start else 0.0
     return joined, float(ranks.all_reduce_("loss of an evaluation", torch.tensor([own], dtype=torch.float64)))
+
+
+def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | None, columns: Sequence[str]) -> Scored:
+    """Return the samples of all ranks with their logits, in the order of the ranks, and the mean loss of all.
+
+    The batch has labels, weights and `columns` alone.
+    """
+    batch, size = own.batch, own.batch.batch_size
+    parts = [own.logits, batch.label.float(), *([] if batch.weight is None else [batch.weight.float()[:, None]])]
+    rows = torch.cat(ranks.gather_rows("samples of an evaluation", torch.cat(parts, dim=1)))
+    logits, label, *weight = torch.split(rows, [part.shape[1] for part in parts], dim=1)
+    metadata: dict[str, pa.Array] = {}
+    if columns:
+        held = [column(batch, name) for name in columns]
+        arrays = [pa.array(values.numpy()) if isinstance(values, Tensor) else values for values in held]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(
+            sink, pa.schema([(name, a.type) for name, a in zip(columns, arrays, strict=True)])
+        ) as out:
+            out.write_batch(pa.record_batch(arrays, names=list(columns)))
+        content = torch.frombuffer(bytearray(sink.getvalue()), dtype=torch.uint8)
+        tables = [
+            pa.ipc.open_stream(part.numpy()).read_all()
+            for part in ranks.gather_rows("columns of an evaluation", content)
+        ]
+        metadata = {name: pa.concat_tables(tables)[name].combine_chunks() for name in columns}
+    joined = Batch(
+        dense=rows.new_empty(len(rows), 0),
+        label=label,
+        sparse=Jagged(names=(), keys=torch.empty(0, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64)),
+        weight=weight[0][:, 0] if weight else None,
+        metadata=metadata,
+    )
+    if own.loss is None or objective is None:
+        return Scored(joined, logits, None)
+    part = own.loss * loss_share(model, objective, size, len(rows)) if size else 0.0
+    total = ranks.all_reduce_("loss of an evaluation", torch.tensor([part], dtype=torch.float64))
+    return Scored(joined, logits, float(total))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +279,9 @@ class Evaluator:
         throughput = Throughput()
         objective = self._objective if self._reads_loss else None
         # Closed at once where `progress` raises: the model's mode must not wait for the garbage collector.
-        with closing(score(model, batches, self._precision, objective=objective, ranks=self._ranks)) as stream:
+        columns = self._new_set(1).columns
+        scored = score(model, batches, self._precision, objective=objective, ranks=self._ranks, columns=columns)
+        with closing(scored) as stream:
             for batch, logits, loss in stream:
                 # The number of labels is known from the first batch only.
                 if found is None:

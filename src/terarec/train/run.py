@@ -31,7 +31,7 @@ from terarec.spec import (
 )
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.checkpointing import Checkpointing, restore, start_from
-from terarec.train.devices import collections_in_tiers, keep_freed_memory, resolve_device
+from terarec.train.devices import keep_freed_memory, resolve_device
 from terarec.train.loggers import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
@@ -153,22 +153,17 @@ class Run:
             repeat=training.repeat and split == "train",
             drop_last=training.drop_last and split == "train",
             by_parts=training.passes and split == "train",
-            share=self._share if split == "train" else None,
+            share=self._share(split),
         )
 
-    @property
-    def _share(self) -> RankShare | None:
-        """The part of every batch that this rank reads; None where it needs those of all ranks."""
-        ranks, training = self.ranks, self.spec.training
-        if ranks.size == 1 or training.passes:
+    def _share(self, split: str) -> RankShare | None:
+        """Return the part of every batch that this rank reads; None for one rank."""
+        if self.ranks.size == 1:
             return None
-        # Rows of tiers are read ahead for the samples of all ranks.
-        if collections_in_tiers(self.model):
-            return None
-        # In deterministic mode gradients are summed in the order of a whole batch, so that ranks take spans of it.
-        if self.plan is None or self.plan.deterministic:
-            return None
-        return RankShare(rank=ranks.rank, size=ranks.size)
+        assert self.model is not None, "the plan is made with the model"
+        # A validation split, and gradients in deterministic mode, keep the order of whole batches.
+        is_span = split != "train" or self.plan is None or self.plan.deterministic
+        return RankShare(rank=self.ranks.rank, size=self.ranks.size, is_span=is_span)
 
     def _valid_reader(self) -> BatchReader | None:
         """Return a reader of the split to evaluate on, or None if there is none.

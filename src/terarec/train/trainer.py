@@ -24,7 +24,7 @@ from terarec.nn.precision import warn_if_slow
 from terarec.optim import freeze
 from terarec.spec import TrainingSpec
 from terarec.storage import TierUse
-from terarec.train.devices import batches_on, reads_share, tier_use
+from terarec.train.devices import batches_on, share_of_reader, tier_use
 from terarec.train.evaluation import Evaluation, Evaluator
 from terarec.train.optimizers import Optimizers
 from terarec.train.step import TrainingStep
@@ -381,7 +381,7 @@ class Trainer:
         # after the callbacks: no batch is read behind the last step, and an error of the reader finds this one
         # complete.
         is_ahead = self._stepping.exchanges_keys
-        is_shared = reads_share(train_reader)
+        is_shared = share_of_reader(train_reader) is not None
         batches = batches_on(train_reader, self.device, self.model, is_ahead=is_ahead)
         following = list(islice(batches, self.spec.accumulate))
         while group := following:

@@ -114,7 +114,7 @@ def test_large_row_groups_come_in_pieces_in_any_order(tmp_path):
 class _Cut:
     """The file as a source."""
 
-    layout, names, key_offsets = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets
+    layout, names, key_offsets, leaves_out = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets, False
 
     def __init__(self, file):
         self.group_rows, self.runs = file.group_rows, file.runs

@@ -10,9 +10,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from terarec.batch import Batch
 from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
+from terarec.data.sampling import RankShare
 from terarec.errors import FormatError
 from terarec.formats import ColumnBlock, Keys
 from terarec.formats.block import bags_of, check_keys
@@ -47,6 +50,7 @@ class RecordSource(Protocol):
         group_rows: Records in each group, in input order, before any are left out.
         runs: Lengths of the runs of groups that can only be read one after the other, so that shuffling keeps their
             order; None if each group can be read by itself.
+        leaves_out: Whether records may fail a checksum.
     """
 
     layout: RecordLayout
@@ -54,12 +58,17 @@ class RecordSource(Protocol):
     key_offsets: Sequence[int]
     group_rows: Sequence[int]
     runs: Sequence[int] | None
+    leaves_out: bool
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """Return the records of a group and how many failed their checksum; safe from any thread.
 
         Labels and dense numbers are in new memory, which batches share. Keys are without `key_offsets`.
         """
+        ...
+
+    def kept(self, group: int) -> int:
+        """Return how many records of a group do not fail their checksum, without decoding any."""
         ...
 
 
@@ -80,6 +89,7 @@ class NormSource:
         self.layout, self.names = layout, layout.slot_names
         self.key_offsets: Sequence[int] = (0,) * layout.num_slots
         self.runs: Sequence[int] | None = None
+        self.leaves_out = checksum
         self._files = [NormFile(path, layout, checksum=checksum) for path in read_file_list(file_list)]
         self._first_group = list(accumulate((len(file.group_rows) for file in self._files), initial=0))
         self.group_rows: Sequence[int] = [rows for file in self._files for rows in file.group_rows]
@@ -89,8 +99,15 @@ class NormSource:
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file])
 
+    def kept(self, group: int) -> int:
+        """Return how many records of group `group` are not left out."""
+        file = bisect_right(self._first_group, group) - 1
+        return self._files[file].kept(group - self._first_group[file])
+
 
 class _FixedSource:
+    leaves_out = False
+
     def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
         checks.argument("num_samples", num_samples, checks.integer())
         self.layout, self.names = layout, layout.slot_names
@@ -105,6 +122,10 @@ class _FixedSource:
         """Return the records of group `group`; none are ever left out."""
         start = group * _GROUP_ROWS
         return self._file.read(start, start + self.group_rows[group]), 0
+
+    def kept(self, group: int) -> int:
+        """Return the number of records of group `group`."""
+        return self.group_rows[group]
 
 
 class RawSource(_FixedSource):
@@ -172,6 +193,8 @@ class ParquetSource:
         FormatError: The list, the metadata or a file is invalid, or no file is left.
     """
 
+    leaves_out = False
+
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
         self.layout, self.names = layout, layout.slot_names
         self.key_offsets: Sequence[int] = layout.key_offsets
@@ -194,6 +217,10 @@ class ParquetSource:
         """Return the rows of group `group`, counted over all files; none are ever left out."""
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].read(group - self._first_group[file]), 0
+
+    def kept(self, group: int) -> int:
+        """Return the number of rows of group `group`."""
+        return self.group_rows[group]
 
 
 def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
@@ -261,6 +288,11 @@ class ColumnSource:
         self.key_offsets = self._source.key_offsets
         self.group_rows = self._source.group_rows
         self.runs = self._source.runs
+        self.leaves_out = self._source.leaves_out
+
+    def kept(self, group: int) -> int:
+        """Return how many records of a group are not left out."""
+        return self._source.kept(group)
 
     def read(self, group: int) -> tuple[ColumnBlock, int]:
         """Read the records of a group, and the number of those left out.
@@ -361,13 +393,30 @@ class RecordReader:
         """Iterate over the current epoch, or from it on without an end; after `load_state_dict` over the rest."""
         return self._stream.start()
 
+    @property
+    def share(self) -> RankShare | None:
+        """The rank whose samples are read alone; None for whole batches."""
+        return self._stream.share
+
+    @property
+    def batch_rows(self) -> int:
+        """Samples of the last batch that was yielded, those of all ranks."""
+        return self._stream.batch_rows
+
+    def take_share(self, share: RankShare | None) -> None:
+        """Read the samples of one rank alone, of several that share every batch; see `terarec.data.BatchReader`.
+
+        Of files with checksums all records are checked, and those of the rank decoded.
+        """
+        self._stream.take_share(share)
+
     def set_source(self, source: RecordSource) -> None:
         """Read `source` from its start on; the running iteration ends. Epochs and `num_skipped` continue to count.
 
         Raises:
             FormatError: No records to repeat; the source before stays.
         """
-        self._stream.replace_feed(self._feed(source))
+        self._stream.replace_feed(dataclasses.replace(self._feed(source), share=self.share))
         self.source = source
 
     def close(self) -> None:
@@ -397,4 +446,10 @@ class RecordReader:
             to_batch=partial(to_batch, source.names, key_offsets=source.key_offsets, shares_memory=True),
             runs=source.runs,
             mixes_rows=self._shuffles_rows,
+            kept=source.kept if source.leaves_out else None,
+            empty=ColumnBlock(
+                label=np.empty((0, source.layout.label_dim), dtype=np.float32),
+                dense=np.empty((0, source.layout.dense_dim), dtype=np.float32),
+                keys=(np.empty(0, dtype=np.int64),) * len(source.names),
+            ),
         )

@@ -104,14 +104,33 @@ class NormFile:
             return decode(piece, spans, self._layout), 0
         return self._decode_checked(piece, spans)
 
-    def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
-        """Return the records of a group, if all of it and those before have the size that the file's size implies."""
+    def kept(self, group: int) -> int:
+        """Return how many records of a group have a right checksum; all where there are none.
+
+        Raises:
+            FormatError: The file is cut short or continues after its records.
+        """
+        if not self._checksum:
+            return self.group_rows[group]
+        found = self._known_even_piece(group) if self._stride else None
+        if found is None:
+            self._stride = 0
+            found = self._uneven_piece(group)
+        piece, spans = found
+        return int(has_right_checksum(piece.content, spans).sum())
+
+    def _known_even_piece(self, group: int) -> tuple[Piece, Spans] | None:
+        """Return a group, if all of it and those before have the size that the file's size implies."""
         with self._walks:
             while self._even_groups < group and self._is_even(self._even_groups):
                 self._even_groups += 1
             if self._even_groups < group:
                 return None
-        found = self._even_piece(group)
+        return self._even_piece(group)
+
+    def _read_even(self, group: int) -> tuple[ColumnBlock, int] | None:
+        """Return the records of a group where `_known_even_piece` does and their slots have keys alike."""
+        found = self._known_even_piece(group)
         if found is None:
             return None
         if self._checksum:

@@ -1,0 +1,83 @@
+"""Ranks that share HugeCTR's files: each sample on one rank, also where records are left out."""
+
+import json
+
+import pytest
+
+from terarec.data import RankShare
+from terarec.data.records import RawSource, RecordReader, reader
+from terarec.formats.hugectr import FixedRecordWriter, NormFile, raw_types
+from tests.data.records.samples import LAYOUT, norm_files
+from tests.data.records.test_replay import ONE_HOT, damaged_source, parquet_source
+from tests.data.test_shares import check_shared, numbered
+from tests.formats.hugectr.samples import make_rows
+
+KINDS = ("damaged norm", "parquet", "raw")
+ORDERS = {
+    "in order": {},
+    "by groups": {"shuffle": True, "shuffles_rows": False},
+    "mixed": {"shuffle": True, "seed": 3},
+}
+
+
+@pytest.fixture(params=KINDS)
+def source(request, tmp_path, monkeypatch):
+    if request.param == "damaged norm":
+        return damaged_source(tmp_path)
+    if request.param == "parquet":
+        return parquet_source(tmp_path, monkeypatch)
+    monkeypatch.setattr(reader, "_GROUP_ROWS", 16)
+    types = raw_types(ONE_HOT, float_label_dense=True)
+    with FixedRecordWriter(tmp_path / "data.bin", ONE_HOT, types) as writer:
+        writer.write(*make_rows(ONE_HOT, 50))
+        writer.close()
+    return RawSource(tmp_path / "data.bin", ONE_HOT, num_samples=50, float_label_dense=True)
+
+
+def on_rank(source, rank, size, **options):
+    mine = RecordReader(source, **options)
+    mine.take_share(RankShare(rank=rank, size=size))
+    return mine
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_read_the_batches_of_one_process(source, order):
+    for batch_size, drop_last in ((4, False), (7, True), (100, False)):
+        options = {"batch_size": batch_size, "drop_last": drop_last, "threads": 2, **ORDERS[order]}
+        alone = RecordReader(source, **options)
+        expected = numbered(alone) + numbered(alone)
+        for size in (2, 3):
+            shared = [on_rank(source, rank, size, **options) for rank in range(size)]
+            check_shared([numbered(mine) + numbered(mine) for mine in shared], expected)
+            assert {mine.num_skipped for mine in shared} == {alone.num_skipped}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_position_of_ranks_continues_on_any_number_of_them(source, order, repeat):
+    options = {"batch_size": 4, "repeat": repeat, **ORDERS[order]}
+    expected = numbered(RecordReader(source, **options), 8 if repeat else None)
+    for first, second in ((3, 1), (1, 3), (2, 4)):
+        for done in (1, 2, 3):
+            states = []
+            for rank in range(first):
+                mine = on_rank(source, rank, first, **options)
+                numbered(mine, done)
+                states.append(json.dumps(mine.state_dict()))
+            assert len(set(states)) == 1
+            parts = []
+            for rank in range(second):
+                mine = on_rank(source, rank, second, **options)
+                mine.load_state_dict(json.loads(states[0]))
+                parts.append(numbered(mine, 8 - done if repeat else None))
+            check_shared(parts, expected[done:])
+
+
+def test_records_are_counted_without_decoding_them(tmp_path):
+    source = damaged_source(tmp_path)
+    for group in range(len(source.group_rows)):
+        block, left_out = source.read(group)
+        assert source.kept(group) == block.num_rows == source.group_rows[group] - left_out
+    norm_files(tmp_path, [10], checksum=False)
+    file = NormFile(tmp_path / "gen_0.data", LAYOUT, checksum=False, group_rows=4)
+    assert [file.kept(group) for group in range(3)] == [4, 4, 2]
