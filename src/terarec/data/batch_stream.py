@@ -378,7 +378,9 @@ def _windows(feed: Feed, sampler: Sampler, position: _Position, *, repeat: bool)
             part = min(bisect_right(part_ends, start), len(part_ends) - 1)  # groups at the end may have no rows
             if epoch > position.epoch or start + rows > position.rows:
                 kept = tuple(feed.group_rows[group] if counts is None else counts(group) for group in groups)
-                if at is None:  # a position is one between two batches
+                # Counted from the position at which this stream began, a border of batches: an endless stream cuts
+                # batches across the ends of epochs, and each part begins with a new one.
+                if at is None:
                     first = -max(0, position.rows - start) if epoch == position.epoch else 0
                 else:
                     first = at[0] if at[1] == part else 0

@@ -130,6 +130,7 @@ class Exchange:
         self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, is_trained: bool
     ) -> list[FoundRows]:
         """Find the rows of the keys [table][source] that came, of each table those of all ranks at once."""
+        # One lookup for the keys of all ranks: a dynamic table then inserts, counts and evicts as for one batch.
         joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
         names = tuple(table.spec.name for table in self.tables)
@@ -204,7 +205,7 @@ class Asked:
         got = self._counts.wait().view(exchange.ranks.size, -1)
         self._failed = (got == _FAILED).any(dim=1).nonzero()[:, 0].tolist()
         if self._failed:
-            return
+            return  # `find` raises; here it would be the error of the batch before
         bags = got[:, 2 * num_tables :].view(exchange.ranks.size, len(exchange.pooled), 3)
         self._received = Counts(got[:, :num_tables], got[:, num_tables : 2 * num_tables], bags)
         whole: list[Tensor] = []

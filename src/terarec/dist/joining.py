@@ -58,6 +58,7 @@ def join(
     rank, size = launched.rank, launched.size
     # A store of torchrun outlives the processes, and so do the addresses of those before.
     store = PrefixStore(f"terarec/start-{start_number()}", store)
+    # Before the process group is made, whose backend would wait for its own timeout and name no ranks.
     links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
     distributed.init_process_group(
@@ -161,6 +162,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
         store.set(f"address/{rank}", json.dumps(own))
         links = Links(rank, [_address_of(store, other, size, timeout) for other in range(size)], server)
+        # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
         store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never stand
         found = [json.loads(store.get(f"failed/{other}")) for other in range(size)]

@@ -187,6 +187,7 @@ class Lookups:
         for number, table in enumerate(self.exchange.tables):
             pieces = [parts[group].keys[span] for group, span in spans[number]]
             keys = pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+            # Ids in the order of first occurrence, in one pass; `torch.unique` would sort.
             index = new_hash_index(keys.device)
             inverse, distinct = index.insert(keys, keys[:0], 0)
             counts = None

@@ -100,6 +100,7 @@ class PlacedTable:
             default = self._part_of_default(spec, rank)
             return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))
         holds = self.has_copies or rank in self.ranks
+        # That of the whole table: a part has fewer rows, from which it would take a larger one.
         scale = spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
         if self.keeps_numbers and not self.by_column:
             return replace(spec, rows=spec.rows if holds else 1, init_scale=scale, tiers=self._own_tiers(rank))
@@ -107,6 +108,7 @@ class PlacedTable:
         held = max(1, self._hot.numel() + (rows if holds else 0))
         if spec.tiers is not None:  # which draw a row when it is first used
             return replace(spec, rows=held, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
+        # Rows of the part have other numbers than keys, so `ShardedTable.fill` draws their first weights by key.
         return replace(spec, rows=held, width=self.width, init_scale=scale, initializer="zeros")
 
     def columns(self, rank: int) -> slice:
@@ -169,6 +171,7 @@ class PlacedTable:
 
 def _mixed(keys: Tensor) -> Tensor:
     """Return SplitMix64's finalizer of keys, as numbers >= 0."""
+    # The masks make shifts of unsigned numbers: torch's shift of int64 copies the sign.
     for shift, factor in ((30, _FACTORS[0]), (27, _FACTORS[1])):
         keys = (keys ^ ((keys >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return (keys ^ ((keys >> 31) & ((1 << 33) - 1))) & (2**63 - 1)

@@ -275,6 +275,7 @@ class _Search:
             rated.append(
                 (self._excess(total), seconds.max() + 0.1 * seconds.mean(), total.block[0].max(), placement, cost)
             )
+        # One over the budget may be the best so far: later rounds move other tables away, and `check` rejects the rest.
         least = min(excess for excess, *_ in rated)
         rated = [entry for entry in rated if entry[0] == least]
         bound = _AS_GOOD * min(time for _, time, *_ in rated)

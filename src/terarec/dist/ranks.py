@@ -204,6 +204,7 @@ class Ranks:
         """Return the rows ``[n, ...]`` of every rank, of any number each, in their order, on every rank."""
         if self._group is None:
             return [values]
+        # Not an all_gather, whose parts have one size.
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = values.shape[0]
         counts = self.all_reduce_(what, sizes).tolist()
@@ -240,6 +241,7 @@ class Ranks:
                 call()
             except Exception as error:
                 failure = error
+        # Rank 0 tells whether it failed before it raises, or the others would wait for it until the timeout.
         found = self.gather(what, None if failure is None else one_line(str(failure)))
         if failure is not None:
             raise failure
@@ -354,6 +356,7 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     held = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
     has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in held])
     numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
+    # All in one collective: a small one takes as long as its latency, several of them in each step would add up.
     parts = [has_gradient, numbers]
     for parameter in held:
         grad = parameter.grad

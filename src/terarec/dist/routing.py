@@ -104,6 +104,7 @@ class BagPart(NamedTuple):
         parts = [self.lengths, self.places]
         if self.weights is not None:
             parts.append(self.weights.view(torch.int32))
+        # Lengths, places and weights are of 4 bytes each; as int64 they travel in the collective of the keys.
         if sum(part.numel() for part in parts) % 2:
             parts.append(torch.zeros(1, dtype=torch.int32))
         return torch.cat(parts).view(torch.int64)

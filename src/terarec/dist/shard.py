@@ -104,7 +104,7 @@ class ShardedCollection(nn.Module):
         if ranks.size > 1:
             self.local.pending.over_ranks = partial(_sum_over, ranks)
             self.local.pending.counted = [self._counted(arena.table_names, rank) for arena in self.local.arenas]
-            self.local.pending.has_norm = not self.local.has_hot_rows
+            self.local.pending.has_norm = not self.local.has_hot_rows  # copies of a row would count several times
         self._started: Begun | None = None
         self._announced: Begun | None = None
         self._is_ahead = ranks.size > 1

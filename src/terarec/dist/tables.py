@@ -285,7 +285,7 @@ class ShardedTable:
         """Import what of a piece belongs to this rank."""
         keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
         if keys is None or any(held.shape[:1] != keys.shape for held in piece.values()):
-            if "num_evicted" in piece and not self._ranks.is_first:
+            if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
                 piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}
             self.part.import_memory(piece)
             return
@@ -395,6 +395,7 @@ class ShardedTable:
         if self._ranks.rank not in self.placed.ranks:
             keys = keys[:0]
         what = f"columns of {self.name}"
+        # Ranks without columns of the table take part in as many collectives as the others.
         count = int(self._ranks.all_reduce_(what, torch.tensor([keys.numel()]), "max"))
         for first in range(0, max(1, count), chunk_rows):
             held = self.part.export(keys[first : first + chunk_rows])

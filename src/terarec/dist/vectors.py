@@ -167,7 +167,7 @@ class Fetched:
                 (grad,) = blocks[source][number]
                 blocks[source][number] = [part.gradient(grad, int(self._received.rows[source, number]))]
         for found, tables in zip(self._found, arenas, strict=True):
-            # Rows are by tables first, those of a table in the order of the ranks.
+            # Rows are by tables first, those of a table in the order of the ranks: one order of sums on every run.
             mine = [block for number in tables for of_rank in blocks for block in of_rank[number] if block.shape[0]]
             counts = self._received.all[:, tables].sum(dim=0)
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])

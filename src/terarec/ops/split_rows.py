@@ -157,6 +157,7 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
                 keys.append(held.keys[span])
                 places.append(where[span] + (held.layout.table_base[table] if held.places is None else 0))
                 grads.append(every[span])
+    # Not in the order of the rows: ranks may have given the keys of a dynamic table other rows.
     joined = torch.cat(keys)
     distinct, inverse = torch.unique(joined, return_inverse=True)
     count = joined.numel()
