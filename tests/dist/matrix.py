@@ -360,6 +360,7 @@ largest weight; `=` says that all bits are equal, `refused` that the combination
 ([placements](scale-out.md#placements)), `missing` that it was not run. A run also trains a layer whose gradients are
 summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers. In "pooled there" the
 ranks of the rows pool the bags, but those of sequences.
+`tiers` are static tables with two thirds of the rows in memory.
 
 `python -m tests.dist.matrix` makes this page; the test suite runs a part of it, and `make test-all` everything.
 """
