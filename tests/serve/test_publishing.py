@@ -1,6 +1,6 @@
 """Checkpoints through a stream: a replica that sees no file of the trainer scores as the trainer's model does."""
 
-import itertools
+import contextlib
 import json
 import threading
 import time
@@ -9,60 +9,57 @@ from pathlib import Path
 
 import pytest
 
+from terarec.config import load_update_stream
 from terarec.errors import ConfigError, StorageError
 from terarec.serve import (
     InferenceClient,
     InferenceSession,
     LiveUpdates,
-    RedisStream,
     RunningServer,
     ServedTables,
     UpdatePublisher,
     UpdateReceiver,
+    open_stream,
     serve,
 )
 from terarec.serve.update_streams import StreamRecord, UpdateStream
 from terarec.spec import (
+    KafkaTopicSpec,
     ParameterServerSpec,
     RedisSpec,
     RedisStreamSpec,
     ServedTablesSpec,
     ServingSpec,
+    UpdateStreamSpec,
     to_data,
 )
 from tests.cli.conftest import figures
 from tests.cli.test_docs import unnamed
 from tests.errors import at
-from tests.ps.redis_processes import RedisProcess, needs_redis, running
 from tests.serve.conftest import TrainedRun
 from tests.serve.test_live import Live, assert_as_the_trainer, finished
+from tests.serve.update_servers import KINDS, kafka_broker, stream_server
 
 __all__ = ["finished"]
-pytestmark = needs_redis
-pytest.importorskip("redis", reason="the extra 'redis' is not installed")
-_NUMBERS = itertools.count()
 TABLES = ServedTables(server=ParameterServerSpec())
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    with running(tmp_path_factory.mktemp("server")) as running_server:
-        yield running_server
+@pytest.fixture(scope="module", params=KINDS)
+def new_stream(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], UpdateStreamSpec]]:
+    with stream_server(request.param, tmp_path_factory.mktemp("server")) as made:
+        yield made
 
 
 @pytest.fixture
-def new_stream(server: RedisProcess) -> Callable[[], RedisStreamSpec]:
-    return lambda: RedisStreamSpec(server=server.spec(timeout_seconds=10.0), stream=f"s{next(_NUMBERS)}")
-
-
-@pytest.fixture
-def spec(new_stream: Callable[[], RedisStreamSpec]) -> RedisStreamSpec:
+def spec(new_stream: Callable[[], UpdateStreamSpec]) -> RedisStreamSpec:
     return new_stream()
 
 
 @pytest.fixture
-def stream(spec: RedisStreamSpec) -> Iterator[UpdateStream]:
-    opened = RedisStream(spec)
+def stream(spec: UpdateStreamSpec) -> Iterator[UpdateStream]:
+    opened = open_stream(spec)
     yield opened
     opened.close()
 
@@ -81,12 +78,12 @@ def all_of(stream: UpdateStream) -> list[StreamRecord]:
     return found
 
 
-def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: RedisStreamSpec) -> None:
+def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: UpdateStreamSpec) -> None:
     contents = [bytes([number]) * (1 + 1000 * number) for number in range(70)]
     assert stream.last() is None
     assert stream.read(None) == []
     positions = [position for part in (contents[:20], contents[20:]) for position in stream.append(part)]
-    for reader in (stream, RedisStream(spec)):
+    for reader in (stream, open_stream(spec)):
         records = all_of(reader)
         assert [record.content for record in records] == contents
         assert [record.position for record in records] == positions
@@ -98,13 +95,13 @@ def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: Redi
 
 
 def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
-    live: Live, trained: TrainedRun, spec: RedisStreamSpec, tmp_path: Path
+    live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path
 ) -> None:
     replica = Live.__new__(Live)
     replica.path = tmp_path / "replica"
 
     def publish() -> int:  # by a new publisher each time, as after a crash
-        opened = RedisStream(spec)
+        opened = open_stream(spec)
         try:
             return UpdatePublisher(live.path, opened, every_seconds=None).poll()
         finally:
@@ -112,7 +109,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
 
     assert publish() == 1
     assert publish() == 0
-    with UpdateReceiver(RedisStream(spec), replica.path, every_seconds=None) as receiver:
+    with UpdateReceiver(open_stream(spec), replica.path, every_seconds=None) as receiver:
         assert receiver.wait(30)
     with (
         InferenceSession.open(replica.path, tables=TABLES) as session,
@@ -123,7 +120,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
             live.add(*steps)
             assert publish() == len(steps)
             # A receiver that starts anew goes on where the one before ended.
-            with UpdateReceiver(RedisStream(spec), replica.path, every_seconds=None) as receiver:
+            with UpdateReceiver(open_stream(spec), replica.path, every_seconds=None) as receiver:
                 assert receiver.poll() == len(steps)
                 assert (receiver.statistics().step, receiver.statistics().refused) == (step, 0)
             assert updates.poll()
@@ -133,7 +130,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
 
 
 def test_what_a_publisher_left_unfinished_is_published_again(
-    live: Live, trained: TrainedRun, stream: UpdateStream, spec: RedisStreamSpec, tmp_path: Path
+    live: Live, trained: TrainedRun, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path
 ) -> None:
     UpdatePublisher(live.path, stream, every_seconds=None).poll()
     live.add(4)
@@ -154,7 +151,7 @@ def test_what_a_publisher_left_unfinished_is_published_again(
     with pytest.raises(StorageError):
         dying.poll()
     assert dying.statistics().failed == 1
-    with UpdateReceiver(RedisStream(spec), tmp_path / "replica", every_seconds=None) as receiver:
+    with UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=None) as receiver:
         assert receiver.poll() == 1  # the base alone
         assert UpdatePublisher(live.path, stream, every_seconds=None).poll() == 1
         assert receiver.poll() == 1
@@ -165,9 +162,9 @@ def test_what_a_publisher_left_unfinished_is_published_again(
 
 
 def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
-    live: Live, trained: TrainedRun, new_stream: Callable[[], RedisStreamSpec], tmp_path: Path
+    live: Live, trained: TrainedRun, new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
 ) -> None:
-    source, target = RedisStream(new_stream()), RedisStream(new_stream())
+    source, target = open_stream(new_stream()), open_stream(new_stream())
     publisher = UpdatePublisher(live.path, source, every_seconds=None)
     parts = {}
     for step in (2, 4, 6, 10):
@@ -207,10 +204,10 @@ def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
     session.close()
 
 
-def test_both_in_the_background(live: Live, trained: TrainedRun, spec: RedisStreamSpec, tmp_path: Path) -> None:
+def test_both_in_the_background(live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path) -> None:
     with (
-        UpdatePublisher(live.path, RedisStream(spec), every_seconds=0.02),
-        UpdateReceiver(RedisStream(spec), tmp_path / "replica", every_seconds=0.02) as receiver,
+        UpdatePublisher(live.path, open_stream(spec), every_seconds=0.02),
+        UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=0.02) as receiver,
     ):
         assert receiver.wait(60)
         live.add(4)
@@ -226,11 +223,11 @@ def test_both_in_the_background(live: Live, trained: TrainedRun, spec: RedisStre
 
 
 def test_the_command_line_publishes_and_a_server_receives(
-    live: Live, trained: TrainedRun, new_stream: Callable[[], RedisStreamSpec], tmp_path: Path
+    live: Live, trained: TrainedRun, new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
 ) -> None:
     spec = new_stream()
     (tmp_path / "stream.json").write_text(json.dumps(to_data(spec)))
-    told = figures("publish", live.path, "--stream", tmp_path / "stream.json", "--once")
+    told = figures("publish", live.path, "--to", tmp_path / "stream.json", "--once")
     assert (told["step"], told["checkpoints"]) == (2, 1)
     assert unnamed(told, "publish") == set()
     found: list[RunningServer] = []
@@ -249,7 +246,7 @@ def test_the_command_line_publishes_and_a_server_receives(
         assert is_ready.wait(timeout=60)
         client, records = InferenceClient(found[0].url), trained.records(0, 20)
         live.add(4)
-        assert figures("publish", live.path, "--stream", tmp_path / "stream.json", "--once")["step"] == 4
+        assert figures("publish", live.path, "--to", tmp_path / "stream.json", "--once")["step"] == 4
         expected = InferenceSession.open(live.path, 4).predict(records)
         for _ in range(1500):
             if (client.infer(records)["score"] == expected).all():
@@ -265,13 +262,90 @@ def test_the_command_line_publishes_and_a_server_receives(
         serve(live.path, ServingSpec(port=0), stream=spec)
 
 
-def test_a_server_that_is_gone() -> None:
-    stream = RedisStream(RedisStreamSpec(server=RedisSpec(address="127.0.0.1:1")))
-    with pytest.raises(StorageError):
-        stream.append([b"a"])
-    with pytest.raises(StorageError):
-        stream.last()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_is_gone(kind: str) -> None:
+    pytest.importorskip({"redis": "redis", "kafka": "confluent_kafka"}[kind])
+    specs: dict[str, UpdateStreamSpec] = {
+        "redis": RedisStreamSpec(server=RedisSpec(address="127.0.0.1:1")),
+        "kafka": KafkaTopicSpec(brokers="127.0.0.1:1", timeout_seconds=0.2),
+    }
+    stream = open_stream(specs[kind])
+    for action in (lambda: stream.append([b"a"]), stream.last, lambda: stream.read(None)):
+        with pytest.raises(StorageError) as caught:
+            action()
+        assert "\n" not in str(caught.value)
+        assert "127.0.0.1:1" in str(caught.value)
     stream.close()
+
+
+def test_a_broker_that_is_killed_and_forgets_its_topics(live: Live, trained: TrainedRun, tmp_path: Path) -> None:
+    with kafka_broker() as broker:
+        spec = broker.spec("updates", timeout_seconds=2.0)
+        source, target = open_stream(spec), open_stream(spec)
+        publisher = UpdatePublisher(live.path, source, every_seconds=None)
+        receiver = UpdateReceiver(target, tmp_path / "replica", every_seconds=None)
+        assert (publisher.poll(), receiver.poll()) == (1, 1)
+        live.add(4)
+        assert (publisher.poll(), receiver.poll()) == (1, 1)
+        with InferenceSession.open(tmp_path / "replica", tables=TABLES) as session:
+            broker.kill()
+            live.add(6)
+            for follower in (publisher, receiver):
+                with pytest.raises(StorageError):
+                    follower.poll()
+            assert_as_the_trainer(session, live, trained, 4)
+            broker.start()  # without its records, so that the base comes anew
+            for follower in (publisher, receiver):
+                for _ in range(20):
+                    if follower.statistics().step == 6:
+                        break
+                    with contextlib.suppress(StorageError):
+                        follower.poll()
+                assert follower.statistics().step == 6
+            with LiveUpdates(session, tmp_path / "replica", every_seconds=None) as updates:
+                assert updates.poll()
+                assert_as_the_trainer(session, live, trained, 6)
+        receiver.close()
+        for stream in (source, target):
+            stream.close()
+
+
+def test_a_topic_that_does_not_exist_is_named_to_readers_and_made_by_the_first_record() -> None:
+    with kafka_broker() as broker:
+        stream = open_stream(broker.spec("clicks", timeout_seconds=5.0))
+        with pytest.raises(StorageError, match="no topic 'clicks'"):
+            stream.read(None)
+        assert stream.last() is None
+        stream.append([b"first"])
+        assert stream.last() == b"first"
+        stream.close()
+
+
+def test_a_record_above_the_largest_message_of_kafka_is_refused() -> None:
+    pytest.importorskip("confluent_kafka")
+    stream = open_stream(KafkaTopicSpec(brokers="127.0.0.1:1", record_bytes=1000, timeout_seconds=0.2))
+    with pytest.raises(StorageError, match="too large"):
+        stream.append([bytes(100_000)])
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("kafka://a:9092,b:9093/clicks", KafkaTopicSpec(brokers="a:9092,b:9093", topic="clicks")),
+        ("redis://10.0.0.5:6379/clicks", RedisStreamSpec(server=RedisSpec(address="10.0.0.5:6379"), stream="clicks")),
+    ],
+)
+def test_streams_by_url_and_file(source: str, expected: UpdateStreamSpec, tmp_path: Path) -> None:
+    assert load_update_stream(source) == expected
+    (tmp_path / "stream.json").write_text(json.dumps(to_data(expected)))
+    assert load_update_stream(tmp_path / "stream.json") == expected
+
+
+@pytest.mark.parametrize("source", ["kafka://a:9092", "kafka://a/b", "kafka://a:1/b/c", "http://a:1/b", "redis://a:1/"])
+def test_urls_of_no_stream(source: str) -> None:
+    with pytest.raises(ConfigError, check=at(source)):
+        load_update_stream(source)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +353,10 @@ def test_a_server_that_is_gone() -> None:
     [
         ("RedisStreamSpec.stream", lambda: RedisStreamSpec(stream="a b")),
         ("RedisStreamSpec.record_bytes", lambda: RedisStreamSpec(record_bytes=0)),
+        ("KafkaTopicSpec.topic", lambda: KafkaTopicSpec(topic="")),
+        ("KafkaTopicSpec.brokers", lambda: KafkaTopicSpec(brokers="localhost")),
+        ("KafkaTopicSpec.record_bytes", lambda: KafkaTopicSpec(record_bytes=0)),
+        ("KafkaTopicSpec.timeout_seconds", lambda: KafkaTopicSpec(timeout_seconds=0.0)),
     ],
 )
 def test_specs_are_checked(where: str, make: Callable[[], object]) -> None:

@@ -130,8 +130,12 @@ class ServeOptions:
         typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
     ] = None
     stream: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON of a stream, from which checkpoints are received into RUN."),
+        str | None,
+        typer.Option(
+            metavar="URL|FILE",
+            help="Stream from which checkpoints are received into RUN: kafka://HOST:PORT/TOPIC, "
+            "redis://HOST:PORT/STREAM, or its JSON.",
+        ),
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
@@ -182,7 +186,15 @@ class PublishOptions:
     """Options of ``terarec publish``."""
 
     run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train writes.")]
-    stream: Annotated[Path, typer.Option(metavar="FILE", help="JSON of a stream of Redis or Valkey.")]
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            "--stream",
+            metavar="URL|FILE",
+            help="kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM, or the JSON of a stream.",
+        ),
+    ]
     every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks for a checkpoint.")] = 1.0
     once: Annotated[bool, typer.Option("--once", help="End when what is there is published.")] = False
 
@@ -190,11 +202,11 @@ class PublishOptions:
 def publish(options: PublishOptions, show: Show) -> None:
     """Run ``terarec publish``."""
     from terarec.config import load_update_stream
-    from terarec.serve import RedisStream, UpdatePublisher
+    from terarec.serve import UpdatePublisher, open_stream
     from terarec.train.run_dir import check_run
 
     check_run(options.run)
-    stream = RedisStream(load_update_stream(options.stream))
+    stream = open_stream(load_update_stream(options.to))
     # Without a thread of its own: this loop polls, so that it can show what fails.
     publisher = UpdatePublisher(options.run, stream, every_seconds=None)
     try:

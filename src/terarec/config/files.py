@@ -16,13 +16,17 @@ from typing import Any, Literal, TypeVar
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.io import write_json
 from terarec.spec import (
+    FieldError,
     GraphModelSpec,
     GraphSpec,
+    KafkaTopicSpec,
+    RedisSpec,
     RedisStreamSpec,
     RocksDBSpec,
     RowFileSpec,
     RunSpec,
     ServedTablesSpec,
+    UpdateStreamSpec,
     from_data,
     to_data,
 )
@@ -154,15 +158,33 @@ def load_served_tables(path: Path | str) -> ServedTablesSpec:
     return dataclasses.replace(found, tiers=tuple(tiers))
 
 
-def load_update_stream(path: Path | str) -> RedisStreamSpec:
-    """Read where updates are published from a JSON file, in which lines that begin with ``//`` are comments.
+def load_update_stream(source: Path | str) -> UpdateStreamSpec:
+    """Return where updates are published.
+
+    Args:
+        source: ``kafka://HOST:PORT/TOPIC``, ``redis://HOST:PORT/STREAM``, or a JSON file, in which lines that begin
+            with ``//`` are comments.
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+        ConfigError: Another URL, broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
-    path = Path(path)
-    return from_data(RedisStreamSpec, _parse(path, "a description of a stream"), where=f"{path}: $")
+    scheme, separator, rest = str(source).partition("://")
+    address, _, name = rest.partition("/")
+    try:
+        if separator and scheme == "kafka":
+            return KafkaTopicSpec(brokers=address, topic=name)
+        if separator and scheme == "redis":
+            return RedisStreamSpec(server=RedisSpec(address=address), stream=name)
+    except FieldError as error:
+        raise ConfigError(str(source), f"{error.field}: {error.problem}") from None
+    if separator:
+        raise ConfigError(str(source), "is no stream, expected kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM")
+    path = Path(source)
+    data, where = _parse(path, "a description of a stream"), f"{path}: $"
+    if isinstance(data, dict) and data.get("kind") == KafkaTopicSpec.kind:
+        return from_data(KafkaTopicSpec, data, where=where)
+    return from_data(RedisStreamSpec, data, where=where)
 
 
 def with_graph(run: RunSpec, folder: Path) -> RunSpec:

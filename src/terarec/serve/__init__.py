@@ -15,7 +15,7 @@ from terarec.serve.score_files import ScoreReport, score_files
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession, InputColumn
 from terarec.serve.tables import ServedTables
-from terarec.serve.update_streams import RedisStream
+from terarec.serve.update_streams import KafkaTopic, RedisStream, open_stream
 
 __all__ = [
     "Catalogue",
@@ -26,6 +26,7 @@ __all__ = [
     "InferenceSession",
     "InputColumn",
     "ItemIndex",
+    "KafkaTopic",
     "LiveUpdates",
     "PublishStatistics",
     "ReceiveStatistics",
@@ -39,6 +40,7 @@ __all__ = [
     "UpdatePublisher",
     "UpdateReceiver",
     "UpdateStatistics",
+    "open_stream",
     "score_files",
     "serve",
 ]

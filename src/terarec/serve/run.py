@@ -18,8 +18,8 @@ from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 from terarec.serve.tables import ServedTables
-from terarec.serve.update_streams import RedisStream
-from terarec.spec import FieldError, RedisStreamSpec, ServingSpec
+from terarec.serve.update_streams import open_stream
+from terarec.spec import FieldError, ServingSpec, UpdateStreamSpec
 
 _RECEIVE_SECONDS = 0.5  # between two looks at a stream
 
@@ -52,7 +52,7 @@ def serve(
     device: torch.device | None = None,
     allow_import: Sequence[str] = (),
     numbers: Numbers | None = None,
-    stream: RedisStreamSpec | None = None,
+    stream: UpdateStreamSpec | None = None,
 ) -> None:
     """Serve a checkpoint of a run; return after SIGINT, SIGTERM or `RunningServer.stop`.
 
@@ -101,12 +101,12 @@ def serve(
 
 
 @contextlib.contextmanager
-def _receiving(run_dir: Path, spec: RedisStreamSpec | None) -> Iterator[None]:
+def _receiving(run_dir: Path, spec: UpdateStreamSpec | None) -> Iterator[None]:
     """Receive checkpoints while this lasts, which begins when there is one."""
     if spec is None:
         yield
         return
-    stream = RedisStream(spec)
+    stream = open_stream(spec)
     try:
         with UpdateReceiver(stream, run_dir, every_seconds=_RECEIVE_SECONDS) as receiver:
             receiver.wait(float("inf"))

@@ -1,13 +1,15 @@
-"""Logs of records that all readers see in one order: a stream of Redis or Valkey."""
+"""Logs of records that all readers see in one order: a stream of Redis or Valkey, a topic of Kafka."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from terarec.errors import StorageError
+from terarec.errors import MissingDependencyError, StorageError
 from terarec.ps.redis_server import RedisServer, Request, request
-from terarec.spec import RedisStreamSpec
+from terarec.spec import KafkaTopicSpec, RedisStreamSpec, UpdateStreamSpec
 
 _FIELD = b"record"
 _READ_AT_ONCE = 32
@@ -74,6 +76,15 @@ class UpdateStream(Protocol):
         ...
 
 
+def open_stream(spec: UpdateStreamSpec) -> UpdateStream:
+    """Return a stream; connections are made when they are first needed.
+
+    Raises:
+        MissingDependencyError: The client is not installed.
+    """
+    return RedisStream(spec) if isinstance(spec, RedisStreamSpec) else KafkaTopic(spec)
+
+
 class RedisStream:
     """A stream of Redis or Valkey; see `UpdateStream`."""
 
@@ -114,3 +125,188 @@ class RedisStream:
                 raise StorageError(f"stream {self._name!r}", problem)
             found.append(StreamRecord(position.decode(), fields[1]))
         return found
+
+
+_SILENT = logging.getLogger(f"{__name__}.client")  # of the client of Kafka, whose failures are raised here
+_SILENT.setLevel(logging.CRITICAL + 1)
+_LAST_RECORD = -2001  # RD_KAFKA_OFFSET_TAIL(1), for which the Python client has no name
+
+
+class _UnknownTopicError(StorageError):
+    """There is no such topic."""
+
+
+class KafkaTopic:
+    """Partition 0 of a topic of Kafka; see `UpdateStream`. Records leave when the topic's retention says so.
+
+    Args:
+        spec: Brokers and topic.
+
+    Raises:
+        MissingDependencyError: The client is not installed.
+    """
+
+    def __init__(self, spec: KafkaTopicSpec) -> None:
+        self.record_bytes = spec.record_bytes
+        self._spec = spec
+        self._library = _confluent_kafka()
+        self._producer: Any = None
+        self._consumer: Any = None
+        self._next: int | None = None  # offset that the consumer goes on at, None where it has to be told
+
+    def append(self, contents: Sequence[bytes]) -> list[str]:
+        """See `UpdateStream.append`."""
+        done: list[tuple[Any, Any]] = []
+        try:
+            producer = self._connected_producer()
+            for content in contents:
+                producer.produce(
+                    self._spec.topic, content, partition=0, on_delivery=lambda error, sent: done.append((error, sent))
+                )
+            producer.flush(self._spec.timeout_seconds + 1.0)  # by then each record is there or has timed out
+            errors = [error for error, _ in done if error is not None]
+            if errors or len(done) < len(contents):
+                raise self._failed(errors[0] if errors else "no answer in time")
+        except (self._library.KafkaException, BufferError) as error:
+            self._forget_producer()
+            raise self._failed(error) from error
+        except StorageError:
+            # A producer that failed may refuse everything from then on, as where its broker has forgotten it.
+            self._forget_producer()
+            raise
+        return [str(message.offset()) for _, message in done]
+
+    def read(self, after: str | None) -> list[StreamRecord]:
+        """See `UpdateStream.read`."""
+        return self._read(None if after is None else int(after) + 1)
+
+    def last(self) -> bytes | None:
+        """See `UpdateStream.last`."""
+        found = None
+        # A broker's end of a topic may be too low while a batch is being added: read on until nothing follows.
+        try:
+            records = self._read(_LAST_RECORD)
+        except _UnknownTopicError:
+            return None  # the first record creates it, where the broker allows that
+        while records:
+            found = records[-1].content
+            records = self._read(int(records[-1].position) + 1)
+        return found
+
+    def trim(self, before: str) -> None:
+        """Do nothing: the topic's retention removes records, which other readers may want."""
+
+    def close(self) -> None:
+        """See `UpdateStream.close`."""
+        self._forget_producer()
+        self._forget_consumer()
+
+    def _read(self, begin: int | None) -> list[StreamRecord]:
+        """Return the next records from an offset on, or from the first one."""
+        found: list[StreamRecord] = []
+        try:
+            consumer = self._connected_consumer()
+            is_new = begin is None or begin != self._next
+            if is_new:
+                self._assign(consumer, self._library.OFFSET_BEGINNING if begin is None else begin)
+            self._next = None
+            ends, is_at_end = time.monotonic() + self._spec.timeout_seconds, False
+            while len(found) < _READ_AT_ONCE and not is_at_end:
+                # Records that are here already are returned without waiting for more.
+                message = consumer.poll(0.0 if found else max(0.0, ends - time.monotonic()))
+                if message is None:
+                    if found:
+                        break
+                    if begin is not None and begin > 0 and self._end(consumer) < begin:
+                        # The topic was created anew: what it has is read from the start. The client does so itself
+                        # where the broker says that the offset is out of range, which not every broker does.
+                        return self._read(None)
+                    raise self._failed("no answer in time")
+                error = message.error()
+                if error is None:
+                    found.append(StreamRecord(str(message.offset()), message.value() or b""))
+                elif error.code() == self._library.KafkaError._PARTITION_EOF:
+                    if is_new or found:
+                        is_at_end = True
+                    elif begin is not None:  # this is where the topic ended some time ago; ask again
+                        self._assign(consumer, begin)
+                        is_new = True
+                else:
+                    raise self._failed(error)
+        except (self._library.KafkaException, StorageError) as error:
+            self._forget_consumer()
+            raise error if isinstance(error, StorageError) else self._failed(error) from error
+        # The end is told once for each assignment, so a reader that has seen it assigns anew.
+        self._next = int(found[-1].position) + 1 if found and not is_at_end else None
+        return found
+
+    def _assign(self, consumer: Any, offset: int) -> None:
+        consumer.assign([self._library.TopicPartition(self._spec.topic, 0, offset)])
+
+    def _end(self, consumer: Any) -> int:
+        partition = self._library.TopicPartition(self._spec.topic, 0)
+        _, end = consumer.get_watermark_offsets(partition, timeout=self._spec.timeout_seconds)
+        return int(end)
+
+    def _connected_producer(self) -> Any:
+        if self._producer is None:
+            settings = {
+                "enable.idempotence": True,  # a request that is sent again adds no record twice and keeps the order
+                "message.timeout.ms": int(1000 * self._spec.timeout_seconds),
+                "message.max.bytes": 2 * self.record_bytes + 65_536,
+            }
+            self._producer = self._library.Producer(self._settings() | settings, logger=_SILENT)
+        return self._producer
+
+    def _connected_consumer(self) -> Any:
+        if self._consumer is None:
+            settings = {
+                "group.id": "terarec",  # which the client asks for; no offsets are kept there
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,  # after which the end of the topic is told: the time of a read that finds none
+            }
+            self._consumer = self._library.Consumer(self._settings() | settings, logger=_SILENT)
+            # A topic that is not there would only be awaited by the reads that follow.
+            held = self._consumer.list_topics(self._spec.topic, self._spec.timeout_seconds).topics[self._spec.topic]
+            if held.error is not None:
+                raise self._failed(held.error)
+        return self._consumer
+
+    def _settings(self) -> dict[str, Any]:
+        milliseconds = max(1000, int(1000 * self._spec.timeout_seconds))
+        return {
+            "bootstrap.servers": self._spec.brokers,
+            "socket.timeout.ms": milliseconds,
+            "reconnect.backoff.max.ms": 1000,  # a broker that is back is seen within a second, by default within ten
+        }
+
+    def _forget_producer(self) -> None:
+        if self._producer is not None:
+            self._producer.purge()
+        self._producer = None
+
+    def _forget_consumer(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer = self._next = None
+
+    def _failed(self, error: object) -> StorageError:
+        inner = error.args[0] if isinstance(error, self._library.KafkaException) else error
+        place, kinds = f"kafka {self._spec.brokers}", self._library.KafkaError
+        if not isinstance(inner, kinds):
+            return StorageError(place, f"topic {self._spec.topic!r}: {inner}")
+        if inner.code() in (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_TOPIC, kinds._UNKNOWN_PARTITION):
+            return _UnknownTopicError(place, f"has no topic {self._spec.topic!r}, expected one with a partition 0")
+        return StorageError(place, f"topic {self._spec.topic!r}: {inner.str()}")
+
+
+def _confluent_kafka() -> Any:
+    try:
+        import confluent_kafka
+    except ImportError:
+        raise MissingDependencyError(
+            "confluent_kafka", "not installed, expected pip install 'terarec[kafka]'"
+        ) from None
+    return confluent_kafka

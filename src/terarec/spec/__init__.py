@@ -98,7 +98,15 @@ from terarec.spec.schedule import (
     StepSchedule,
     WarmupDecaySchedule,
 )
-from terarec.spec.serving import EXECUTOR_MODES, EXECUTOR_NAMES, ItemIndexSpec, RedisStreamSpec, ServingSpec
+from terarec.spec.serving import (
+    EXECUTOR_MODES,
+    EXECUTOR_NAMES,
+    ItemIndexSpec,
+    KafkaTopicSpec,
+    RedisStreamSpec,
+    ServingSpec,
+    UpdateStreamSpec,
+)
 from terarec.spec.tables import (
     AdmissionSpec,
     DynamicTableSpec,
@@ -198,6 +206,7 @@ __all__ = [
     "HostMemorySpec",
     "Initializer",
     "ItemIndexSpec",
+    "KafkaTopicSpec",
     "LFUEviction",
     "LRSpec",
     "LRUEviction",
@@ -270,6 +279,7 @@ __all__ = [
     "TorchOptimizerSpec",
     "TrainingSpec",
     "TwoTowerSpec",
+    "UpdateStreamSpec",
     "WarmupDecaySchedule",
     "WideDeepSpec",
     "WorkflowSpec",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from terarec.spec import checks
 from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
@@ -55,6 +55,7 @@ class ServingSpec:
 
 
 _NAME = re.compile(r"[A-Za-z0-9._\-]{1,200}")
+_BROKERS = re.compile(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +68,48 @@ class RedisStreamSpec:
         record_bytes: Most bytes of a record's content.
     """
 
+    kind: ClassVar[str] = "redis_stream"
     server: RedisSpec = field(default_factory=RedisSpec)
     stream: str = "terarec"
     record_bytes: int = 524288
 
     def __post_init__(self) -> None:
         checks.instance(self, "server", RedisSpec, "RedisSpec(...)")
-        if not isinstance(self.stream, str) or not _NAME.fullmatch(self.stream):
-            checks.fail(self, "stream", "1 to 200 letters, digits, '.', '_' and '-'")
-        checks.positive_int(self, "record_bytes")
+        _check_stream(self, "stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KafkaTopicSpec:
+    """Partition 0 of a topic of Kafka. Its retention has to keep a base and the deltas that follow it.
+
+    Attributes:
+        brokers: Address ``host:port`` of a broker, or of several with commas between.
+        topic: Name of the topic, which the broker or an administrator creates.
+        record_bytes: Most bytes of a record's content; brokers accept 1 MiB unless they are configured otherwise.
+        timeout_seconds: Most seconds to wait for a broker.
+    """
+
+    kind: ClassVar[str] = "kafka"
+    brokers: str = "127.0.0.1:9092"
+    topic: str = "terarec"
+    record_bytes: int = 524288
+    timeout_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.brokers, str) or not _BROKERS.fullmatch(self.brokers):
+            checks.fail(self, "brokers", "HOST:PORT, or several with commas between")
+        _check_stream(self, "topic")
+        checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
+
+
+UpdateStreamSpec = RedisStreamSpec | KafkaTopicSpec
+
+
+def _check_stream(spec: UpdateStreamSpec, name: str) -> None:
+    value = getattr(spec, name)
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        checks.fail(spec, name, "1 to 200 letters, digits, '.', '_' and '-'")
+    checks.positive_int(spec, "record_bytes")
 
 
 SearchMethod = Literal["auto", "exact", "lists"]
