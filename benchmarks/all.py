@@ -20,6 +20,7 @@ SCRIPTS = (
     "prepare.py",
 )
 
-for script in SCRIPTS:
-    print(f"== {script}", flush=True)
-    subprocess.run([sys.executable, str(HERE / script)], check=True)
+if __name__ == "__main__":
+    for script in SCRIPTS:
+        print(f"== {script}", flush=True)
+        subprocess.run([sys.executable, str(HERE / script)], check=True)

@@ -411,6 +411,7 @@ def _check_optimizers(owner: object, optimizers: object) -> None:
 
 
 def _optimizer_of(table: str, optimizers: Mapping[str, str]) -> str:
+    # Not `fnmatch`, which ignores the case of names on Windows.
     matching = (name for pattern, name in optimizers.items() if fnmatchcase(table, pattern))
     return next(matching, DEFAULT_OPTIMIZER)
 
