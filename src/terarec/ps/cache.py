@@ -149,6 +149,7 @@ class EmbeddingCache:
 
         A place is -1 where there is none: after an update, and where lookups that are under way hold all slots.
         """
+        # Rows that were read before an update may be the old ones; the next lookup of their keys reads them again.
         if changes is not None and changes != self._changes:
             return torch.full_like(keys, -1)
         slots, num_new, num_released = self.slots.admit(keys, self.capacity // _EVICTED_SHARE)
@@ -272,6 +273,7 @@ class EmbeddingCache:
                 return 0
             found = self.table.find(keys.cpu())
             values, mask = self.memory.packed(found.rows), found.mask.to(self.device)
+            # While a tier fails, the rows that it alone has only seem to be gone.
             may_drop = all(tier.is_available for tier in self.table.statistics().tiers)
             with self._lock:
                 if changes != self._changes:
@@ -367,6 +369,7 @@ def look_up(
             absent = [part for part in parts if part.absent.numel()]
             if not absent:
                 return memory.lookup(_joined(parts), offsets, layout, key_weights)
+        # Without the lock: other lookups go on while rows are read. The slots found so far are pinned until the end.
         _read(memory, [part for part in absent if not part.defer()])
         with memory.lock:
             for part in absent:

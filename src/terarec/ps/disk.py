@@ -119,7 +119,7 @@ class RowStoreTier:
         """See `Tier.refresh`: only a row file that is read-only has another writer."""
         has_moved = isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
         if has_moved and isinstance(self._rows, CachedRows):
-            self._rows.forget()
+            self._rows.forget()  # which rows the other process changed is not known
         return has_moved
 
     def statistics(self) -> TierStatistics:

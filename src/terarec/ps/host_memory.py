@@ -20,8 +20,10 @@ from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
 _PIECE_ROWS = 4_096  # larger ones are sorted by torch's threads, which lookups need
+# With a pause after 1,024 rows, 99 % of lookups beside a delta took at most 2.8 to 4.2 ms, without one 4.2 to 4.3 ms;
+# 1 M rows took 0.1 to 0.3 s longer (three turns on two busy Zen 4 cores).
 _PAUSE_SECONDS = 50e-6
-_FEWEST_BYTES = 1 << 20
+_FEWEST_BYTES = 1 << 20  # at a time, so that a small table does not grow with every piece
 _GROWTH = 8  # an eighth more at a time: only address space until rows are written
 _CPU = torch.device("cpu")
 
@@ -154,7 +156,7 @@ class _Partition:
         with self._lock:
             rows = self._index.find(keys)
             mask = rows >= 0
-            rows.clamp_(min=0)
+            rows.clamp_(min=0)  # row 0 stands for missing keys, so that the kernel needs no mask
             vectors = bag_lookup(self._weights.tensor, rows, torch.tensor([0, keys.numel()]), self._layout())
             self.num_asked += keys.numel()
             self._hits += int(mask.count_nonzero())
@@ -202,7 +204,7 @@ class _Partition:
         """Return rows that no key has."""
         taken: list[Tensor] = []
         while self._free and count:
-            part = self._free.pop()
+            part = self._free.pop()  # a list of pieces: joining them would copy all free rows for each insertion
             if part.numel() > count:
                 self._free.append(part[count:])
             taken.append(part[:count])

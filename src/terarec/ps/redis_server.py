@@ -63,6 +63,7 @@ class RedisServer:
                 has_moved = isinstance(error, library.exceptions.MovedError | library.exceptions.AskError)
                 if not has_moved or attempt == _ATTEMPTS - 1:
                     raise self._failed(error) from error
+                # A hash has moved to another node; the client follows that for its own commands alone.
                 self._client.nodes_manager.initialize()
             except (library.exceptions.RedisError, OSError) as error:
                 self._forget_nodes()
@@ -118,6 +119,7 @@ class RedisServer:
             "password": spec.password,
             "socket_timeout": spec.timeout_seconds,
             "socket_connect_timeout": spec.timeout_seconds,
+            # None: a tier that fails rests, and lookups go on without it; retries would let them wait several timeouts.
             "retry": library.retry.Retry(library.backoff.NoBackoff(), 0),
             "decode_responses": False,
             **_tls_options(spec, library),

@@ -73,7 +73,7 @@ class RedisTier:
         mask, damaged = torch.zeros(keys.numel(), dtype=torch.bool), 0
         for places, reply in zip(asked, replies, strict=True):
             rows = [row for row in reply if row is not None and len(row) == row_bytes]
-            if len(rows) == len(reply):
+            if len(rows) == len(reply):  # the usual reply, for which no row is looked at one by one
                 mask[places] = True
                 held[_positions(places)] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, row_bytes)
                 continue
@@ -163,6 +163,7 @@ class RedisTier:
         most = held - int(overflow.max_rows * overflow.keep)
         if self._tracks_use:
             times = _times_of(name)
+            # A hash has no order, so the oldest rows are found by reading all times.
             pairs = self._server.run([request(times, b"HGETALL")])[0]
             fields, found = _pairs(pairs)
             order = np.argsort(found, kind="stable")[:most]

@@ -103,7 +103,7 @@ class ParameterServer:
         with self._lock:
             if name in self._versions or name in self._loading:
                 raise ConfigError("version", f"model {model.name!r} has version {model.version}, expected a new one")
-            self._loading[name] = None
+            self._loading[name] = None  # taken before the lock goes: another call with this version is refused
         try:
             sources = {table.name: open_source(table) for table in model.tables}
             for table, source in sources.items():
@@ -120,7 +120,7 @@ class ParameterServer:
                 del self._loading[name]
             raise
         with self._lock:
-            if name in self._loading:
+            if name in self._loading:  # else its thread has ended already
                 self._loading[name] = loading
         return loading
 
@@ -237,7 +237,7 @@ class ParameterServer:
         with self._lock:
             if self._active.get(model) == version:
                 raise ConfigError("version", f"got {version}, the active one of {model!r}, expected another")
-            del self._versions[model, version]
+            del self._versions[model, version]  # first, so that no lookup finds a table that is half empty
         try:
             for table in held.tables.values():
                 for tier in table.tiers:
@@ -266,6 +266,8 @@ class ParameterServer:
         tiers, found = self.table(model, table, version), self._version(model, version)
         tiers.erase(removed)
         tiers.insert(keys, rows)
+        # Caches last: a lookup that misses a row from here on reads the new one. One that read the old row inserts it
+        # before the cache gets the new one, or not at all, since the cache has counted a change.
         with self._caching:
             caches = [held.caches[table] for held in found.caches.values()]
         for cache in caches:
@@ -306,7 +308,7 @@ class ParameterServer:
         """Stop loading and close all tiers; rows on servers and disks stay."""
         with self._lock:
             loading = [held for held in self._loading.values() if held is not None]
-        for held in loading:
+        for held in loading:  # without the lock, which their threads need in order to end
             held.cancel()
         with self._lock:
             versions, self._versions, self._active = list(self._versions.values()), {}, {}

@@ -277,6 +277,7 @@ def _look_up_level(asked: Sequence[tuple[_GuardedTier, Tensor]]) -> list[Found |
             by_server.setdefault(id(guarded.tier.server), []).append(place)
         else:
             found[place] = guarded.lookup(keys)
+    # One exchange for all tables on a server: a table alone would wait for a round trip of its own.
     for places in by_server.values():
         tried = [place for place in places if asked[place][0].may_try()]
         found |= dict.fromkeys(places)
@@ -341,6 +342,7 @@ class _GuardedTier:
 
     def may_try(self, *, counts: bool = True) -> bool:
         """Return whether the tier does not rest, or it is time to try it again."""
+        # Read without the lock, which lookups of a tier that works would share: at worst one more tries a failed tier.
         if not self._pause:
             return True
         with self._lock:

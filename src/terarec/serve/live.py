@@ -114,7 +114,7 @@ class LiveUpdates(Repeating):
 
     def _apply(self, checkpoint: Checkpoint, num_deltas: int) -> None:
         served, files = self._served, checkpoint.table_files()
-        checkpoint.dense()
+        checkpoint.dense()  # reads and checks it, before any row changes
         for name in served.tables:  # reads and checks every file, so that none is found damaged halfway
             for _ in files.changes(name, num_deltas):
                 pass

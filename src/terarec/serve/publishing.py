@@ -128,10 +128,10 @@ class UpdatePublisher(Repeating):
         ids = [state_id(path, manifest.step).id for path, manifest in chain]
         last = self._stream.last()
         published = None if last is None else _Record.read(last).published
-        begin = ids.index(published) + 1 if published in ids else 0
+        begin = ids.index(published) + 1 if published in ids else 0  # 0: the chain has a new base, or none was sent
         for (path, manifest), state in zip(chain[begin:], ids[begin:], strict=True):
             before = self._send(path, manifest, state, published)
-            if manifest.delta is None:
+            if manifest.delta is None:  # no reader needs what came before a base
                 self._stream.trim(before)
             published = state
         if begin < len(chain):
@@ -143,6 +143,7 @@ class UpdatePublisher(Repeating):
         files = _files_below(path)
         if manifest.delta is None:
             files = [self._run / RUN_FILE, *_files_below(self._run / DATASET_DIRECTORY), *files]
+        # The attempt tells these records from those that a publisher which was killed left of the same checkpoint.
         attempt, entries, first, size = secrets.token_hex(8), list[dict[str, Any]](), "", 0
         waiting: list[bytes] = []
         number = 0
@@ -205,6 +206,7 @@ class UpdateReceiver(Repeating):
             while records := self._stream.read(self._after):
                 for position, content in records:
                     count += self._take(position, content)
+                    # Not within a checkpoint: a receiver that starts anew needs all of its records again.
                     if self._partial is None:
                         self._write_position(position)
             return count
@@ -285,7 +287,7 @@ class UpdateReceiver(Repeating):
             if step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
                 shutil.rmtree(other)
         self._checkpoints.mkdir(exist_ok=True)
-        flush_tree(checkpoint)
+        flush_tree(checkpoint)  # before the rename: a directory of that name is taken for a complete checkpoint
         checkpoint.rename(path)
         self._drop()
         keep_newest(self._checkpoints, _KEPT)

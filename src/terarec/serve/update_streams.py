@@ -100,7 +100,7 @@ class RedisStream:
 
     def read(self, after: str | None) -> list[StreamRecord]:
         """See `UpdateStream.read`."""
-        begin = b"-" if after is None else b"(" + after.encode()
+        begin = b"-" if after is None else b"(" + after.encode()  # "(" leaves the position itself out
         count = str(_READ_AT_ONCE).encode()
         return self._records(request(self._name, b"XRANGE", begin, b"+", b"COUNT", count))
 
