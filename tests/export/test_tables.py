@@ -148,7 +148,7 @@ def test_without_embeddings_their_tops_are_inputs(tmp_path):
 
 
 def test_large_constants_lie_beside_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("terarec.export.graph_models._MOST_BYTES", 10)
+    monkeypatch.setattr("terarec.export.graph_models.MOST_BYTES", 10)
     wide = DynamicTableSpec(name="t", width=64)  # ONNX leaves constants of less than 1 KiB where they are
     model = graph(GraphEmbedding(name="e", tables=(wide,), features=(feature("a"),)), elements=64)
     export_onnx(model, tmp_path / "x.onnx", key_inputs=[ANY])

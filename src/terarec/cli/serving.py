@@ -61,6 +61,13 @@ class ExportOptions:
     table: Annotated[
         str | None, typer.Option(metavar="TABLE", help="The one table to write with parquet, npy or faiss.")
     ] = None
+    row_type: RowTypeOption = "fp32"
+    precision: PrecisionOption = None
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A prepared data set, or HugeCTR's files: write the AUC of the file, and its change."),
+    ] = None
+    split: Annotated[str, typer.Option(help="Which part of it.")] = "valid"
     checkpoint: CheckpointOption = None
     allow_import: AllowImport = None
 
@@ -85,10 +92,14 @@ def export(options: ExportOptions, show: Show) -> None:
 
 def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:
     from terarec.export import export_embeddings, export_run, export_table
+    from terarec.export.artifact import FORMATS
     from terarec.export.table_rows import TABLE_FORMATS
+    from terarec.models.narrow import Numbers
     from terarec.serve.triton import TritonSpec, export_triton
 
     allowed = options.allow_import or ()
+    if options.format not in FORMATS:
+        _check_unset(options, ("row_type", "precision", "data", "split"))
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
         return export_table(
@@ -112,8 +123,17 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
         format=options.format,
         tables=not options.no_tables,
         checkpoint=options.checkpoint,
+        numbers=Numbers(row_type=options.row_type, precision=options.precision),
+        data=options.data,
+        split=options.split,
         allow_import=allowed,
     )
+
+
+def _check_unset(options: ExportOptions, names: tuple[str, ...]) -> None:
+    for field in dataclasses.fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise ConfigError(f"--{field.name.replace('_', '-')}", f"has no meaning for --to {options.format}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terarec.batch import Batch
+from terarec.data import open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.export.files import (
     BATCH_SIZES,
+    NARROW_TOLERANCES,
+    TOLERANCE,
     Run,
     aotinductor_runner,
     max_difference,
     onnx_runner,
+    quantize_onnx,
     random_batches,
     save_aotinductor,
     save_onnx,
@@ -33,11 +40,13 @@ from terarec.export.inputs import NO_KEY, KeyInput, ModelInput
 from terarec.export.onnx_graph import OPSET, onnx_library
 from terarec.export.scoring import Scores, Scoring, collections
 from terarec.io import atomic_dir, check_replaceable, write_versioned_json
+from terarec.metrics import MetricSet
 from terarec.models import GraphModel
-from terarec.models.artifact import load_model
+from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_model
+from terarec.models.narrow import Numbers, narrow
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
-from terarec.spec import CategoricalColumn, DatasetSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, FieldError
 from terarec.spec.registry import Registry
 from terarec.storage import Store
 
@@ -64,7 +73,10 @@ class ExportReport:
         tables: Whether the tables are in the file.
         inputs: Names of the inputs, in order.
         outputs: Names of the outputs, in order.
-        max_abs_difference: Largest difference between the file's scores and the model's on random batches.
+        max_abs_difference: Largest difference between the file's scores and the model's on random batches; the model
+            computes with the numbers of the file.
+        auc: Area under the ROC curve of the file's scores, the mean over labels, on the samples that were given.
+        auc_change: That, less the one of the model in fp32.
         bytes: Size of the directory's files.
     """
 
@@ -76,17 +88,27 @@ class ExportReport:
     outputs: tuple[str, ...]
     max_abs_difference: float
     bytes: int
+    auc: float | None = None
+    auc_change: float | None = None
+
+
+class RunStep(NamedTuple):
+    """A run, and the training steps behind the weights of its checkpoint."""
+
+    run: Path
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Written:
-    """A file, its signature, and what it is compared with."""
+    """A file, its signature, what it is compared with, and the AUC of the model in fp32 where samples are given."""
 
     inputs: Sequence[ModelInput]
     outputs: Sequence[str]
     run: Run
     expected: Callable[[Batch], Sequence[Tensor]]
     batches: Sequence[Batch]
+    auc: float | None = None
 
 
 def export_run(
@@ -97,6 +119,9 @@ def export_run(
     tables: bool = True,
     checkpoint: int | str | None = None,
     scores: Scores | None = None,
+    numbers: Numbers | None = None,
+    data: Path | None = None,
+    split: str = "valid",
     allow_import: Sequence[str] = (),
 ) -> ExportReport:
     """Write the model of a run into the new directory `out`; see `export_model`.
@@ -108,14 +133,23 @@ def export_run(
         tables: Whether the tables are in the file.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
         scores: Scores of logits; None for those of the run's objective.
+        numbers: Numbers of rows and layers as in `export_model`.
+        data: Prepared data set, or HugeCTR's files, on which the AUC of the file is computed; None for none.
+        split: Its split.
         allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
+        ConfigError: See `export_model`; or data of other columns than the run's, or labels that are not binary.
         DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
     """
     run_dir, out = Path(run_dir), Path(out)
     _check(out, format)
+    _check_numbers(numbers or Numbers(), format, tables=tables)
     loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
+    batches = None
+    if data is not None:
+        check_columns(read_spec(data), data, loaded.dataset, run_dir / DATASET_DIRECTORY)
+        batches = open_reader(data, split, batch_size=loaded.spec.training.batch_size)
     return export_model(
         loaded.model,
         out,
@@ -123,8 +157,9 @@ def export_run(
         format=format,
         tables=tables,
         scores=scores or build_objective(loaded.spec.objective).scores,
-        run=run_dir,
-        step=loaded.step,
+        source=RunStep(run_dir, loaded.step),
+        numbers=numbers,
+        samples=batches,
     )
 
 
@@ -137,15 +172,16 @@ def export_model(
     tables: bool = True,
     key_inputs: Sequence[KeyInput] = (),
     scores: Scores = torch.sigmoid,
-    run: Path | None = None,
-    step: int | None = None,
+    source: RunStep | None = None,
+    numbers: Numbers | None = None,
+    samples: Iterable[Batch] | None = None,
 ) -> ExportReport:
     """Write `model` in evaluation into the new directory `out`, and compare the file with it on random batches.
 
     `out` gets the file of the format (`FORMATS`) and `EXPORT_FILE`, which names inputs and outputs (docs/export.md).
 
     Args:
-        model: A module that a module that takes a `Batch`, on the CPU; put into evaluation mode.
+        model: A module that takes a `Batch`, on the CPU; put into evaluation mode.
         out: Output directory.
         dataset: The columns that the model reads; a `GraphModel` needs none.
         format: "onnx"; "torch" for a program of `torch.export`; "aotinductor" for one that is compiled for this
@@ -153,31 +189,42 @@ def export_model(
         tables: Whether the tables are in the file; else the vectors that they give are inputs.
         key_inputs: Sources of the keys; by default an input for each column.
         scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
-        run: The run that the model is from.
-        step: Training steps behind its weights.
+        source: The run that the model is from; None for one of no run.
+        numbers: Numbers of rows and layers; None for fp32. With others the model itself is changed to them, since the
+            file is compared with it.
+        samples: Batches with labels of 0 and 1, on which the AUC of the file and its change are computed; read twice.
 
     Raises:
-        ConfigError: `out` holds something, an unknown format, a layer or an operation that the format cannot hold, or
-            scores of the file that are not the model's.
+        ConfigError: `out` holds something, an unknown format, numbers, a layer or an operation that the format cannot
+            hold, or scores of the file that are not the model's.
         MissingDependencyError: A library of the extra "onnx" is not installed.
         StorageError: The disk is full; nothing is left behind.
     """
+    numbers = numbers or Numbers()
     _check(out, format)
+    _check_numbers(numbers, format, tables=tables)
     model.eval()
     with atomic_dir(out) as partial:
         path = partial / FORMATS[format]
         if isinstance(model, GraphModel):
+            if numbers != Numbers() or samples is not None:
+                raise ConfigError("export", "got numbers or samples for a GraphModel, expected another model, or none")
             written = _write_graph(model, dataset, path, format, tables, key_inputs)
         elif dataset is None:
             raise ConfigError(
                 "export", f"got a {type(model).__name__} without dataset, expected the columns that it reads"
             )
         else:
-            written = _write_native(model, dataset, path, format, tables, key_inputs, scores)
-        difference = max_difference(written.run, written.inputs, written.expected, written.batches)
+            written = _write_native(model, dataset, path, format, tables, key_inputs, scores, numbers, samples)
+        tolerance = NARROW_TOLERANCES.get(numbers.precision or "fp32", TOLERANCE)
+        difference = max_difference(written.run, written.inputs, written.expected, written.batches, tolerance)
+        auc, auc_change = None, None
+        if samples is not None and written.auc is not None:
+            auc = _auc(samples, lambda batch: written.run({given.name: given.read(batch) for given in written.inputs}))
+            auc_change = auc - written.auc
         content = {
-            "run": None if run is None else str(run),
-            "step": step,
+            "run": None if source is None else str(source.run),
+            "step": None if source is None else source.step,
             "model": type(model).__name__,
             "file": path.name,
             "file_format": format,
@@ -185,7 +232,12 @@ def export_model(
             "no_key": NO_KEY,
             "inputs": [_described(given) for given in written.inputs],
             "outputs": list(written.outputs),
+            "row_type": numbers.row_type,
+            "precision": numbers.precision or "fp32",
             "max_abs_difference": difference,
+            "tolerance": tolerance,
+            "auc": auc,
+            "auc_change": auc_change,
             "compared_samples": sum(BATCH_SIZES),
             "versions": _versions(format),
         }
@@ -193,13 +245,15 @@ def export_model(
         size = sum(file.stat().st_size for file in partial.iterdir())
     return ExportReport(
         file=out / path.name,
-        step=step,
+        step=None if source is None else source.step,
         model=type(model).__name__,
         tables=tables,
         inputs=tuple(given.name for given in written.inputs),
         outputs=tuple(written.outputs),
         max_abs_difference=difference,
         bytes=size,
+        auc=auc,
+        auc_change=auc_change,
     )
 
 
@@ -211,6 +265,22 @@ def _check(out: Path, format: str) -> None:  # noqa: A002
     check_replaceable(out)
 
 
+_PRODUCTS = {
+    "onnx": ("fp32", "int8"),  # its runtime has no products of 16 bits on a CPU
+    "torch": ("fp32", "bf16", "fp16"),
+    "aotinductor": ("fp32", "bf16", "fp16"),
+    "torchscript": ("fp32", "bf16", "fp16", "int8"),  # `torch.export` traces no packed weights
+}
+
+
+def _check_numbers(numbers: Numbers, format: str, *, tables: bool) -> None:  # noqa: A002
+    if numbers.precision is not None and numbers.precision not in _PRODUCTS[format]:
+        expected = ", ".join(_PRODUCTS[format])
+        raise FieldError("", "precision", f"got {numbers.precision!r} for {format!r}, expected one of {expected}")
+    if numbers.row_type != "fp32" and not tables:
+        raise FieldError("", "row_type", f"got {numbers.row_type!r} for a file without tables, expected 'fp32'")
+
+
 def _write_native(
     model: nn.Module,
     dataset: DatasetSpec,
@@ -219,22 +289,47 @@ def _write_native(
     tables: bool,
     key_inputs: Sequence[KeyInput],
     scores: Scores,
+    numbers: Numbers,
+    samples: Iterable[Batch] | None,
 ) -> _Written:
-    scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
-    _save(scoring, path, format, tables)
+    plain = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
+    auc = None if samples is None else _auc(samples, lambda batch: [out.numpy() for out in plain.scores_of(batch)])
+    scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
     readers: dict[str, list[Store]] = {}
     for collection in collections(model).values():
         for feature in collection.features:
             readers.setdefault(feature.name, []).append(collection.tables[feature.table])
+    batches = random_batches(dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels))
+    is_quantized_after = format == "onnx" and numbers.precision == "int8"
+    if numbers.precision == "int8" and not is_quantized_after:
+        narrow(model, Numbers(precision="int8"))
+    _save(scoring, path, format, tables)
+    if is_quantized_after:
+        quantize_onnx(path)
+    # Only now: the file is made of the rows as they are.
+    narrow(model, Numbers(row_type=numbers.row_type, precision="int8" if is_quantized_after else None))
     return _Written(
         inputs=scoring.inputs,
         outputs=scoring.outputs,
         run=onnx_runner(path) if format == "onnx" else _RUNNERS[format](path, scoring.inputs),
         expected=scoring.scores_of,
-        batches=random_batches(
-            dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels)
-        ),
+        batches=batches,
+        auc=auc,
     )
+
+
+def _auc(samples: Iterable[Batch], score: Callable[[Batch], Sequence[NDArray[np.generic]]]) -> float:
+    found: MetricSet | None = None
+    for batch in samples:
+        labels = batch.label.numpy()
+        found = found or MetricSet(["auc"], [str(number) for number in range(labels.shape[1])])
+        with torch.no_grad():
+            scores = np.concatenate(list(score(batch)), axis=1)
+        weights = None if batch.weight is None else batch.weight.numpy()
+        found.update(labels=labels, scores=scores, logits=scores, weights=weights)
+    if found is None:
+        raise ConfigError("samples", "got none, expected some to compute the AUC on")
+    return float(found.compute()["auc"])
 
 
 _RUNNERS = {"torch": torch_runner, "torchscript": torchscript_runner, "aotinductor": aotinductor_runner}

@@ -18,7 +18,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError
 from terarec.export.inputs import NO_KEY, KeyInput, ModelInput, dense_input, key_input
 from terarec.export.layers import emit
-from terarec.export.onnx_graph import OnnxGraph, onnx_library
+from terarec.export.onnx_graph import MOST_BYTES, OnnxGraph, onnx_library
 from terarec.io import atomic_entries
 from terarec.models.graph import GraphModel
 from terarec.nn.layer import Layer
@@ -27,8 +27,6 @@ from terarec.spec import GraphEmbedding, GraphFeature, GraphLayer, GraphSpec
 from terarec.storage import DynamicTable, Store
 
 _FLOAT = 1  # element type, as an attribute of Cast
-_MOST_BYTES = 2**31 - 2**20
-"""A protobuf message holds 2 GiB; constants beyond go into a file of their own."""
 
 
 def export_onnx(
@@ -100,7 +98,7 @@ def _save(model: Any, path: Path) -> None:
     onnx.checker.check_model(model)
     with atomic_entries(path.parent) as folder:
         data = f"{path.name}.data"
-        is_large = model.ByteSize() > _MOST_BYTES
+        is_large = model.ByteSize() > MOST_BYTES
         onnx.save_model(model, folder / path.name, save_as_external_data=is_large, location=data)
 
 

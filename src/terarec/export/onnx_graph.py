@@ -16,6 +16,8 @@ OPSET = 18
 """The first in which every reduction takes its axes as an input; ONNX Runtime 1.14 and later run it."""
 IR_VERSION = 8
 """The one that came with opset 18, so that runtimes of its time open the file."""
+MOST_BYTES = 2**31 - 2**20
+"""A protobuf message holds 2 GiB; constants beyond go into a file of their own."""
 
 
 def onnx_library(name: str = "onnx") -> ModuleType:

@@ -1,10 +1,10 @@
-"""A model's scores from plain tensors, with lookups in plain PyTorch, to be traced by `torch.export`."""
+"""A model's scores from plain tensors, to be traced by `torch.export`."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -23,122 +23,14 @@ from terarec.export.inputs import (
     key_input,
     vector_inputs,
 )
+from terarec.export.lookups import CollectionLookup, padded_output
 from terarec.models import GraphModel
-from terarec.ragged import Ragged
+from terarec.models.narrow import Numbers
+from terarec.nn.precision import Precision, autocast
 from terarec.spec import DatasetSpec
-from terarec.storage import AnyTable, DynamicTable
 
 _LIST_LENGTH = 5
 """Vectors of a list among random values."""
-
-
-class TableLookup(nn.Module):
-    """The rows of a table in float32. Keys 0 to n - 1 are rows; others are found in the sorted keys by halving.
-
-    Args:
-        table: What it holds now.
-    """
-
-    rows: Tensor
-    keys: Tensor
-    default: Tensor
-
-    def __init__(self, table: AnyTable) -> None:
-        super().__init__()
-        self.count = len(table)
-        if isinstance(table, DynamicTable):
-            held = table.export(table.keys())
-            keys, weights = held.keys.cpu(), held.weights
-            default = torch.as_tensor(table.spec.default, dtype=torch.float32).expand(table.width).clone()
-        else:
-            keys, weights = torch.empty(0, dtype=torch.int64), table.export(table.keys()).weights
-            default = torch.zeros(table.width)
-        self.is_searched = not torch.equal(keys, torch.arange(len(keys)))
-        self.register_buffer("rows", weights.float().cpu())
-        self.register_buffer("default", default)
-        self.register_buffer("keys", keys)
-
-    def forward(self, keys: Tensor, is_key: Tensor) -> Tensor:
-        """Vectors float32[B, K, D] of ``keys int64[B, K]``: zeros where `is_key` is False.
-
-        A key that the table does not hold gives the default of a dynamic table, and zeros for a static one.
-        """
-        default = self.default.expand(*keys.shape, -1)
-        if self.count:
-            places, found = self._search(keys) if self.is_searched else self._direct(keys)
-            held = nn.functional.embedding(places, self.rows)
-            default = torch.where(found.unsqueeze(-1), held, default)
-        return torch.where(is_key.unsqueeze(-1), default, torch.zeros(()))
-
-    def _direct(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        places = keys.clamp(0, self.count - 1)
-        return places, places == keys
-
-    def _search(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the place of the last key that is not greater, and whether it is equal."""
-        places = torch.zeros_like(keys)
-        step = 1 << (self.count - 1).bit_length()
-        while step > 1:
-            step //= 2
-            further = (places + step).clamp(max=self.count - 1)
-            places = torch.where(self.keys[further] <= keys, further, places)
-        return places, self.keys[places] == keys
-
-
-class CollectionLookup(nn.Module):
-    """Looks `PaddedKeys` up as a collection in evaluation looks a `Jagged` up.
-
-    Args:
-        collection: Its features, and its tables as they are now.
-    """
-
-    def __init__(self, collection: EmbeddingCollection) -> None:
-        super().__init__()
-        self.features = collection.features
-        self.output_width = collection.output_width
-        self.places = {name: place for place, name in enumerate(collection.tables)}
-        self.tables = nn.ModuleList(TableLookup(table) for table in collection.tables.values())
-
-    def forward(self, keys: PaddedKeys) -> EmbeddingOutput:
-        """Return the pooled vectors float32[B, sum(D)] and the sequences."""
-        pooled: list[Tensor] = []
-        sequences: dict[str, PaddedSequences] = {}
-        for feature in self.features:
-            bag, is_key = keys.keys[feature.name], keys.masks[feature.name]
-            if feature.max_keys is not None:
-                bag, is_key = (_first_keys(given, feature.max_keys) for given in (bag, is_key))
-            vectors = self.tables[self.places[feature.table]](bag, is_key)
-            if feature.pooling == "none":
-                sequences[feature.name] = PaddedSequences(values=vectors, mask=is_key)
-            else:
-                pooled.append(_pool(vectors, is_key, feature.pooling))
-        nothing = vectors.new_zeros(vectors.shape[0], 0)
-        return padded_output(torch.cat(pooled, dim=1) if pooled else nothing, sequences)
-
-
-def _first_keys(values: Tensor, count: int) -> Tensor:
-    """Return the first `count` columns of [B, K], after columns of zeros where K is less.
-
-    Slicing [B, K] itself would fix in the exported graph whether K is above `count`.
-    """
-    return torch.cat([values, values.new_zeros(values.shape[0], count)], dim=1)[:, :count]
-
-
-def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> EmbeddingOutput:
-    """Return the output of a lookup, with padded sequences, which exported models have to accept, too."""
-    return EmbeddingOutput(pooled, cast(Mapping[str, Ragged[Tensor, Tensor]], sequences))
-
-
-def _pool(vectors: Tensor, is_key: Tensor, pooling: str) -> Tensor:
-    """One vector float32[B, D] for each bag of ``vectors float32[B, K, D]``, which are zeros where there is no key."""
-    if pooling == "max":
-        least = torch.where(is_key.unsqueeze(-1), vectors, torch.full((), -torch.inf)).amax(1)
-        return torch.where(is_key.any(1, keepdim=True), least, torch.zeros(()))
-    total = vectors.sum(1)
-    if pooling == "sum":
-        return total
-    count = is_key.sum(1, keepdim=True).clamp(min=1).float()
-    return total / (count if pooling == "mean" else count.sqrt())
 
 
 Scores = Callable[[Tensor], Tensor]
@@ -158,6 +50,7 @@ class Scoring(nn.Module):
         tables: Whether the tables are part of the module; else the vectors that they give are inputs.
         key_inputs: Sources of the keys; by default an input for each column that the model reads.
         scores: Scores of logits.
+        numbers: Numbers of the rows in the file, and of the layers' products.
 
     Raises:
         ConfigError: Key inputs that lack a column, or name one twice.
@@ -171,9 +64,13 @@ class Scoring(nn.Module):
         tables: bool,
         key_inputs: Sequence[KeyInput],
         scores: Scores,
+        numbers: Numbers | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.row_type = "fp32" if numbers is None else numbers.row_type
+        is_half = numbers is not None and numbers.precision in ("bf16", "fp16")
+        self._products = cast(Precision, numbers.precision) if numbers is not None and is_half else None
         self.outputs = tuple(column.name for column in dataset.labels)
         self._scores = scores
         self._has_dense = bool(dataset.dense)
@@ -198,8 +95,10 @@ class Scoring(nn.Module):
         return self.scores_of(Batch(dense=dense, label=label, sparse=sparse))
 
     def scores_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the scores float32[B, n] of each label by the original model."""
-        output = self.model(batch)
+        """Return the scores float32[B, n] of each label by the model as it is."""
+        # No block of autocast where it would change nothing: an exported program keeps it as a graph of its own.
+        with nullcontext() if self._products is None else autocast(self._products):
+            output = self.model(batch)
         output_logits = getattr(self.model, "output_logits", None)
         scores = self._scores(output if output_logits is None else output_logits(output)).float()
         return (scores,) if len(self.outputs) == 1 else torch.split(scores, 1, dim=1)
@@ -255,12 +154,13 @@ class _GivenVectors(nn.Module):
 
 
 @contextmanager
-def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
+def exportable(model: nn.Module, *, tables: bool, row_type: str = "fp32") -> Iterator[None]:
     """While the block runs, lookups that a program can hold replace the model's collections.
 
     Args:
         model: The model.
         tables: Tables as in `Scoring`.
+        row_type: Numbers of the rows as for `terarec.export.lookups.TableLookup`.
     """
     places = [
         (parent, name, f"{path}.{name}" if path else name, child)
@@ -271,7 +171,7 @@ def exportable(model: nn.Module, *, tables: bool) -> Iterator[None]:
     made: dict[EmbeddingCollection, nn.Module] = {}
     for _, _, path, collection in places:
         if collection not in made:
-            made[collection] = CollectionLookup(collection) if tables else _GivenVectors(path, collection)
+            made[collection] = CollectionLookup(collection, row_type) if tables else _GivenVectors(path, collection)
     try:
         for parent, name, _, collection in places:
             parent._modules[name] = made[collection]

@@ -1,0 +1,102 @@
+"""Files with rows and layers in narrower numbers, against the model in the same numbers, and their AUC."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from terarec.batch import Batch
+from terarec.errors import ConfigError
+from terarec.export import EXPORT_FILE, export_model
+from terarec.models.narrow import Numbers, narrow
+from terarec.nn.precision import autocast
+from tests.errors import at
+from tests.export.samples import run as run_onnx
+from tests.export.test_models import feed_of, trained
+from tests.models.every import dataset, random_batch
+from tests.params import in_every_run
+
+COLUMNS = dataset(labels=1)
+
+
+def scores_of(out: Path, batch: Batch) -> np.ndarray:
+    description = json.loads((out / EXPORT_FILE).read_text())
+    feed = feed_of(description, batch, torch.nn.Identity())
+    file = out / description["file"]
+    if description["file_format"] == "onnx":
+        return next(iter(run_onnx(file, feed).values()))
+    program = torch.jit.load(file) if file.suffix == ".pt" else torch.export.load(file).module()
+    with torch.no_grad():
+        return program(*(torch.from_numpy(feed[given["name"]]) for given in description["inputs"]))[0].numpy()
+
+
+def area(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The share of pairs of a positive and a negative in the right order; equal scores count half."""
+    pairs = scores[labels == 1][:, None] - scores[labels == 0][None]
+    return float(np.mean((pairs > 0) + 0.5 * (pairs == 0)))
+
+
+@pytest.mark.parametrize(
+    ("file_format", "row_type", "precision", "tolerance"),
+    in_every_run(
+        [("torchscript", "int8", "int8", 1e-6)],
+        [
+            ("torchscript", "int8", "int8", 1e-6),
+            ("onnx", "int8", None, 1e-5),
+            ("onnx", "int8", "int8", 0.05),
+            ("torch", "int8", "bf16", 0.02),
+            ("torch", "fp32", "fp16", 0.005),
+            ("torchscript", "fp32", "bf16", 0.02),
+        ],
+    ),
+)
+def test_scores_are_those_of_the_model_in_the_same_numbers(
+    tmp_path: Path, file_format: str, row_type: str, precision: str | None, tolerance: float
+) -> None:
+    numbers, batch = Numbers(row_type=row_type, precision=precision), random_batch(COLUMNS, 64)
+    batch = replace(batch, label=torch.arange(64).remainder(3).eq(0).float()[:, None])
+    plain, narrowed = trained("dlrm", COLUMNS), narrow(trained("dlrm", COLUMNS), numbers)
+    with torch.no_grad():
+        before = plain(batch).sigmoid().numpy()
+        with autocast(precision if precision in ("bf16", "fp16") else "fp32"):
+            expected = narrowed(batch).sigmoid().float().numpy()
+    out = tmp_path / "out"
+    report = export_model(
+        trained("dlrm", COLUMNS), out, dataset=COLUMNS, format=file_format, numbers=numbers, samples=[batch]
+    )
+    found = scores_of(out, batch)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+    assert np.abs(found - before).max() > 1e-6
+    labels = batch.label.numpy()[:, 0]
+    assert report.auc == pytest.approx(area(found[:, 0], labels), abs=1e-6)
+    assert report.auc_change == pytest.approx(report.auc - area(before[:, 0], labels), abs=1e-6)
+    described = json.loads((out / EXPORT_FILE).read_text())
+    assert (described["row_type"], described["precision"]) == (row_type, precision or "fp32")
+    assert described["auc_change"] == report.auc_change
+    assert report.max_abs_difference <= described["tolerance"]
+
+
+@pytest.mark.parametrize(
+    ("file_format", "numbers", "tables", "field"),
+    [
+        ("onnx", Numbers(precision="bf16"), True, "precision"),
+        ("torch", Numbers(precision="int8"), True, "precision"),
+        ("torchscript", Numbers(row_type="int8"), False, "row_type"),
+    ],
+)
+def test_numbers_that_a_file_cannot_hold(
+    tmp_path: Path, file_format: str, numbers: Numbers, tables: bool, field: str
+) -> None:
+    with pytest.raises(ConfigError, check=at(field)):
+        export_model(
+            trained("lr", COLUMNS),
+            tmp_path / "out",
+            dataset=COLUMNS,
+            format=file_format,
+            numbers=numbers,
+            tables=tables,
+        )
+    assert list(tmp_path.iterdir()) == []
