@@ -168,7 +168,7 @@ def cost_of(
     block = np.zeros((12, size))
     block[0] = _bytes_on_ranks(load, placed, placement, size)
     block[1] = asked.sum(axis=0) + copies
-    block[2] = asked.sum(axis=0) + copies.sum()
+    block[2] = asked.sum(axis=0) + copies.sum()  # every rank updates its copy by the gradients of all
     part = placed.width / load.spec.width
     vector_bytes = placed.width * (2 if plan.wire == "bfloat16" else 4)
     seconds_looked_up = costs.lookup_seconds + costs.lookup_byte_seconds * 4 * placed.width

@@ -62,6 +62,7 @@ class Exchange:
         self._name = name
         names = [table.spec.name for table in tables]
         self._arenas = [[names.index(name) for name in arena.table_names] for arena in local.arenas]
+        # Fields of dynamic tables alone. A count is as many bytes as its key, so it goes only where it is read.
         self.takes_counts = [
             getattr(table.spec, "admit", None) is not None
             or getattr(table.spec, "track_uses", False)

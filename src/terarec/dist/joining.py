@@ -126,6 +126,7 @@ def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -
     if rank:
         host, port = world.bcast(None, root=0)
         return TCPStore(host, port, is_master=False, timeout=wait)
+    # It does not wait for the others, which learn its port only now.
     store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
     world.bcast((host, store.port), root=0)
     return store

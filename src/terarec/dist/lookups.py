@@ -122,6 +122,7 @@ class Lookups:
                     )
             wanted, places = self._distinct(parts)
         except Exception as error:
+            # The other ranks wait for counts of this one, so that it tells them before it raises.
             return Begun(jagged, [], [], [], self.exchange.ask(None, is_trained=is_trained), error)
         return Begun(jagged, parts, places, wanted, self.exchange.ask(wanted, is_trained=is_trained))
 
@@ -236,6 +237,7 @@ class Lookups:
             step: The step.
             gradients: Gradients of the result of each lookup; None for results that nothing was computed from.
         """
+        # Zeros for results that no loss used: the other ranks expect gradients of all keys that they were asked for.
         held = [
             BagGradient(
                 lookup.keys,
@@ -249,6 +251,7 @@ class Lookups:
         if self._is_exact:
             step.fetched.return_occurrences(self._occurrences(step, held))
             return
+        # Each distinct key's gradients are summed here, so that one vector travels for it.
         sums: list[Tensor] = [torch.empty(0)] * len(self.exchange.tables)
         for number, tables in enumerate(self._matrices):
             mine = [
@@ -333,7 +336,7 @@ class _Pool(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         step: _Step = ctx.step
-        ctx.step = None
+        ctx.step = None  # its vectors are freed with this call, though the graph may live on
         of_weights: list[Tensor | None] = [None] * len(step.lookups)
         for index, (lookup, grad) in enumerate(zip(step.lookups, grads, strict=False)):
             if ctx.needs_input_grad[2 + index] and grad is not None and lookup.key_weights is not None:

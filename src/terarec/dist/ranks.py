@@ -264,6 +264,7 @@ class Ranks:
         Raises:
             CollectiveError: The data of a rank differ from those of rank 0; the message has the fields and values.
         """
+        # Keys are sorted, since a dictionary may have been filled in another order on each rank.
         digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         if len(set(self.gather(f"check of {what}", digest))) == 1:
             return

@@ -284,6 +284,7 @@ class ShardedTable:
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
         """Import what of a piece belongs to this rank."""
         keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
+        # What has no entry for each key is the same on all ranks, such as the clock and the cells of a filter.
         if keys is None or any(held.shape[:1] != keys.shape for held in piece.values()):
             if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
                 piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}

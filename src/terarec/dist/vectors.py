@@ -204,7 +204,7 @@ class Fetched:
         expected = (received * widths).sum(dim=1).tolist()
         me = exchange.ranks.rank
         own = exchange.rounded(_joined([part.flatten() for part in numbers[me]]))
-        expected[me] = 0
+        expected[me] = 0  # its own gradients stay, rounded as if they had gone
         grads = exchange.numbers(exchange.begin_numbers("exchange of gradients", numbers, expected), expected)
         grads[me] = own
         self._keep_occurrences([number for number, _, _ in in_order], received, came, grads)
