@@ -12,7 +12,7 @@ from operator import itemgetter
 
 from terarec.batch import Batch
 from terarec.data.decode import cut
-from terarec.data.sampling import OwnRows, RankShare, Sampler, mixed_places, places_in_order, read_rows
+from terarec.data.sampling import OwnRows, RankShare, Sampler, mixed_places, places_in_order, read_rows, spans_of
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import ColumnBlock, merge
 from terarec.parallel import ordered_map, prefetched
@@ -67,6 +67,8 @@ class Feed:
         share: The rank that reads, of several that share every batch; None for whole batches.
         kept: Group number -> rows that `read` does not leave out, in less time than it takes; None where it never
             leaves out any. Ranks ask for it, since which samples are in a batch depends on all rows before.
+        read_part: Reads some spans ``start <= i < stop`` of the rows of a group that are not left out, decoding no
+            others; None where a group can only be decoded as a whole.
         empty: A block without rows; needed with `share`.
     """
 
@@ -78,6 +80,7 @@ class Feed:
     parts: Sequence[int] | None = None
     share: RankShare | None = None
     kept: Callable[[int], int] | None = None
+    read_part: Callable[[int, Sequence[slice]], ColumnBlock] | None = None
     empty: ColumnBlock | None = None
 
     @property
@@ -362,6 +365,8 @@ def _rows_of_share(feed: Feed, share: RankShare, options: StreamOptions, sampler
     else:
         places = mixed_places(order, window.kept, share)
     rows = places if order is None else order[places]
+    if order is None and feed.read_part is not None:  # a window in order is one group
+        return OwnRows(total, feed.read_part(window.groups[0], spans_of(rows)) if len(rows) else None, places)
     block = read_rows(lambda number: feed.read(window.groups[number])[0], window.kept, rows)
     return OwnRows(total, block, places)
 

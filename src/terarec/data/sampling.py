@@ -196,6 +196,12 @@ def places_in_order(first: int, count: int, batch_size: int, end: int | None, sh
     return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
 
 
+def spans_of(rows: NDArray[np.int64]) -> list[slice]:
+    """Return the spans of consecutive numbers in ``rows int64[n]``, which rise."""
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in np.split(rows, ends) if len(part)]
+
+
 def read_rows(
     read: Callable[[int], ColumnBlock], group_rows: Sequence[int], rows: NDArray[np.int64]
 ) -> ColumnBlock | None:

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from terarec.data import RankShare
-from terarec.data.records import RawSource, RecordReader, reader
+from terarec.data.records import NormSource, RawSource, RecordReader, reader
+from terarec.formats import merge, slice_rows
+from terarec.formats.block import bags_of
 from terarec.formats.hugectr import FixedRecordWriter, NormFile, raw_types
-from tests.data.records.samples import LAYOUT, norm_files
+from tests.data.records.samples import LAYOUT, break_checksum, norm_files
 from tests.data.records.test_replay import ONE_HOT, damaged_source, parquet_source
 from tests.data.test_shares import check_shared, numbered
 from tests.formats.hugectr.samples import make_rows
@@ -81,3 +84,31 @@ def test_records_are_counted_without_decoding_them(tmp_path):
     norm_files(tmp_path, [10], checksum=False)
     file = NormFile(tmp_path / "gen_0.data", LAYOUT, checksum=False, group_rows=4)
     assert [file.kept(group) for group in range(3)] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("layout", [LAYOUT, ONE_HOT], ids=["uneven", "even"])
+def test_parts_of_a_group_are_those_of_the_whole(tmp_path, layout, checksum):
+    files = norm_files(tmp_path, (40,), layout=layout, checksum=checksum)
+    if checksum:
+        break_checksum(tmp_path / "gen_0.data", 9)
+    for first in (0, 2):  # a file whose first group is not read before
+        file = NormFile(tmp_path / "gen_0.data", layout, checksum=checksum, group_rows=15)
+        for group in (first, 1):
+            spans = [slice(0, 4), slice(7, 9)]
+            part = file.read_part(group, spans)
+            whole, _ = NormFile(tmp_path / "gen_0.data", layout, checksum=checksum, group_rows=15).read(group)
+            expected = merge([slice_rows(whole, span.start, span.stop) for span in spans])
+            assert np.array_equal(part.label, expected.label)
+            assert np.array_equal(part.dense, expected.dense)
+            for mine, theirs in zip(part.keys, expected.keys, strict=True):
+                assert list(map(list, rows_of(mine))) == list(map(list, rows_of(theirs)))
+    assert NormSource(files, layout, checksum=checksum).read_part(0, [slice(3, 5)]).num_rows == 2
+
+
+def rows_of(keys):
+    return np.split(*flat(bags_of(keys)))
+
+
+def flat(bags):
+    return bags.values, bags.offsets[1:-1]

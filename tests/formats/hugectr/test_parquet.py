@@ -114,7 +114,8 @@ def test_large_row_groups_come_in_pieces_in_any_order(tmp_path):
 class _Cut:
     """The file as a source."""
 
-    layout, names, key_offsets, leaves_out = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets, False
+    layout, names, key_offsets = LAYOUT, LAYOUT.slot_names, LAYOUT.key_offsets
+    leaves_out, read_part = False, None
 
     def __init__(self, file):
         self.group_rows, self.runs = file.group_rows, file.runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from terarec.data.batch_stream import BatchStream, Feed, StreamOptions
 from terarec.data.decode import to_batch
 from terarec.data.sampling import RankShare
 from terarec.errors import FormatError
-from terarec.formats import ColumnBlock, Keys
+from terarec.formats import ColumnBlock, Keys, merge
 from terarec.formats.block import bags_of, check_keys
 from terarec.formats.hugectr import (
     METADATA_FILE,
@@ -37,6 +37,9 @@ from terarec.spec import CategoricalColumn, RecordLayout, RecordsSpec, checks
 
 _GROUP_ROWS = 16_384
 """Records of a fixed-width file that are read at once: 2.6 MB of Criteo's."""
+
+
+ReadPart = Callable[[int, Sequence[slice]], ColumnBlock]
 
 
 class RecordSource(Protocol):
@@ -69,6 +72,11 @@ class RecordSource(Protocol):
 
     def kept(self, group: int) -> int:
         """Return how many records of a group do not fail their checksum, without decoding any."""
+        ...
+
+    @property
+    def read_part(self) -> ReadPart | None:
+        """Function that reads spans of the records of a group that are not left out; None if it would decode all."""
         ...
 
 
@@ -104,9 +112,19 @@ class NormSource:
         file = bisect_right(self._first_group, group) - 1
         return self._files[file].kept(group - self._first_group[file])
 
+    def read_part(self, group: int, spans: Sequence[slice]) -> ColumnBlock:
+        """Return spans of the records of group `group` that are not left out."""
+        file = bisect_right(self._first_group, group) - 1
+        return self._files[file].read_part(group - self._first_group[file], spans)
+
 
 class _FixedSource:
     leaves_out = False
+
+    def read_part(self, group: int, spans: Sequence[slice]) -> ColumnBlock:
+        """Return spans of the records of group `group`."""
+        first = group * _GROUP_ROWS
+        return merge([self._file.read(first + span.start, first + span.stop) for span in spans], None)
 
     def __init__(self, path: str | Path, layout: RecordLayout, types: FieldTypes, num_samples: int) -> None:
         checks.argument("num_samples", num_samples, checks.integer())
@@ -194,6 +212,7 @@ class ParquetSource:
     """
 
     leaves_out = False
+    read_part: ReadPart | None = None
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
         self.layout, self.names = layout, layout.slot_names
@@ -290,6 +309,12 @@ class ColumnSource:
         self.runs = self._source.runs
         self.leaves_out = self._source.leaves_out
 
+    @property
+    def read_part(self) -> ReadPart | None:
+        """See `RecordSource`."""
+        read = self._source.read_part
+        return None if read is None else lambda group, spans: self._by_column(read(group, spans))
+
     def kept(self, group: int) -> int:
         """Return how many records of a group are not left out."""
         return self._source.kept(group)
@@ -301,6 +326,9 @@ class ColumnSource:
             FormatError: A damaged file, or a key outside its slot.
         """
         block, left_out = self._source.read(group)
+        return self._by_column(block), left_out
+
+    def _by_column(self, block: ColumnBlock) -> ColumnBlock:
         keys = block.keys
         if self._removes_offsets:
             keys = add_key_offsets(keys, [-offset for offset in self.layout.key_offsets])
@@ -309,7 +337,7 @@ class ColumnSource:
             if self._is_by_column:
                 check_keys(column, column_keys, self._where, promise="slot_sizes in records.json")
             columns.append(bags_of(column_keys) if column.hotness > 1 else column_keys)
-        return dataclasses.replace(block, keys=tuple(columns)), left_out
+        return dataclasses.replace(block, keys=tuple(columns))
 
 
 class RecordReader:
@@ -447,6 +475,7 @@ class RecordReader:
             runs=source.runs,
             mixes_rows=self._shuffles_rows,
             kept=source.kept if source.leaves_out else None,
+            read_part=source.read_part,
             empty=ColumnBlock(
                 label=np.empty((0, source.layout.label_dim), dtype=np.float32),
                 dense=np.empty((0, source.layout.dense_dim), dtype=np.float32),

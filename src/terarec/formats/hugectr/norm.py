@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.block import ColumnBlock, Keys, merge
 from terarec.formats.hugectr.fields import (
     RecordStream,
     check_records,
@@ -112,12 +112,32 @@ class NormFile:
         """
         if not self._checksum:
             return self.group_rows[group]
-        found = self._known_even_piece(group) if self._stride else None
-        if found is None:
-            self._stride = 0
-            found = self._uneven_piece(group)
-        piece, spans = found
+        piece, spans = self._framed(group)
         return int(has_right_checksum(piece.content, spans).sum())
+
+    def read_part(self, group: int, rows: Sequence[slice]) -> ColumnBlock:
+        """Return some of the records that `read` returns, decoding no others.
+
+        Args:
+            group: The group.
+            rows: Spans of its records, without those whose checksum is wrong.
+
+        Raises:
+            FormatError: See `read`; of the records that are not decoded, the frames or counts alone are checked.
+        """
+        piece, spans = self._framed(group)
+        if self._checksum:
+            spans = spans.keep(has_right_checksum(piece.content, spans))
+        parts = [Spans(starts=spans.starts[part], ends=spans.ends[part]) for part in rows]
+        return merge([decode(piece, part, self._layout) for part in parts], None)
+
+    def _framed(self, group: int) -> tuple[Piece, Spans]:
+        """Return the bytes and records of a group."""
+        found = self._known_even_piece(group) if self._stride else None
+        if found is None or not (self._checksum or even_slots(*found, self._layout) is not None):
+            self._stride = 0
+            return self._uneven_piece(group)
+        return found
 
     def _known_even_piece(self, group: int) -> tuple[Piece, Spans] | None:
         """Return a group, if all of it and those before have the size that the file's size implies."""
