@@ -75,6 +75,11 @@ void* map_huge(size_t bytes) {
 
 void unmap_huge(void* memory, size_t bytes) { munmap(memory, whole_huge_pages(bytes)); }
 
+void* map_pages(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kMap, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
 void unmap_pages(void* memory, size_t bytes) { munmap(memory, bytes); }
 
 void advise_huge_pages(void* memory, size_t bytes) {

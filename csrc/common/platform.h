@@ -20,7 +20,10 @@ void* map_huge(size_t bytes);
 // Frees what map_huge or reserve_memory returned for `bytes`.
 void unmap_huge(void* memory, size_t bytes);
 
-// Frees whole small pages of such memory.
+// `bytes` zeroed bytes on small pages, of which they are a whole number; null if the system refuses.
+void* map_pages(size_t bytes);
+
+// Frees whole small pages of any such memory.
 void unmap_pages(void* memory, size_t bytes);
 
 // Requests huge pages for memory; no effect on systems without such advice.

@@ -6,22 +6,54 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "common/platform.h"
 
 namespace terarec::rowfile {
 namespace {
 
+constexpr size_t kMostSpares = 8;
 constexpr size_t kAlignment = 4096;
 constexpr size_t kCopied = size_t{1} << 20;
 
 std::string described(const std::string& file, int64_t page, const std::string& problem) {
   return page < 0 ? file + ": " + problem : file + ": page " + std::to_string(page) + ": " + problem;
 }
+
+// Buffers of a block that nothing uses, of all row files.
+class Spares {
+ public:
+  static Spares& shared() {
+    static auto* const spares = new Spares;  // never destroyed: threads may outlive static objects
+    return *spares;
+  }
+
+  // A buffer, or null.
+  char* take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (kept_.empty()) return nullptr;
+    char* memory = kept_.back();
+    kept_.pop_back();
+    return memory;
+  }
+
+  // False if there are enough.
+  bool keep(char* memory) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (kept_.size() == kMostSpares) return false;
+    kept_.push_back(memory);
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<char*> kept_;
+};
 
 int open_file(const std::string& path, OpenMode mode, bool direct) {
   const int flags = mode == OpenMode::kRead ? O_RDONLY : O_RDWR | O_CREAT;
@@ -41,12 +73,16 @@ void throw_system_error(const std::string& path, const char* what) {
 }
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : bytes_(bytes) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, kAlignment, std::max(bytes, kAlignment)) != 0) throw std::bad_alloc();
-  memory_.reset(static_cast<char*>(memory));
+  const size_t mapped = (std::max(bytes, kAlignment) + small_page() - 1) / small_page() * small_page();
+  char* memory = mapped == kBlockBytes ? Spares::shared().take() : nullptr;
+  if (memory == nullptr) memory = static_cast<char*>(map_pages(mapped));
+  if (memory == nullptr) throw std::bad_alloc();
+  memory_ = {memory, Free{mapped}};
 }
 
-void AlignedBuffer::Free::operator()(char* memory) const { free(memory); }
+void AlignedBuffer::Free::operator()(char* memory) const {
+  if (bytes != kBlockBytes || !Spares::shared().keep(memory)) unmap_pages(memory, bytes);
+}
 
 File::File(std::string path, OpenMode mode, bool direct) : path_(std::move(path)) {
   descriptor_ = open_file(path_, mode, direct);

@@ -37,7 +37,13 @@ class MissingError : public StoreError {
 // Throws StoreError of the system's last error.
 [[noreturn]] void throw_system_error(const std::string& path, const char* what);
 
+// Bytes of the pages that are written at once.
+inline constexpr size_t kBlockBytes = size_t{1} << 20;
+
 // Memory of a whole number of 4,096 bytes, aligned to as many, which direct reads and writes need.
+//
+// It is mapped, not from the heap: glibc 2.36 does not reuse a freed aligned block for one of its size, so that writing
+// 1 GB left 24 MiB of holes there. A few of the size of a block are kept for the next, since mapping touches pages.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -48,9 +54,10 @@ class AlignedBuffer {
 
  private:
   struct Free {
+    size_t bytes;
     void operator()(char* memory) const;
   };
-  std::unique_ptr<char, Free> memory_;
+  std::unique_ptr<char, Free> memory_{nullptr, Free{0}};
   size_t bytes_ = 0;
 };
 

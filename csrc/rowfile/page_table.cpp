@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
+
+#include "common/platform.h"
 
 namespace terarec::rowfile {
 namespace {
 
-constexpr uint64_t kLeastHomes = 8;
+constexpr int64_t kLeastHomes = 8;
+constexpr int64_t kSlotBytes = 13;
+// Pages of the smallest mapped partition: the part of a page that is not used takes less than an eighth of it.
+constexpr int64_t kMappedPages = 16;
 constexpr int64_t kMostPercent = 92;
 constexpr int64_t kAhead = 16;
 
@@ -38,7 +44,7 @@ uint64_t PageTable::Partition::set(uint64_t hash, uint64_t place) {
     if (slots_ > 0) {
       const int64_t at = lower_bound(hash);
       if (hashes_[at] == hash) return value(std::exchange(places_[at], stored));
-      if (size_ * 100 < static_cast<int64_t>(homes_) * kMostPercent) {
+      if (size_ * 100 < homes_ * kMostPercent) {
         int64_t free = at;
         while (hashes_[free] != kEmpty) free++;
         if (free < slots_ - 1) {
@@ -70,26 +76,48 @@ uint64_t PageTable::Partition::erase(uint64_t hash) {
   return place;
 }
 
+void PageTable::Partition::Free::operator()(char* memory) const {
+  if (mapped_bytes > 0) unmap_pages(memory, mapped_bytes);
+  else operator delete(memory);
+}
+
+// Mapped memory is rounded up to pages, so as many slots fewer are asked for: a key never takes more than 16 bytes.
+void PageTable::Partition::grow() {
+  const int64_t page = static_cast<int64_t>(small_page()), homes = homes_ + homes_ / 8 + 1;
+  resize(homes * kSlotBytes < kMappedPages * page ? homes : homes - (page - 1) / kSlotBytes);
+}
+
 // Slots behind the homes take the hashes that the last homes displace: few, whatever the size; if they do not suffice,
 // the partition grows again.
-void PageTable::Partition::resize(uint64_t homes) {
-  homes = std::max(kLeastHomes, homes);
-  for (;;) {
+void PageTable::Partition::resize(int64_t homes) {
+  for (homes = std::max(kLeastHomes, homes);; homes += homes / 8 + 1) {
     Partition grown;
-    grown.homes_ = homes;
-    grown.slots_ = static_cast<int64_t>(homes + std::min<uint64_t>(64, 4 + homes / 16));
-    grown.hashes_.reset(new uint64_t[grown.slots_]);
-    grown.places_.reset(new Place[grown.slots_]);
-    if (grown.fill(*this)) {
-      *this = std::move(grown);
-      return;
-    }
-    homes += homes / 8 + 1;
+    grown.allocate(homes);
+    if (!grown.fill(*this)) continue;
+    *this = std::move(grown);
+    return;
   }
 }
 
+void PageTable::Partition::allocate(int64_t homes) {
+  const int64_t page = static_cast<int64_t>(small_page()), behind = std::min<int64_t>(64, 4 + homes / 16);
+  bytes_ = (homes + behind) * kSlotBytes;
+  if (bytes_ < kMappedPages * page) {
+    memory_.reset(static_cast<char*>(operator new(bytes_)));
+  } else {
+    bytes_ = (bytes_ + page - 1) / page * page;
+    char* mapped = static_cast<char*>(map_pages(bytes_));
+    if (mapped == nullptr) throw std::bad_alloc();
+    memory_ = {mapped, Free{static_cast<size_t>(bytes_)}};
+  }
+  slots_ = bytes_ / kSlotBytes;
+  homes_ = slots_ - behind;
+  hashes_ = reinterpret_cast<uint64_t*>(memory_.get());
+  places_ = reinterpret_cast<Place*>(hashes_ + slots_);
+}
+
 bool PageTable::Partition::fill(const Partition& from) {
-  std::fill_n(hashes_.get(), slots_, kEmpty);
+  std::fill_n(hashes_, slots_, kEmpty);
   int64_t next = 0;
   for (int64_t i = 0; i < from.slots_; i++) {
     if (from.hashes_[i] == kEmpty) continue;

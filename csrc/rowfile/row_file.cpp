@@ -7,7 +7,6 @@
 namespace terarec::rowfile {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{1} << 20;
 // Rows that a writer puts while it has the index lock.
 constexpr int64_t kWriteKeys = 512;
 constexpr int64_t kAhead = 16;
@@ -223,7 +222,7 @@ void RowFile::begin_page(Head& head) {
   if (head.segment && head.segment->pages == layout_.segment_pages) seal_segment(head);
   if (!head.segment) begin_segment(head);
   if (!head.block) {
-    const int64_t pages = std::min(std::max<int64_t>(1, kBlockBytes / layout_.page_bytes),
+    const int64_t pages = std::min(static_cast<int64_t>(kBlockBytes) / layout_.page_bytes,
                                    layout_.segment_pages - head.segment->pages);
     auto block = std::make_shared<Block>();
     block->memory = AlignedBuffer(pages * layout_.page_bytes);
