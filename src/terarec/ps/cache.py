@@ -106,11 +106,6 @@ class EmbeddingCache:
             self._start(self._refresh_in_turns)
 
     @property
-    def width(self) -> int:
-        """Length D of a vector."""
-        return self.table.width
-
-    @property
     def capacity(self) -> int:
         """Most rows C."""
         return self.slots.capacity
@@ -300,7 +295,7 @@ class _Asked:
         self.cache, self._keys, self.changes = cache, keys, changes
         self.slots, self.used, self.absent = cache.slots.touch(keys, pins=True)
         self.missing = self.new_keys = self._places = keys[:0]
-        self._rows = self.new_rows = torch.empty(0, cache.width, device=keys.device)
+        self._rows = self.new_rows = torch.empty(0, cache.table.width, device=keys.device)
         self._is_deferred = False
 
     def defer(self) -> bool:
