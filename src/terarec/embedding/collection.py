@@ -388,6 +388,7 @@ class EmbeddingCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        # A marker of the tables for autograd, without memory; the tables write their own entries.
         del destination[f"{prefix}rows"]
         for table in self.tables.values():
             destination.update(entries(table, prefix))

@@ -86,6 +86,7 @@ class PendingGradients:
         Raises:
             ConfigError: The parameter has a ``.grad`` that does not come from lookups.
         """
+        # Autograd may pass an expanded gradient, such as that of a sum; kernels read rows side by side.
         if not gradient.grad.is_contiguous():
             gradient = gradient._replace(grad=gradient.grad.contiguous())
         # Without the functions of `TableParameter`, whose ``.grad`` takes microseconds.

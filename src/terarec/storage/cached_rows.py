@@ -179,6 +179,7 @@ class CachedRows:
                 self._write(batch.part(part), values[part])
 
     def _write(self, batch: RowBatch, values: Tensor) -> None:
+        # Pinned, since making room for the absent rows of the batch must not evict those that are here.
         slots, held, absent = self.slots.touch(batch.rows, pins=True)
         try:
             if absent.numel() > self._limit.room:
@@ -203,6 +204,7 @@ class CachedRows:
                 held=held,
                 needed_bytes=needed,
             )
+        # More than are missing: choosing victims looks at every slot.
         victims = self.slots.victims(max(missing, self._limit.limit // 64), 0)
         self._write_back(victims[self.slots.is_dirty[victims]])
         self.slots.release(victims)
@@ -273,6 +275,7 @@ class CachedRows:
         with self._lock:
             changed = self.slots.is_dirty[: self.slots.used_slots].nonzero()[:, 0]
         for part in torch.split(changed, _WRITTEN_ROWS):
+            # A row may have been written or evicted since the list was made.
             with self._lock:
                 dirty = part[self.slots.is_dirty[part]]
                 self._write_back(dirty)

@@ -65,6 +65,7 @@ class Transaction:
     def _end(self, *, has_failed: bool) -> None:
         undo_steps, commit_steps = self._undo_steps, self._commit_steps
         self._undo_steps, self._commit_steps = [], []
+        # In reverse, so that each undo finds things as its change left them.
         for step in reversed(undo_steps) if has_failed else commit_steps:
             step()
 
@@ -275,6 +276,7 @@ class DynamicArena:
 
     def _recycle(self, table: int, rows: Tensor, keys: Tensor) -> None:
         self.data.forget(table, rows, keys)
+        # A pending gradient names the row: another key there would be updated by it.
         if self._is_pinned:
             self._freed_while_pinned.append(rows)
         else:
@@ -296,6 +298,7 @@ class DynamicArena:
                 held.grow(target)
             self.data.grow(target)
         except StorageError as error:
+            # What has grown keeps its memory for the next attempt, but all have one length.
             for held in self._uses.values():
                 held.tensor = held.tensor[: self.num_rows]
             raise StorageError(purpose, error.where, error.problem) from None

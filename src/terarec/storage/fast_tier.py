@@ -110,6 +110,8 @@ class FastTier:
         return self.slots.victims(count, batch, keeps_dirty=keeps_dirty)
 
     def _let_released_go(self) -> None:
+        # Any thread may release a pin, also the collector of garbage, but slots change under the lock alone: pins leave
+        # their slots in the queue.
         while self._released:
             self.slots.let_go(self._released.popleft())
 
@@ -161,6 +163,7 @@ class FastTier:
         used = slice(0, self.slots.used_slots)
         dirty = self.slots.is_dirty[used] & (self.slots.owners.rows[used] >= self._num_defaults)
         self.write_back(dirty.nonzero()[:, 0])
+        # Those of default rows, too, which no tier below takes.
         self.slots.is_dirty[used] = False
 
     @property

@@ -65,6 +65,7 @@ def write_columns(
         seed: Seed of the first weights.
     """
     width, first = columns
+    # Random bits depend on the column in the whole row, so all columns are drawn.
     whole = torch.empty(keys.numel(), width, dtype=weights.dtype, device=weights.device)
     _draw(whole, torch.arange(keys.numel(), device=weights.device), keys, spec=spec, seed=seed)
     weights[places] = whole[:, first : first + weights.shape[1]]

@@ -80,6 +80,7 @@ class StagedRows:
         places = self._set.take(batch.rows)
         if self._set.num_left == left:
             return None
+        # The thread that reads them never waits for the lock that the caller holds, so this ends.
         self._is_read.wait()
         if self._found is None:
             return None

@@ -163,6 +163,7 @@ class TableStores:
         store = self.stores[table]
         if not isinstance(store, RowFile):
             return False
+        # A sealed segment is linked, one that still takes rows would have to be copied.
         store.seal()
         store.commit()
         store.snapshot(directory)

@@ -91,6 +91,7 @@ def _places(found: Tensor) -> Tensor:
     return torch.arange(found.numel()).masked_fill_(~found, -1)
 
 
+# Choosing victims looks at every slot, however few are needed.
 _EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 
 
@@ -152,6 +153,7 @@ class RowPlacement:
                 try:
                     slots[absent], new = self.bring(memory, batch.part(absent), purpose)
                 except BaseException:
+                    # Rows that were here keep their slots, but no pin: a batch that failed leaves nothing behind.
                     memory.slots.let_go(used)
                     raise
                 used = torch.cat([used, new])

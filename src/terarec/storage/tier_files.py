@@ -117,6 +117,7 @@ class TierFiles:
 
     def close(self) -> None:
         """Close and remove all files."""
+        # First: a thread that still writes would find closed stores.
         for writer in self.writers:
             writer.stop()
         held, self._open = self._open, []

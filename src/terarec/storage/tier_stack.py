@@ -58,6 +58,7 @@ class TierStack:
         self._defaults: Tensor | None = None
         self._written = TierUse()
         self._files = TierFiles(tiers.file, [spec.name for spec in specs], [rows_of_table(spec) for spec in specs])
+        # Files are working memory: they go with the tables, also when nobody calls `close`.
         self._closing = weakref.finalize(self, self._files.close)
 
     @property
@@ -120,6 +121,7 @@ class TierStack:
         memory = self.opened()
         if memory.below is None:
             return False
+        # A write of former rows that is under way would land in the new store.
         memory.below.settle()
         store = self._files.adopt(table, directory, self.format)
         if store is None:

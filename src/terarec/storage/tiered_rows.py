@@ -217,6 +217,7 @@ class TieredRows:
     def _write(self, batch: RowBatch, weights: Tensor, state: Mapping[str, Tensor]) -> None:
         with self.stack.lock:
             memory = self.stack.opened()
+            # Staged copies would bring the former values back when a batch takes them.
             self._ahead.drop(batch.rows)
             if not state and memory.format.state_names:
                 _, state = self._read(batch)
