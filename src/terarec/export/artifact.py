@@ -295,6 +295,7 @@ def _write_native(
     plain = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
     auc = None if samples is None else _auc(samples, lambda batch: [out.numpy() for out in plain.scores_of(batch)])
     scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
+    # Before the model is narrowed, after which its collections have no tables.
     readers: dict[str, list[Store]] = {}
     for collection in collections(model).values():
         for feature in collection.features:

@@ -105,6 +105,7 @@ def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
             raise ConfigError(type(scoring.model).__name__, f"cannot be written as ONNX: {reason}") from error
     assert made is not None  # as it is for `dynamo`
     made.model.ir_version = IR_VERSION
+    # These hold the source lines of each operation, with paths of this machine.
     for node in made.model.graph.all_nodes():
         node.metadata_props.clear()
     made.save(str(path))

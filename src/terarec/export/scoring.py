@@ -188,6 +188,7 @@ def without_lookups(scoring: Scoring) -> Scoring:
         scoring: Scoring without tables.
     """
     found = all_collections(scoring.model)
+    # What `deepcopy` finds here it takes for its copy of a collection.
     memo: dict[int, object] = {id(collection): _GivenVectors(path, collection) for path, collection in found.items()}
     return copy.deepcopy(scoring, memo)
 

@@ -320,6 +320,7 @@ def _write_npy(directory: Path, chunks: Chunks, width: int) -> int:
     count = 0
     for name, (dtype, _) in kinds.items():
         with (directory / name).open("wb") as file:
+            # As many digits as any number of rows has, so that the true one fits in its place.
             _npy_header(file, dtype, (2**62, *kinds[name][1]))
     start = {name: (directory / name).stat().st_size for name in kinds}
     with (directory / KEYS_FILE).open("ab") as of_keys, (directory / TABLE_FORMATS["npy"]).open("ab") as of_vectors:

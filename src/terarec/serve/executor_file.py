@@ -106,6 +106,7 @@ def keep_choice(run: Path, choice: ExecutorChoice) -> None:
     """
     busy = StorageError(run / EXECUTORS_FILE, "another process writes it, expected to be the only one")
     with file_lock(run / f".{EXECUTORS_FILE}.lock", busy):
+        # Machines of other kinds may use the same run: each replaces its own choice alone.
         others = [held for held in kept_choices(run) if not held.is_of(this_machine())]
         content = {"choices": [dataclasses.asdict(held) for held in (*others, choice)]}
         write_versioned_json(run / EXECUTORS_FILE, _NAME, _VERSION, content)

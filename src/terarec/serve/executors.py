@@ -85,9 +85,11 @@ def _aotinductor(part: DensePart, folder: Path) -> Program:
     file = folder / "compiled.pt2"
     if not file.is_file():
         save_aotinductor(trace(part.module, tables=False), file, loads_weights=True)
+    # A runner computes one call at a time, and threads of a server call at once.
     loaded = load_package(str(file), num_runners=torch.get_num_threads())
     wanted = set(loaded.get_constant_fqns())
     weights = {name: value for name, value in part.module.state_dict().items() if name in wanted}
+    # Not all constants: indices and the like are no state of the module, and equal for all weights.
     loaded.load_constants(weights, check_full_update=False)
     return lambda values: loaded(*values)
 
@@ -110,10 +112,12 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
 
 def _openvino(part: DensePart, folder: Path) -> Program:
     library = _library("openvino", "openvino")
+    # Without the hint OpenVINO computes in bfloat16 where the processor has it.
     options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     model = library.Core().compile_model(str(_onnx_file(part, folder)), "CPU", options)
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
+        # A request for each call: one of them serves one thread at a time.
         found = model.create_infer_request().infer([value.numpy() for value in values], share_inputs=True)
         return [torch.from_numpy(found[output]) for output in model.outputs]
 

@@ -217,6 +217,7 @@ class _Connection(H11Protocol):
         """Take a piece of a request; the clock runs until it is complete."""
         self.last_heard = self.loop.time()
         super().data_received(data)
+        # h11 leaves these states with the last byte of a request; its answer has no deadline.
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop()
         elif self._deadline is None:
@@ -317,6 +318,7 @@ class _Transport:
         return JSONResponse({"live": True})
 
     async def ready(self, _: Request) -> Response:
+        # The application is made after the model is loaded: until then nobody answers.
         return JSONResponse({"ready": True})
 
     async def model_metadata(self, request: Request) -> Response:

@@ -241,6 +241,7 @@ class _Configs:
             )
 
         raw = {str(tensor["name"]): str(tensor["name"]) for tensor in self._raw}
+        # Tensors of an ensemble share their names, and a raw column may be called as the keys that are made of it.
         encoded = {str(tensor["name"]): f"encoded:{tensor['name']}" for tensor in (*self._dense, *self._keys)}
         keys = {str(tensor["name"]): encoded[tensor["name"]] for tensor in self._keys}
         vectors = {str(tensor["name"]): f"vectors:{tensor['name']}" for tensor in self._vectors}

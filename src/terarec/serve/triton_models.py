@@ -85,6 +85,7 @@ class LookupStage:
 
     def __call__(self, given: Arrays) -> Arrays:
         """Look up ``keys int64[B, K]`` of each column; places without a key have `NO_KEY`."""
+        # The model itself looks up, since it may change the keys before, as DIN drops one.
         found: dict[str, EmbeddingOutput] = {}
         modules: dict[str, nn.Module] = dict(self._model.named_modules())
         missing = set(self._paths)
@@ -227,6 +228,7 @@ class _TritonModel:
             {name: self._array(backend.get_input_tensor_by_name(request, name), name) for name in self._names}
             for request in requests
         ]
+        # Clients pad lists to lengths of their own, which cannot be joined.
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for place, arrays in enumerate(given):
             groups.setdefault(tuple(array.shape[1:] for array in arrays.values()), []).append(place)
