@@ -47,8 +47,6 @@ def load_recipe(data: str, model: str) -> RecipeSpec:
     Raises:
         ConfigError: There is no such recipe.
     """
-    import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
-
     models = _models_of(data)
     if model not in models:
         raise unknown_name(f"recipe for {data}", model, models)
@@ -61,6 +59,8 @@ def load_recipe_data(data: str) -> RecipeDataSpec:
     Raises:
         ConfigError: There are no such recipes.
     """
+    import terarec.etl.ops  # noqa: F401  the operators of a recipe's workflow register themselves
+
     _models_of(data)
     return _read(RecipeDataSpec, files(__package__) / data / _DATA)
 
