@@ -183,8 +183,8 @@ class Tables:
 
 
 def fill(table: AnyTable) -> None:
-    """Write all rows of a table, in pieces of `first_values`."""
-    values = torch.from_numpy(first_values())
+    """Write all rows of a table, in pieces of `initial_values`."""
+    values = torch.from_numpy(initial_values())
     for first in range(0, len(table), FILL_ROWS):
         keys = torch.arange(first, min(first + FILL_ROWS, len(table)))
         part = values[: len(keys)]
@@ -192,7 +192,7 @@ def fill(table: AnyTable) -> None:
         table.import_(Rows(keys=keys, weights=part[:, :WIDTH], state=state))
 
 
-def first_values() -> np.ndarray:
+def initial_values() -> np.ndarray:
     """Weights and positive state of `FILL_ROWS` rows; all pieces of a table begin with them."""
     values = np.random.default_rng(7).random((FILL_ROWS, 2 * WIDTH), dtype=np.float32)
     values[:, :WIDTH] = 0.02 * (values[:, :WIDTH] - 0.5)
@@ -243,7 +243,7 @@ def flush(directory: Path, *, drops: bool = False) -> None:
 
 def disk_reads(directory: Path, num_bytes: int) -> float:
     """Random reads a second of a page past the page cache, with `_READERS` under way, of a file of so many bytes."""
-    path, piece = directory / "probe", first_values().tobytes()
+    path, piece = directory / "probe", initial_values().tobytes()
     with path.open("wb") as file:
         for _ in range(-(-min(num_bytes, _PROBE_BYTES) // len(piece))):
             file.write(piece)

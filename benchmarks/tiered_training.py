@@ -35,8 +35,8 @@ from tiered_sides import (
     WIDTH,
     TierRow,
     Turns,
-    first_values,
     flush,
+    initial_values,
     plan_of,
     plan_options,
     rate,
@@ -76,7 +76,7 @@ class MapRows:
 
     def __init__(self, directory: Path, num_rows: int) -> None:
         self._map = np.memmap(directory / "map", dtype=np.float32, mode="w+", shape=(num_rows, 2 * WIDTH))
-        values = first_values()
+        values = initial_values()
         for first in range(0, num_rows, FILL_ROWS):
             end = min(first + FILL_ROWS, num_rows)
             self._map[first:end] = values[: end - first]
@@ -109,7 +109,7 @@ class RocksRows:
         import rocksdict  # `RocksDBStore` names the extra where it is missing
 
         options = rocksdict.Options(raw_mode=True)
-        rows = [row.tobytes() for row in first_values()]
+        rows = [row.tobytes() for row in initial_values()]
         keys = np.arange(num_rows)
         keys = keys[np.argsort(keys.byteswap().view(np.uint64))]  # the store's keys are bytes, least first
         files = []

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from json_answers import open_answers, serve
 
-from keras_sides.workload import Side, Workload, draw, first_weights
+from keras_sides.workload import Side, Workload, draw, initial_weights
 
 SIDES = {"terarec": ("graph_model", "Graph"), "keras": ("keras_model", "KerasModel")}
 _NUM_BATCHES = 6
@@ -40,7 +40,7 @@ class Worker:
 
     def losses(self, *, batch: int, steps: int) -> list[float]:
         """Loss of each of the first steps from weights that only the workload fixes."""
-        self.side.load(first_weights(self.workload))
+        self.side.load(initial_weights(self.workload))
         self.side.prepare(draw(self.workload, batch, _NUM_BATCHES))
         return [float(self.side.step(number % _NUM_BATCHES)) for number in range(steps)]
 

@@ -1,4 +1,4 @@
-"""What both sides are given: the model's sizes, batches and first weights, all from seeds. NumPy only."""
+"""What both sides are given: the model's sizes, batches and initial weights, all from seeds. NumPy only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Side(Protocol):
     version: str
 
     def load(self, weights: dict[str, Floats]) -> None:
-        """Take what `first_weights` gives."""
+        """Take what `initial_weights` gives."""
 
     def prepare(self, batches: list[Inputs]) -> None:
         """Turn batches into what the library takes, outside the measured time."""
@@ -109,7 +109,7 @@ def _cumulative_zipf(rows: int) -> NDArray[np.float64]:
     return np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
 
 
-def first_weights(workload: Workload) -> dict[str, Floats]:
+def initial_weights(workload: Workload) -> dict[str, Floats]:
     """Name -> weights, matrices as (inputs, outputs); for small tables, as it makes copies."""
     random = np.random.default_rng(1)
     in_width = NUM_DENSE + WIDTH * len(workload.slot_rows)

@@ -1,4 +1,4 @@
-// First values of rows from a counter-based generator; kernels/ref/rows.py describes and repeats it.
+// Initial values of rows from a counter-based generator; kernels/ref/rows.py describes and repeats it.
 #pragma once
 
 #include <cstdint>

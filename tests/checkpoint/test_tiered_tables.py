@@ -88,7 +88,7 @@ def test_a_checkpoint_shares_the_files_and_is_opened_from_them(tmp_path: Path, k
     load(path).load_tables(loaded[0].tables, with_state=True)
     train(loaded, range(12, 24))
     assert_same(loaded[0], opened[0])
-    if kind == "static":  # new keys of a dynamic table have first weights of the seed that they are inserted by
+    if kind == "static":  # new keys of a dynamic table have initial weights of the seed that they are inserted by
         assert_same(loaded[0], tiered[0])
     again = save(tmp_path / "run", state_of(opened[0], 24))
     known = {each.stat().st_ino for each in shared}

@@ -40,7 +40,7 @@ def dense_graph(dense_dim: int, layers: list[GraphLayer], *, label_dim: int = 1)
 
 
 def shaken(model: GraphModel) -> GraphModel:
-    """`model` with random numbers where first weights and statistics are constants."""
+    """`model` with random numbers where initial weights and statistics are constants."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, tensor in [*model.layers.named_parameters(), *model.layers.named_buffers()]:

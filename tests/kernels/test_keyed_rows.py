@@ -1,4 +1,4 @@
-"""First values by key, and rows that grow without moving."""
+"""Initial values by key, and rows that grow without moving."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Arenas and the first values of rows."""
+"""Arenas and the initial values of rows."""
 
 import gc
 
@@ -51,7 +51,7 @@ def test_both_fills_agree(width, kind):
 
 
 @pytest.mark.parametrize("initializer", ["uniform", "normal"])
-def test_first_values_depend_on_seed_table_and_row_alone(set_threads, initializer):
+def test_initial_values_depend_on_seed_table_and_row_alone(set_threads, initializer):
     def filled(table="t", seed=0, threads=1, first_row=0, rows=30_000):
         set_threads(threads)
         held = np.empty((rows, 48), np.float32)

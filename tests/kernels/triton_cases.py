@@ -270,7 +270,7 @@ def unchecked_bad_keys_count_as_absent(device: torch.device) -> None:
 
 
 @case
-def first_values_equal_the_plain_ones(device: torch.device) -> None:
+def initial_values_equal_the_plain_ones(device: torch.device) -> None:
     """Uniform ones bit for bit; normal ones within two units in the last place, as the logarithms of doubles differ."""
     keys = torch.tensor([0, 5, -1, 2**63 - 1, -(2**63), 77])
     rows = torch.tensor([3, 0, 6, 1, 5, 2])

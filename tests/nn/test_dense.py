@@ -40,7 +40,7 @@ def test_fused_adds_its_activation(activation: str) -> None:
     compare(layer, fused, draw(5, (4,)))
 
 
-def first_weights(scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
+def initial_weights(scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
     options = {"num_output": 400, "weight_init": scheme, "bias_init": scheme}
     layer = build_layer("inner_product", [TensorShape(1, (300,))], options, generator=generator(3))
     assert isinstance(layer, InnerProduct)
@@ -49,28 +49,28 @@ def first_weights(scheme: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_first_weights_follow_the_scheme() -> None:
-    weight, bias = first_weights("default")
+    weight, bias = initial_weights("default")
     assert weight.shape == (300, 400)
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 700), rel=0.02)
     assert bias.std().item() == pytest.approx(math.sqrt(1 / 400), rel=0.2)
-    weight, bias = first_weights("uniform")
+    weight, bias = initial_weights("uniform")
     assert 0.99 / 700 < weight.abs().max().item() <= 1 / 700
     assert 0.9 / 400 < bias.abs().max().item() <= 1 / 400
-    weight, bias = first_weights("xavier_norm")
+    weight, bias = initial_weights("xavier_norm")
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 700), rel=0.02)
     assert bias.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.2)
-    weight, bias = first_weights("xavier_uniform")
+    weight, bias = initial_weights("xavier_uniform")
     assert 0.99 * math.sqrt(6 / 700) < weight.abs().max().item() <= math.sqrt(6 / 700)
     assert 0.9 * math.sqrt(6 / 400) < bias.abs().max().item() <= math.sqrt(6 / 400)
-    weight, bias = first_weights("zero")
+    weight, bias = initial_weights("zero")
     assert not weight.any()
     assert not bias.any()
 
 
 def test_inner_product_first_weights_come_from_the_generator_alone() -> None:
-    first = first_weights("default")
+    first = initial_weights("default")
     torch.manual_seed(8)
-    torch.testing.assert_close(first, first_weights("default"), rtol=0, atol=0)
+    torch.testing.assert_close(first, initial_weights("default"), rtol=0, atol=0)
 
 
 def test_file_parameters_are_taken_back_and_wrong_ones_change_nothing() -> None:

@@ -27,7 +27,7 @@ assert [option.name for option in LAYERS["dropout"].options] == ["rate"]
 
 A `TensorShape(rows, dims)` is a shape without the batch: the tensor is `[rows * B, ...dims]`, and `rows` is 1 unless
 a layer moved a dimension into the first one. Axes count the batch as 0. An option, a value or a shape that does not fit
-raises `ConfigError` with the layer, the option and all shapes. First weights come from `generator` alone.
+raises `ConfigError` with the layer, the option and all shapes. Initial weights come from `generator` alone.
 
 * `weight_init`, `bias_init`, `gamma_init` and `beta_init` take "default" (what the formula says), "zero", "xavier_norm"
   (normal with variance 2 / (in + out)), "xavier_uniform" (uniform with that variance) and "uniform"; a layer that does

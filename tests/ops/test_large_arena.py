@@ -83,7 +83,7 @@ def test_states_past_two_to_the_31_elements(kind, mode):
     assert all(torch.equal(one[touched], other) for one, other in zip(far, near, strict=True))
 
 
-def test_first_values_past_two_to_the_31_elements():
+def test_initial_values_past_two_to_the_31_elements():
     rows, keys = torch.tensor([1, 79_999_999]), torch.tensor([-5, 2**62])
     far, near = forged_arena(80_000_000, 64), torch.zeros(2, 64)
     for weights, places in ((far, rows), (near, torch.arange(2))):

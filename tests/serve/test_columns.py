@@ -127,7 +127,7 @@ DATASET = DatasetSpec(
 
 @pytest.fixture
 def lists() -> tuple[torch.nn.Module, InferenceService]:
-    """A model with first weights over a column of lists, and its service."""
+    """A model with initial weights over a column of lists, and its service."""
     run = RunSpec(data="data", model=WideDeepSpec(width=4, hidden=(8,)))
     model = build_model(run.model, DATASET, seed=1)
     session = InferenceSession(model, identity_workflow(DATASET), run, DATASET, step=0)

@@ -117,7 +117,7 @@ def test_it_is_a_store(make: Factory) -> None:
     assert store.memory_bytes == 7 * 4 * row_type(store).itemsize + index_bytes
 
 
-def test_first_values_depend_on_table_key_and_seed_alone(make: Factory) -> None:
+def test_initial_values_depend_on_table_key_and_seed_alone(make: Factory) -> None:
     for mine, other in zip(make(specs(7, 11)), static(specs(7, 11)), strict=True):
         keys = torch.arange(len(other))
         assert torch.equal(mine.export(keys).weights, other.export(keys).weights.to(row_type(mine)))

@@ -97,7 +97,7 @@ class RowFileEntry:
         bytes: Bytes of its segments, each of which has checksums of its own.
         rows: Rows that it holds.
         of_rows: Rows of a static table; None for a dynamic one.
-        seed: Seed of the first weights of a static table's other rows; None for a dynamic one.
+        seed: Seed of the initial weights of a static table's other rows; None for a dynamic one.
     """
 
     table: str

@@ -100,7 +100,7 @@ def shard_rows(table: Store) -> int:
 def _write_pieces(checkpoint: Path, table: Store, share: TableShare | None) -> Iterator[FileEntry]:
     # A writer of its own numbers files from 0; of several, each has a range of numbers.
     share = share or TableShare(first_row=0, num_rows=table.num_changed, first_file=0)
-    first, num_rows, seed = share.first_row, share.num_rows, table.first_seed
+    first, num_rows, seed = share.first_row, share.num_rows, table.initial_seed
     for index, rows in enumerate(table.export_changed(shard_rows(table)), share.first_file):
         tensors = {WEIGHTS: rows.weights, **prefixed(STATE_PREFIX, rows.state), **prefixed(USE_PREFIX, rows.uses)}
         metadata = {"table": table.name, "rows": str(num_rows)}
@@ -126,7 +126,7 @@ def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
         bytes=num_bytes,
         rows=rows,
         of_rows=of_rows,
-        seed=table.first_seed,
+        seed=table.initial_seed,
     )
 
 
@@ -158,7 +158,7 @@ class TableShape:
     Attributes:
         num_rows: Rows in the files.
         width: Length D of a vector.
-        seed: Seed of the first weights of all rows that the files leave out; None if they hold all rows.
+        seed: Seed of the initial weights of all rows that the files leave out; None if they hold all rows.
     """
 
     num_rows: int

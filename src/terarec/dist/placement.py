@@ -108,7 +108,7 @@ class PlacedTable:
         held = max(1, self._hot.numel() + (rows if holds else 0))
         if spec.tiers is not None:  # which draw a row when it is first used
             return replace(spec, rows=held, width=self.width, init_scale=scale, tiers=self._own_tiers(rank))
-        # Rows of the part have other numbers than keys, so `ShardedTable.fill` draws their first weights by key.
+        # Rows of the part have other numbers than keys, so `ShardedTable.fill` draws their initial weights by key.
         return replace(spec, rows=held, width=self.width, init_scale=scale, initializer="zeros")
 
     def columns(self, rank: int) -> slice:

@@ -33,7 +33,7 @@ from terarec.storage import TierUse
 def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
     """Put the tables of a model on ranks.
 
-    Tables of a model that was built under `terarec.embedding.tables.record_tables` start from their first weights,
+    Tables of a model that was built under `terarec.embedding.tables.record_tables` start from their initial weights,
     so that no rank ever has memory for all; others keep the rows that they have, which all ranks must have alike.
 
     Args:

@@ -19,13 +19,13 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
 from terarec.storage import AnyTable, DynamicArena, Rows
-from terarec.storage.first_values import first_scale
 from terarec.storage.growing_rows import GrowingRows
+from terarec.storage.initial_values import initial_scale
 from terarec.storage.tiered import TieredTable
 
 _KEYED_MEMORY = ("admission_keys", "evicted")
 _ROWS_AT_ONCE = 1 << 20
-_DRAWN_AT_ONCE = 1 << 18  # rows of first values, which bounds their memory
+_DRAWN_AT_ONCE = 1 << 18  # rows of initial values, which bounds their memory
 
 
 class ShardedTable:
@@ -42,7 +42,7 @@ class ShardedTable:
         placed: The table.
         part: The part of it on this rank.
         ranks: The ranks.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, placed: PlacedTable, part: AnyTable, ranks: Ranks, *, seed: int) -> None:
@@ -67,8 +67,8 @@ class ShardedTable:
         return self.part.state_names
 
     @property
-    def first_seed(self) -> int | None:
-        """Seed of the first weights of a static table, whose rows come with their keys; None for a dynamic one."""
+    def initial_seed(self) -> int | None:
+        """Seed of the initial weights of a static table, whose rows come with their keys; None for a dynamic one."""
         return None if self.is_dynamic else self._seed
 
     @property
@@ -151,14 +151,14 @@ class ShardedTable:
             yield self.part.export(torch.empty(0, dtype=torch.int64))
 
     def restart(self, seed: int) -> None:
-        """Give the rows of a static table the first weights of `seed`, and initial state."""
+        """Give the rows of a static table the initial weights of `seed`, and initial state."""
         if self.is_dynamic:
             raise StorageError(f"table {self.name!r}: restart", "the table is dynamic, expected a static one")
         self.part.restart(seed)
         self._draw(seed)
 
     def fill(self, whole: AnyTable) -> None:
-        """Take the first rows: first weights, or what the table of one device has.
+        """Take the first rows: initial weights, or what the table of one device has.
 
         Args:
             whole: The table of one device; one that was only recorded has fewer rows than its spec.
@@ -294,7 +294,7 @@ class ShardedTable:
         self.part.import_memory({name: held[mine] for name, held in piece.items()})
 
     def _draw(self, seed: int) -> None:
-        """Give the part of a static table the first weights of a seed."""
+        """Give the part of a static table the initial weights of a seed."""
         placed, spec = self.placed, self.placed.spec
         if (placed.keeps_numbers and not placed.by_column) or spec.tiers is not None:
             return  # a table of this name draws the same rows
@@ -308,7 +308,7 @@ class ShardedTable:
                 table=spec.name,
                 seed=seed,
                 initializer=spec.initializer,
-                scale=first_scale(spec),
+                scale=initial_scale(spec),
             )
             self.part.import_(Rows(keys=rows, weights=weights[:, placed.columns(self._ranks.rank)].contiguous()))
 

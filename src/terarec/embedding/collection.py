@@ -82,7 +82,7 @@ class EmbeddingCollection(nn.Module):
         rows: Parameter float32[0] that represents the tables in ``parameters()``.
         pending: Gradients for the row optimizer.
         specs: The tables as they were asked for.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
         split_columns: Tables of which it has some columns alone; None for none.
         has_hot_rows: Whether some rows of its tables, but not all of a table, are on other ranks, too.
@@ -92,7 +92,7 @@ class EmbeddingCollection(nn.Module):
         tables: Tables. The static ones of one width, element type and `optimizer` share an arena, and so do the
             dynamic ones.
         features: Features, in the order of the output's columns.
-        seed: Seed of the first weights, which depend on table name, row and seed only.
+        seed: Seed of the initial weights, which depend on table name, row and seed only.
 
     Raises:
         ConfigError: Repeated names, or a feature of an unknown table.

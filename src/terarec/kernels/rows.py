@@ -1,4 +1,4 @@
-"""Memory for the rows of tables, their first values, and the scan for rows to evict."""
+"""Memory for the rows of tables, their initial values, and the scan for rows to evict."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ReservedRows:
 
 Initializer = Literal["uniform", "normal", "zeros"]
 
-_STAGED_ROWS = 1 << 14  # first values of narrow or distant rows, made in host memory, this many rows at a time
+_STAGED_ROWS = 1 << 14  # initial values of narrow or distant rows, made in host memory, this many rows at a time
 
 
 def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -133,7 +133,7 @@ def initialise_rows(
     scale: float,
     first_row: int = 0,
 ) -> None:
-    """Write the first values of a table's rows. They depend on (seed, table name, row) alone, not on threads.
+    """Write the initial values of a table's rows. They depend on (seed, table name, row) alone, not on threads.
 
     Args:
         rows: float32[R, D], contiguous; rows ``first_row, first_row + 1, ...`` of the table.
@@ -167,7 +167,7 @@ def initialise_keys(
 ) -> None:
     """Write to row ``rows[i]`` what `initialise_rows` writes to row number ``keys[i]`` of a table.
 
-    So a table of any keys equals a static one bit for bit, and a key's first values depend on (seed, table name, key)
+    So a table of any keys equals a static one bit for bit, and a key's initial values depend on (seed, table name, key)
     alone: neither on the order in which keys come nor on where their rows lie. A negative key counts as key + 2^64.
 
     Args:

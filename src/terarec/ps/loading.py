@@ -39,13 +39,13 @@ class TableSource:
         path: Where they are.
         num_rows: Number of rows.
         read: Yields them; errors are `FormatError`.
-        has_first_values: Whether it leaves out rows that have the first weights of a training.
+        has_initial_values: Whether it leaves out rows that have the initial weights of a training.
     """
 
     path: Path
     num_rows: int
     read: Callable[[], Iterator[RowChunk]]
-    has_first_values: bool = False
+    has_initial_values: bool = False
 
     @property
     def identity(self) -> str:
@@ -94,8 +94,8 @@ def _checkpoint_source(path: Path, spec: ServedTableSpec) -> TableSource:
                 part = slice(begin, begin + CHUNK_ROWS)
                 yield _finite(path, RowChunk(rows.keys[part], rows.weights[part].float()))
 
-    has_first_values = held.seed is not None
-    return TableSource(path=path, num_rows=held.num_rows, read=read, has_first_values=has_first_values)
+    has_initial_values = held.seed is not None
+    return TableSource(path=path, num_rows=held.num_rows, read=read, has_initial_values=has_initial_values)
 
 
 def _checked(path: Path, chunks: Iterator[SparseRows]) -> Iterator[RowChunk]:

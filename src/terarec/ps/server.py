@@ -107,10 +107,10 @@ class ParameterServer:
         try:
             sources = {table.name: open_source(table) for table in model.tables}
             for table, source in sources.items():
-                if source is not None and source.has_first_values and table not in (defaults or {}):
+                if source is not None and source.has_initial_values and table not in (defaults or {}):
                     raise ConfigError(
                         f"table {table!r}",
-                        f"{source.path} leaves out rows of first weights, expected to load its run",
+                        f"{source.path} leaves out rows of initial weights, expected to load its run",
                     )
             version = self._opened(model, sources, defaults or {})
             total = sum(source.num_rows for source in sources.values() if source is not None)

@@ -17,7 +17,7 @@ from terarec.kernels.rows import initialise_keys
 from terarec.ps.redis_tier import RedisTier, look_up_tables
 from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
 from terarec.spec import DynamicTableSpec, TableSpec
-from terarec.storage.first_values import first_scale
+from terarec.storage.initial_values import initial_scale
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.25
@@ -42,7 +42,7 @@ def default_rows(table: TableSpec | DynamicTableSpec, seed: int | None) -> Defau
 
     Args:
         table: The table. The default vector of a dynamic one is its own; that of a static one is zeros.
-        seed: Seed of the first weights that the rows of a static table have unless training changed them, for a
+        seed: Seed of the initial weights that the rows of a static table have unless training changed them, for a
             checkpoint that leaves such rows out; None for one that has all rows.
     """
     if isinstance(table, DynamicTableSpec):
@@ -61,7 +61,7 @@ def default_rows(table: TableSpec | DynamicTableSpec, seed: int | None) -> Defau
             table=static.name,
             seed=of_rows,
             initializer=static.initializer,
-            scale=first_scale(static),
+            scale=initial_scale(static),
         )
         return rows
 

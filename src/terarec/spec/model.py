@@ -27,7 +27,7 @@ class EmbeddedSpec:
     Attributes:
         width: Length D of every embedding vector.
         pooling: Reduction of the vectors of a list column to one; an empty list gives zeros.
-        tables: Static, as large as the data set says, or dynamic; and the first weights of their rows.
+        tables: Static, as large as the data set says, or dynamic; and the initial weights of their rows.
     """
 
     width: int = 16
@@ -47,9 +47,9 @@ class NetworkSpec(EmbeddedSpec):
         activation: Activation after each hidden layer.
         batch_norm: Whether hidden layers are normalized over the batch (Ioffe and Szegedy 2015).
         dropout: Probability of zeroing a hidden unit in training.
-        init: First weights of the dense layers. "default": Xavier-normal with normal biases of variance 1 / out, as in
-            DLRM's code; "xavier_normal" and "xavier_uniform" with zero biases; "kaiming_uniform": torch's own, uniform
-            within 1 / sqrt(in); "normal": standard deviation 0.01, with zero biases.
+        init: Initial weights of the dense layers. "default": Xavier-normal with normal biases of variance 1 / out, as
+            in DLRM's code; "xavier_normal" and "xavier_uniform" with zero biases; "kaiming_uniform": torch's own,
+            uniform within 1 / sqrt(in); "normal": standard deviation 0.01, with zero biases.
     """
 
     activation: Activation = "relu"
@@ -72,7 +72,7 @@ class LRSpec:
     Attributes:
         pooling: Reduction of the weights of a list column to one.
         tables: Static or dynamic.
-        wide_initializer: First weights of the keys; None for those of `tables`.
+        wide_initializer: Initial weights of the keys; None for those of `tables`.
     """
 
     kind: ClassVar[str] = "lr"
@@ -90,7 +90,7 @@ class FMSpec(EmbeddedSpec):
     """Factorization machine (Rendle 2010): linear terms and the dots of all pairs of columns' vectors.
 
     Attributes:
-        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+        wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
     """
 
     kind: ClassVar[str] = "fm"
@@ -123,7 +123,7 @@ class _WideNetworkSpec(NetworkSpec):
 
     Attributes:
         hidden: Widths of the hidden layers.
-        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+        wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
     """
 
     hidden: tuple[int, ...] = (256, 128)
@@ -157,7 +157,7 @@ class XDeepFMSpec(NetworkSpec):
     Attributes:
         cin: Number of feature maps of each layer of the compressed interaction network.
         hidden: Widths of the MLP's hidden layers; empty for no MLP.
-        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+        wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
     """
 
     kind: ClassVar[str] = "xdeepfm"
@@ -239,7 +239,7 @@ class AutoIntSpec(NetworkSpec):
         layer_norm: Whether a layer's output is normalized before its ReLU.
         hidden: Widths of the MLP's hidden layers; empty for no MLP (AutoInt).
         wide: Whether linear terms are added.
-        wide_initializer: First weights of the keys in the linear terms; None for those of `tables`.
+        wide_initializer: Initial weights of the keys in the linear terms; None for those of `tables`.
     """
 
     kind: ClassVar[str] = "autoint"

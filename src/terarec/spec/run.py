@@ -126,7 +126,7 @@ class TrainingSpec:
         epochs: Passes over the train split.
         max_steps: Most steps, whatever the number of epochs; None for no limit.
         accumulate: Batches whose gradients are added up for one step.
-        seed: Seed of the first weights, the data order and dropout.
+        seed: Seed of the initial weights, the data order and dropout.
         shuffle: Whether the train split is shuffled anew in every epoch.
         repeat: Whether the train split is one endless stream, in which batches cross the borders of epochs and all are
             full; `max_steps` ends it.

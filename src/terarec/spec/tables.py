@@ -202,7 +202,7 @@ class TableSpec:
         name: Name, unique among the tables of a model.
         rows: Number of rows V.
         width: Length D of a vector.
-        initializer: Distribution of the first weights.
+        initializer: Distribution of the initial weights.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None takes
             1 / sqrt(rows), as the DLRM paper's code does (Naumov et al. 2019).
         dtype: Element type of the rows; lookups give float32 whatever it is.
@@ -239,7 +239,7 @@ class DynamicTableSpec:
     Attributes:
         name: Name, unique among the tables of a model.
         width: Length D of a vector.
-        initializer: Distribution of a row's first weights, which depend on (table name, key, seed) alone.
+        initializer: Distribution of a row's initial weights, which depend on (table name, key, seed) alone.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; 0.05 is what
             HugeCTR's hash tables take, as there is no number of rows to derive it from.
         dtype: Element type of the rows; lookups give float32 whatever it is.
@@ -305,7 +305,7 @@ class StaticTablesSpec:
 
     Attributes:
         dtype: Element type of the rows of every table.
-        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
+        initializer: Distribution of the initial weights; None for a model's own, which is uniform for most.
         init_scale: Half-width of the uniform, or standard deviation of the normal distribution; None for
             1 / sqrt(rows).
         optimizers: Pattern of table names, such as "item*" -> name of the rule that moves the tables it matches; the
@@ -358,8 +358,8 @@ class DynamicTablesSpec:
     """Dynamic tables with a row for each key in training; the fields are those of `DynamicTableSpec`, for every table.
 
     Attributes:
-        initializer: Distribution of the first weights; None for a model's own, which is uniform for most.
-        init_scale: Scale of the first weights.
+        initializer: Distribution of the initial weights; None for a model's own, which is uniform for most.
+        init_scale: Scale of the initial weights.
         admit: Rule for unseen keys that get a row; None: all.
         evict: Rule for rows that are removed when a table is full; None: a full table is an error.
         max_rows: Most rows of each table; None: as many as memory holds.

@@ -23,7 +23,7 @@ class DynamicTable:
     """A table of a `DynamicArena` with an index of its keys. Implements `Store`.
 
     Attributes:
-        spec: Name, width, first weights, and the policies of admission and eviction.
+        spec: Name, width, initial weights, and the policies of admission and eviction.
         arena: Arena of the rows.
         number: Index of the table in its arena, which is also the arena row of its default vector.
 
@@ -68,7 +68,7 @@ class DynamicTable:
             return self._held.index.memory_bytes + (admission.memory_bytes if admission is not None else 0)
 
     @property
-    def first_seed(self) -> int | None:
+    def initial_seed(self) -> int | None:
         """None: `export_changed` returns all rows."""
         return None
 
@@ -263,7 +263,7 @@ class DynamicTable:
                 yield keys, uses
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert ``keys int64[n]`` with their first values; see `Store.import_keys`."""
+        """Insert ``keys int64[n]`` with their initial values; see `Store.import_keys`."""
         arena = self.arena
         with arena.transaction:
             target = self._held.insert(keys.to(arena.device))

@@ -91,7 +91,7 @@ class DynamicArena:
         dtype: Element type of the weights.
         optimizer: Name of the optimizer that updates the tables.
         table_names: The tables' names.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
         num_rows: Rows V for which there is room.
         data: Weights and optimizer state of the rows.
         num_defaults: T, the rows at the start of the arena that belong to no key.
@@ -105,7 +105,7 @@ class DynamicArena:
 
     Args:
         specs: The tables.
-        seed: Seed of the first weights, which depend on table name, key and seed only.
+        seed: Seed of the initial weights, which depend on table name, key and seed only.
 
     Raises:
         ConfigError: No table, or tables of several widths, element types or optimizers.
@@ -194,7 +194,7 @@ class DynamicArena:
             self._uses[name].grow(self.num_rows)
 
     def allocate_rows(self, count: int, purpose: str) -> Tensor:
-        """Allocate rows for the next `count` keys, whose first values ``data.begin`` writes.
+        """Allocate rows for the next `count` keys, whose initial values ``data.begin`` writes.
 
         Args:
             count: Number of rows.

@@ -16,7 +16,7 @@ from terarec.kernels import memory
 from terarec.kernels.rows import initialise_keys, reserve_rows
 from terarec.ops import state_dtype
 from terarec.spec import DynamicTableSpec
-from terarec.storage.first_values import write_columns
+from terarec.storage.initial_values import write_columns
 from terarec.storage.store import check_has_memory
 
 # NumPy types of the memory that tensors share; NumPy has no bfloat16.
@@ -115,11 +115,11 @@ class GrowingRows:
     Attributes:
         num_rows: Rows V that have memory.
         columns: Number of a table -> width of the whole table and its first column here, where these are some columns
-            of a table; its rows start from those columns of the first weights of the whole one.
+            of a table; its rows start from those columns of the initial weights of the whole one.
 
     Args:
         specs: The tables, all of one width and element type.
-        seed: Of the first weights.
+        seed: Of the initial weights.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
@@ -201,7 +201,7 @@ class GrowingRows:
         self.num_rows = rows
 
     def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
-        """Give ``rows int64[n]`` the first weights of the keys int64[n] of a table, and fresh state."""
+        """Give ``rows int64[n]`` the initial weights of the keys int64[n] of a table, and fresh state."""
         for name, held in self._state.items():
             held.tensor[rows] = self._fills[name]
         spec = self._specs[table]
@@ -232,7 +232,7 @@ class GrowingRows:
         """Do nothing: rows without a key are not changed."""
 
     def reset_defaults(self, weights: Tensor) -> None:
-        """Set the first rows to ``weights [T, D]`` and their state to its first values."""
+        """Set the first rows to ``weights [T, D]`` and their state to its initial values."""
         self.weights[: weights.shape[0]] = weights
         for name, held in self._state.items():
             held.tensor[: weights.shape[0]] = self._fills[name]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from terarec.kernels.slots import Pin, RowBatch, row_set
 from terarec.storage.fast_tier import FastTier, TierUse
-from terarec.storage.first_values import FirstValues
+from terarec.storage.initial_values import InitialValues
 from terarec.storage.lookahead import Lookahead
 from terarec.storage.tier_stack import TierStack
 
@@ -18,18 +18,18 @@ _CPU = torch.device("cpu")
 
 
 class RowLoader:
-    """Loads rows that are not in the fast tier: staged ones, those of the tier below, or first values.
+    """Loads rows that are not in the fast tier: staged ones, those of the tier below, or initial values.
 
     Args:
-        first: First values of rows that are in no tier.
+        first: Initial values of rows that are in no tier.
         ahead: Staged rows.
-        keeps_first: Whether rows with first values count as changed, so that slower tiers hold every row with a key.
+        keeps_initial: Whether rows with initial values count as changed, so that slower tiers hold all rows with keys.
     """
 
-    def __init__(self, first: FirstValues, ahead: Lookahead, *, keeps_first: bool) -> None:
+    def __init__(self, first: InitialValues, ahead: Lookahead, *, keeps_initial: bool) -> None:
         self._first = first
         self._ahead = ahead
-        self._keeps_first = keeps_first
+        self._keeps_initial = keeps_initial
 
     def load(self, memory: FastTier, slots: Tensor, batch: RowBatch) -> TierUse:
         """Write distinct rows to their new slots.
@@ -65,7 +65,7 @@ class RowLoader:
         if fresh.numel():
             state = {name: held.tensor for name, held in memory.state.items()}
             self._first.write(memory.weights.tensor, state, slots[fresh], batch.part(fresh))
-            if self._keeps_first and memory.below is not None:
+            if self._keeps_initial and memory.below is not None:
                 memory.slots.is_dirty[slots[fresh]] = True
         return use
 

@@ -25,7 +25,7 @@ from terarec.storage.changes import (
     follow_changes,
     mark_changes,
 )
-from terarec.storage.first_values import first_rows, initialise
+from terarec.storage.initial_values import initial_rows, initialise
 from terarec.storage.store import Rows, check_has_memory, check_import, shared_row_type
 
 
@@ -51,7 +51,7 @@ class Arena:
 
     Args:
         specs: The tables.
-        seed: Seed of the first weights, which depend on table name, row and seed only; 16-bit weights are those of a
+        seed: Seed of the initial weights, which depend on table name, row and seed only; 16-bit weights are those of a
             float32 table, rounded to nearest.
 
     Raises:
@@ -107,7 +107,7 @@ class Arena:
                 self.state[name].fill_(fill)
 
     def restart(self, table: int, seed: int) -> None:
-        """Give the rows of table number `table` the first weights of `seed`, and initial state."""
+        """Give the rows of table number `table` the initial weights of `seed`, and initial state."""
         discard_changes(self)
         spec, base = self.specs[table], self.table_base[table]
         for name, held in self.state.items():
@@ -118,7 +118,7 @@ class Arena:
         elif held.device.type == "cpu":
             initialise(held, spec, seed)
         else:
-            held.copy_(first_rows(spec, held.dtype, seed))
+            held.copy_(initial_rows(spec, held.dtype, seed))
 
     def move(self, device: torch.device) -> None:
         """Move weights and state to `device`.
@@ -172,7 +172,7 @@ class StaticKeys(ABC):
     """Base of tables whose keys are always ``0 <= key < spec.rows``, wherever their rows are stored.
 
     Attributes:
-        spec: Name, rows, width and first weights.
+        spec: Name, rows, width and initial weights.
         arena: Arena of the rows.
         base: Arena row of key 0.
     """
@@ -273,7 +273,7 @@ class StaticTable(StaticKeys):
     """The rows ``base <= row < base + spec.rows`` of an arena. Implements `Store`.
 
     Attributes:
-        spec: Name, rows, width and first weights.
+        spec: Name, rows, width and initial weights.
         arena: Arena of the rows.
         base: Arena row of key 0.
     """
@@ -315,7 +315,7 @@ class StaticTable(StaticKeys):
         return tuple(self.arena.state)
 
     @property
-    def first_seed(self) -> int | None:
+    def initial_seed(self) -> int | None:
         """None: `export_changed` returns all rows."""
         return None
 
@@ -362,7 +362,7 @@ class StaticTable(StaticKeys):
             _write(self.arena.state[name], target, values)
 
     def restart(self, seed: int) -> None:
-        """Give all rows the first weights of `seed`, and initial state."""
+        """Give all rows the initial weights of `seed`, and initial state."""
         self.arena.restart(self.arena.table_names.index(self.name), seed)
 
     def snapshot(self, directory: Path) -> bool:

@@ -48,8 +48,8 @@ class Store(Protocol):
         """Names of the optimizer's state tensors; empty until an optimizer is attached."""
 
     @property
-    def first_seed(self) -> int | None:
-        """Seed of the first weights of the rows that `export_changed` leaves out; None if it returns all rows."""
+    def initial_seed(self) -> int | None:
+        """Seed of the initial weights of the rows that `export_changed` leaves out; None if it returns all rows."""
 
     @property
     def num_changed(self) -> int:
@@ -100,11 +100,11 @@ class Store(Protocol):
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that a checkpoint has to hold, at most `chunk_rows` at a time, at least one chunk.
 
-        All others have the first weights of `first_seed`, and initial state.
+        All others have the initial weights of `initial_seed`, and initial state.
         """
 
     def restart(self, seed: int) -> None:
-        """Give all rows of a static table the first weights of `seed`, and initial state.
+        """Give all rows of a static table the initial weights of `seed`, and initial state.
 
         Raises:
             StorageError: A dynamic table.
@@ -159,7 +159,7 @@ class Store(Protocol):
         """Return the keys int64[n] of a dynamic table and their uses, about `chunk_keys` at a time."""
 
     def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Insert ``keys int64[n]`` into a dynamic table, with their first values and those uses that it tracks.
+        """Insert ``keys int64[n]`` into a dynamic table, with their initial values and those uses that it tracks.
 
         Raises:
             StorageError: A static table; or the table or memory is full, and nothing has changed.

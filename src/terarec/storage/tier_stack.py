@@ -15,7 +15,7 @@ from terarec.kernels.slots import SLOT_BYTES, RowBatch
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 from terarec.storage.cached_rows import CachedRows
 from terarec.storage.fast_tier import FastTier, TierUse
-from terarec.storage.first_values import FirstValues
+from terarec.storage.initial_values import InitialValues
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import RowLevel, WrittenBehind
 from terarec.storage.store import check_has_memory
@@ -31,7 +31,7 @@ class TierStack:
         sizes: How many rows the tiers hold; its budget is read when the tiers are made.
         device: Where the fast tier is.
         format: Bytes of a row; those of the tiers that are made next.
-        first: First values of rows that are in no tier.
+        first: Initial values of rows that are in no tier.
         memory: The fast tier; None before it is needed.
         num_defaults: As below.
         lock: Held by whoever uses the tiers.
@@ -39,7 +39,7 @@ class TierStack:
     Args:
         specs: As above.
         tiers: The budgets.
-        seed: Of the first weights.
+        seed: Of the initial weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 
@@ -51,7 +51,7 @@ class TierStack:
         self.device = torch.device("cpu")
         self.format = RowFormat(specs[0].width, getattr(torch, specs[0].dtype))
         self.sizes.row_bytes = self.format.num_bytes
-        self.first = FirstValues(specs, seed)
+        self.first = InitialValues(specs, seed)
         self.memory: FastTier | None = None
         self.num_defaults = num_defaults
         self.lock = threading.RLock()
@@ -86,7 +86,7 @@ class TierStack:
         return self.memory
 
     def set_format(self, of: RowFormat, fills: dict[str, float]) -> None:
-        """Let the tiers that are made next have rows of a format, and their states first values by name."""
+        """Let the tiers that are made next have rows of a format, and their states initial values by name."""
         self.format = of
         self.sizes.row_bytes = of.num_bytes
         self.first.fills = fills
@@ -131,7 +131,7 @@ class TierStack:
         return True
 
     def reset_defaults(self, weights: Tensor) -> None:
-        """Set the default rows to ``weights [T, D]`` and their state to its first values."""
+        """Set the default rows to ``weights [T, D]`` and their state to its initial values."""
         self._defaults = weights
         if self.memory is not None:
             self._write_defaults(self.memory)

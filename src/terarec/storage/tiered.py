@@ -41,7 +41,7 @@ class TieredArena:
 
     Args:
         specs: The tables.
-        seed: Seed of the first weights, which depend on table name, row and seed only.
+        seed: Seed of the initial weights, which depend on table name, row and seed only.
 
     Raises:
         ConfigError: No table, tables of several widths, element types or optimizers, or a table without tiers.
@@ -101,7 +101,7 @@ class TieredTable(StaticKeys):
     """The rows ``base <= row < base + spec.rows`` of a `TieredArena`. Implements `Store`; it always has all its keys.
 
     Attributes:
-        spec: Name, rows, width, first weights and tiers.
+        spec: Name, rows, width, initial weights and tiers.
         arena: Arena of the rows.
         number: Number of the table in its arena.
         base: Arena row of key 0.
@@ -129,9 +129,9 @@ class TieredTable(StaticKeys):
         return self.arena.memory_bytes * len(self) // self.arena.num_rows
 
     @property
-    def first_seed(self) -> int:
-        """Seed of the first weights of the rows that `export_changed` leaves out."""
-        return self.arena.data.first_seed(self.number)
+    def initial_seed(self) -> int:
+        """Seed of the initial weights of the rows that `export_changed` leaves out."""
+        return self.arena.data.initial_seed(self.number)
 
     @property
     def num_changed(self) -> int:
@@ -164,7 +164,7 @@ class TieredTable(StaticKeys):
     def export_changed(self, chunk_rows: int) -> Iterator[Rows]:
         """Return the rows that were trained or imported, `chunk_rows` at a time; without any, one chunk without rows.
 
-        All other rows have first weights, which depend on table, key and `first_seed`, and initial state.
+        All other rows have initial weights, which depend on table, key and `initial_seed`, and initial state.
         """
         is_empty = True
         for keys, weights, state in self.arena.data.items(self.number, chunk_rows):
@@ -183,7 +183,7 @@ class TieredTable(StaticKeys):
         self.arena.data.write(self.number, target, keys, rows.weights, state)
 
     def restart(self, seed: int) -> None:
-        """Give all rows the first weights of `seed`, and initial state."""
+        """Give all rows the initial weights of `seed`, and initial state."""
         discard_changes(self.arena)
         data = self.arena.data
         held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]

@@ -26,8 +26,8 @@ _CPU = torch.device("cpu")
 class TieredRows:
     """Rows in a bounded fast tier, and those that were trained and do not fit in slower tiers below it.
 
-    A row that is nowhere has its first weights, which depend on table, key and seed alone, and fresh state. Methods may
-    be called by several threads.
+    A row that is nowhere has its initial weights, which depend on table, key and seed alone, and fresh state. Methods
+    may be called by several threads.
 
     Attributes:
         stack: The tiers.
@@ -39,7 +39,7 @@ class TieredRows:
     Args:
         specs: The tables of the arena.
         tiers: The budgets.
-        seed: Of the first weights.
+        seed: Of the initial weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 
@@ -48,7 +48,7 @@ class TieredRows:
     ) -> None:
         self.stack = TierStack(specs, tiers, seed=seed, num_defaults=num_defaults)
         self._ahead = Lookahead()
-        self._loader = RowLoader(self.stack.first, self._ahead, keeps_first=num_defaults > 0)
+        self._loader = RowLoader(self.stack.first, self._ahead, keeps_initial=num_defaults > 0)
         self.placement = RowPlacement(self.stack, self._loader)
         self.coming = ComingRows(self.stack, self.placement, self._ahead)
         self.find_rows: dict[int, Callable[[Tensor], Tensor]] = {}
@@ -115,16 +115,16 @@ class TieredRows:
         """Counters so far."""
         return self.placement.use
 
-    def first_seed(self, table: int) -> int:
-        """Return the seed of the first weights of a table."""
+    def initial_seed(self, table: int) -> int:
+        """Return the seed of the initial weights of a table."""
         return self.stack.first.seeds[table]
 
     def draw_by(self, table: int, keys_of: Callable[[Tensor], Tensor]) -> None:
-        """Let first weights of a table be those of other keys, which `keys_of` returns for the keys int64[n] here."""
+        """Let initial weights of a table be those of other keys, which `keys_of` returns for the keys int64[n] here."""
         self.stack.first.keys_of[table] = keys_of
 
     def draw_columns(self, table: int, width: int, first: int) -> None:
-        """Let first weights of a table be some columns of those of a table of `width` columns, from `first` on."""
+        """Let initial weights of a table be some columns of those of a table of `width` columns, from `first` on."""
         self.stack.first.columns[table] = (width, first)
 
     def attach_state(
@@ -179,7 +179,7 @@ class TieredRows:
         """Do nothing: rows take memory as they are used."""
 
     def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
-        """Let ``rows int64[n]`` be those of other keys from now on, which have their first values."""
+        """Let ``rows int64[n]`` be those of other keys from now on, which have their initial values."""
         with self.stack.lock:
             memory = self.stack.memory
             if memory is not None:  # a batch that was rolled back may have left rows of its keys
@@ -235,7 +235,7 @@ class TieredRows:
                 memory.below.write(batch.part(gone).to(_CPU), packed)
 
     def forget(self, table: int, rows: Tensor, keys: Tensor) -> None:
-        """Forget distinct rows int64[n] of keys int64[n]: they have their first values again."""
+        """Forget distinct rows int64[n] of keys int64[n]: they have their initial values again."""
         batch = _batch(table, rows, keys)
         with self.stack.lock:
             memory = self.stack.memory
@@ -248,7 +248,7 @@ class TieredRows:
                 memory.below.erase(batch.to(_CPU))
 
     def restart(self, table: int, seed: int) -> None:
-        """Let rows of a table that are in no tier have the first values of `seed`; rows that never changed go."""
+        """Let rows of a table that are in no tier have the initial values of `seed`; rows that never changed go."""
         with self.stack.lock:
             self.stack.first.seeds[table] = seed
             memory = self.stack.memory
@@ -319,7 +319,7 @@ class TieredRows:
             self.stack.close()
 
     def reset_defaults(self, weights: Tensor) -> None:
-        """Set the default rows to ``weights [T, D]`` and their state to its first values."""
+        """Set the default rows to ``weights [T, D]`` and their state to its initial values."""
         with self.stack.lock:
             self.stack.reset_defaults(weights)
 

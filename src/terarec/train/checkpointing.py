@@ -212,7 +212,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
         ConfigError: Another model, other tables, other columns, or a workflow that gives other ids.
         FormatError: A damaged file.
     """
-    assert spec.init_from is not None, "a run without init_from starts from its first weights"
+    assert spec.init_from is not None, "a run without init_from starts from its initial weights"
     run_dir, checkpoint = _find(Path(spec.init_from))
     old = load_run(run_dir / RUN_FILE)
     for path, before, now in differences(to_data(old.model), to_data(spec.model)):

@@ -98,7 +98,7 @@ class Run:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model, with first weights until `fit` has trained or restored it."""
+        """The model, with initial weights until `fit` has trained or restored it."""
         spec, dataset = self.spec, self.dataset
         num_outputs = self.objective.num_outputs(len(dataset.labels))
         is_alone = self.ranks.size == 1

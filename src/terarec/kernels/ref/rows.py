@@ -1,4 +1,4 @@
-"""First values of rows from a counter-based generator: a row's values depend on (seed, row) alone.
+"""Initial values of rows from a counter-based generator: a row's values depend on (seed, row) alone.
 
 SplitMix64's finalizer `mix` makes ``stream = mix(mix(seed) + (row + 1) * STEP)`` for a row; pair j of the row comes
 from ``bits = mix(stream + (j + 1) * STEP)``, column 2 j from its high and column 2 j + 1 from its low half.

@@ -134,7 +134,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def table_stream(seed: int) -> int:
-    """Return ``mix(seed)``, from which a table's first values come, as int64."""
+    """Return ``mix(seed)``, from which a table's initial values come, as int64."""
     return _signed(_mix(seed & _MASK))
 
 

@@ -1,4 +1,4 @@
-"""First values of rows, and the eviction scan, on the device."""
+"""Initial values of rows, and the eviction scan, on the device."""
 
 from __future__ import annotations
 

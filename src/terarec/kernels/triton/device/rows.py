@@ -1,4 +1,4 @@
-"""SplitMix64 bits, bit for bit those of `terarec.kernels.ref.rows`; first values of rows; the eviction scan."""
+"""SplitMix64 bits, bit for bit those of `terarec.kernels.ref.rows`; initial values of rows; the eviction scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First weights and states of rows: of whole tables, of rows that no tier holds, and of some columns of wider rows."""
+"""Initial weights and states of rows: of whole tables, of rows in no tier, and of some columns of wider rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from terarec.storage.row_levels import by_table
 _INITIALISED_AT_ONCE = 1 << 20  # float32 numbers in memory while 16-bit rows are initialised
 
 
-def first_scale(spec: TableSpec) -> float:
-    """Return the scale of a table's first weights."""
+def initial_scale(spec: TableSpec) -> float:
+    """Return the scale of a table's initial weights."""
     return spec.init_scale if spec.init_scale is not None else 1.0 / math.sqrt(spec.rows)
 
 
-def first_rows(spec: TableSpec, dtype: torch.dtype, seed: int) -> Tensor:
-    """Return the first weights dtype[rows, D] of a table."""
+def initial_rows(spec: TableSpec, dtype: torch.dtype, seed: int) -> Tensor:
+    """Return the initial weights dtype[rows, D] of a table."""
     rows = torch.empty(spec.rows, spec.width, dtype=dtype)
     initialise(rows, spec, seed)
     return rows
@@ -32,7 +32,7 @@ def initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
     """Set ``weights [rows, D]``, all zeros, to a table's first ones; those of 16 bits are rounded from float32."""
     if spec.initializer == "zeros":
         return
-    scale = first_scale(spec)
+    scale = initial_scale(spec)
     if weights.dtype == torch.float32:
         initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
         return
@@ -54,7 +54,7 @@ def write_columns(
     spec: TableSpec | DynamicTableSpec,
     seed: int,
 ) -> None:
-    """Write some columns of the first weights of a wider table.
+    """Write some columns of the initial weights of a wider table.
 
     Args:
         weights: [V, D].
@@ -62,7 +62,7 @@ def write_columns(
         keys: int64[n], keys of these rows.
         columns: Width of the whole table, and the first of its columns here.
         spec: The table, with the scale of the whole one.
-        seed: Seed of the first weights.
+        seed: Seed of the initial weights.
     """
     width, first = columns
     # Random bits depend on the column in the whole row, so all columns are drawn.
@@ -72,15 +72,15 @@ def write_columns(
 
 
 def _draw(weights: Tensor, places: Tensor, keys: Tensor, *, spec: TableSpec | DynamicTableSpec, seed: int) -> None:
-    scale = first_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale
+    scale = initial_scale(spec) if isinstance(spec, TableSpec) else spec.init_scale
     initialise_keys(weights, places, keys, table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
 
 
-class FirstValues:
-    """First weights, which depend on table, key and seed alone, and initial states.
+class InitialValues:
+    """Initial weights, which depend on table, key and seed alone, and initial states.
 
     Attributes:
-        seeds: Seed of each table's first weights.
+        seeds: Seed of each table's initial weights.
         fills: State -> its initial value.
         keys_of: Number of a table -> function that gives the keys by which rows are drawn, for tables whose keys here
             are other numbers; set by whoever gave them these numbers.
@@ -99,7 +99,7 @@ class FirstValues:
         self._specs = tuple(specs)
 
     def write(self, weights: Tensor, state: Mapping[str, Tensor], places: Tensor, batch: RowBatch) -> None:
-        """Write the first values of the rows of a batch to the ``places int64[n]`` of tensors."""
+        """Write the initial values of the rows of a batch to the ``places int64[n]`` of tensors."""
         for name, held in state.items():
             held[places] = self.fills[name]
         for table, mine in by_table(batch):
