@@ -201,7 +201,7 @@ void check_masks() {
     for (uint16_t& number : grad) number = random.bits() & 0xBF7F;  // finite
     for (uint16_t& number : part) number = random.bits();
     std::vector<float> sums(width);
-    mask_gradient({grad.data(), width, part.data(), rows, width, masked.data(), sums.data(), false}, 2);
+    mask_gradient(MaskGradient<uint16_t>{grad.data(), width, part.data(), rows, width, masked.data(), sums.data(), false}, 2);
     digest.add(masked);
     digest.add(sums);
   }

@@ -12,17 +12,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "csrc"
-BINDINGS = (
-    "bindings.cpp",
-    "bind_dense.cpp",
-    "bind_hash_index.cpp",
-    "bind_lookup.cpp",
-    "bind_row_update.cpp",
-    "torch_tensors.cpp",
-)
 SOURCES = [
     *sorted((CORE / "common").glob("*.cpp")),
-    *(path for path in sorted((CORE / "embedding").glob("*.cpp")) if path.name not in BINDINGS),
+    *(path for path in sorted((CORE / "embedding").glob("*.cpp")) if not path.name.startswith(("bind", "torch_"))),
     CORE / "embedding/isa/pair_dots.cpp",
     Path(__file__).with_name("core_check.cpp"),
 ]
