@@ -42,6 +42,10 @@ from tests.serve.update_servers import KINDS, kafka_broker, stream_server
 
 __all__ = ["finished"]
 TABLES = ServedTables(server=ParameterServerSpec())
+# A read of Kafka's end takes 50 ms and an assignment as long, so what polls often is among the long tests there.
+POLLS_OFTEN = pytest.mark.parametrize(
+    "new_stream", ["redis", pytest.param("kafka", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -94,6 +98,7 @@ def test_records_are_read_in_their_order_by_all(stream: UpdateStream, spec: Upda
     assert [record.content for record in stream.read(positions[-1])] == [b"more"]
 
 
+@POLLS_OFTEN
 def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
     live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path
 ) -> None:
@@ -129,6 +134,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
         assert (updates.statistics().snapshots, updates.statistics().deltas) == (1, 4)
 
 
+@POLLS_OFTEN
 def test_what_a_publisher_left_unfinished_is_published_again(
     live: Live, trained: TrainedRun, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path
 ) -> None:
@@ -161,6 +167,7 @@ def test_what_a_publisher_left_unfinished_is_published_again(
     replica.close()
 
 
+@POLLS_OFTEN
 def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
     live: Live, trained: TrainedRun, new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
 ) -> None:
@@ -204,6 +211,7 @@ def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
     session.close()
 
 
+@POLLS_OFTEN
 def test_both_in_the_background(live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path) -> None:
     with (
         UpdatePublisher(live.path, open_stream(spec), every_seconds=0.02),
@@ -278,6 +286,7 @@ def test_a_server_that_is_gone(kind: str) -> None:
     stream.close()
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_and_forgets_its_topics(live: Live, trained: TrainedRun, tmp_path: Path) -> None:
     with kafka_broker() as broker:
         spec = broker.spec("updates", timeout_seconds=2.0)
