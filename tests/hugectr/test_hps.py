@@ -10,9 +10,9 @@ import pytest
 import terarec.hugectr as hugectr
 from terarec.formats.hugectr import SparseRows, write_sparse_folder
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
-from terarec.hugectr.hps import read_parameter_server
 from terarec.hugectr.inference import HPS
-from terarec.hugectr.parameter_server import cache_of, served_model, tiers_of
+from terarec.hugectr.inference.hps import read_parameter_server
+from terarec.hugectr.inference.parameter_server import cache_of, served_model, tiers_of
 from terarec.spec import CacheSpec, HostMemorySpec, OverflowSpec, RedisSpec, RocksDBSpec, TLSSpec
 from tests.ps.redis_processes import needs_redis, running
 

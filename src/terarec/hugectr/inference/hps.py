@@ -13,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from terarec.hugectr.enums import DatabaseOverflowPolicy_t, DatabaseType_t, EmbeddingCacheType_t, UpdateSourceType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
+from terarec.hugectr.inference.parameter_server import device_of, start_server
 from terarec.hugectr.json_files import JsonObject, read_json
 from terarec.hugectr.objects import (
     InferenceParams,
@@ -21,7 +22,6 @@ from terarec.hugectr.objects import (
     UpdateSourceParams,
     VolatileDatabaseParams,
 )
-from terarec.hugectr.parameter_server import device_of, start_server
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED
 from terarec.hugectr.schema.types import BOOL, Type, integer, member_name, one_of

@@ -21,10 +21,10 @@ from terarec.hugectr.objects import (
 )
 
 if TYPE_CHECKING:
-    from terarec.hugectr.hps import HPS
-    from terarec.hugectr.inference_session import CreateInferenceSession, InferenceModel, InferenceSession
-    from terarec.hugectr.inference_session import LoadedEmbeddingCache as CreateEmbeddingCache
-    from terarec.hugectr.inference_session import LoadedParameterServer as CreateParameterServer
+    from terarec.hugectr.inference.hps import HPS
+    from terarec.hugectr.inference.session import CreateInferenceSession, InferenceModel, InferenceSession
+    from terarec.hugectr.inference.session import LoadedEmbeddingCache as CreateEmbeddingCache
+    from terarec.hugectr.inference.session import LoadedParameterServer as CreateParameterServer
 
 __all__ = [
     "HPS",
@@ -45,10 +45,10 @@ __all__ = [
     "VolatileDatabaseParams",
 ]
 
-_SESSIONS = "terarec.hugectr.inference_session"
+_SESSIONS = "terarec.hugectr.inference.session"
 # What computes is loaded when a script first names it: torch takes seconds.
 _ON_USE = {
-    "HPS": ("terarec.hugectr.hps", "HPS"),
+    "HPS": ("terarec.hugectr.inference.hps", "HPS"),
     "CreateEmbeddingCache": (_SESSIONS, "LoadedEmbeddingCache"),
     "CreateInferenceSession": (_SESSIONS, "CreateInferenceSession"),
     "CreateParameterServer": (_SESSIONS, "LoadedParameterServer"),

@@ -15,7 +15,9 @@ from terarec.batch import Batch
 from terarec.embedding import RowLookup
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.inference_graph import InferenceGraph, Scorer, read_inference_clause, read_inference_graph
+from terarec.hugectr.inference.graph import InferenceGraph, read_inference_clause, read_inference_graph
+from terarec.hugectr.inference.parameter_server import cache_of, device_of, served_model, tiers_of
+from terarec.hugectr.inference.scorer import Scorer
 from terarec.hugectr.objects import (
     DataReaderParams,
     DataSourceParams,
@@ -24,7 +26,6 @@ from terarec.hugectr.objects import (
     ParameterServer,
     Solver,
 )
-from terarec.hugectr.parameter_server import cache_of, device_of, served_model, tiers_of
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, source_opener
 from terarec.hugectr.schedule import release_number
 from terarec.hugectr.schema.table import bind_arguments, form_of

@@ -1,0 +1,143 @@
+"""Descriptions of models in graph files, and in the inference files of release 3.0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
+from terarec.hugectr.enums import Embedding_t, Layer_t
+from terarec.hugectr.errors import WrongInputError
+from terarec.hugectr.graph_json import DATA, Part, read_graph, read_parts
+from terarec.hugectr.json_files import JsonObject, read_json
+from terarec.hugectr.network import HAS_STATIC_TABLES, Network, Plan
+from terarec.hugectr.objects import DenseLayer, Input, OptParamsPy, Solver, SparseEmbedding
+from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, one_of, scalar_or_list
+
+_HAS_SLOTS = (Embedding_t.LocalizedSlotSparseEmbeddingHash, Embedding_t.LocalizedSlotSparseEmbeddingOneHot)
+_LOSS_OF = {Layer_t.Sigmoid: Layer_t.BinaryCrossEntropyLoss, Layer_t.Softmax: Layer_t.CrossEntropyLoss}
+_MIXED_PRECISION = either(BOOL, one_of(128, 256, 512, 1024))  # a flag, or the loss scale of the training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceClause:
+    """The clause ``inference`` of a file of release 3.0.
+
+    Attributes:
+        max_batchsize: Maximum number of samples of a request.
+        hit_rate_threshold: Share of keys that the cache has, from which on the others are read in the background.
+        dense_model_file: File of the dense weights.
+        sparse_model_files: File of each embedding.
+        key_bytes: Bytes of a key in files.
+        has_mixed_precision: Whether products have 16 bits.
+    """
+
+    max_batchsize: int
+    hit_rate_threshold: float
+    dense_model_file: str
+    sparse_model_files: tuple[str, ...]
+    key_bytes: int
+    has_mixed_precision: bool
+
+
+def read_inference_clause(path: str) -> InferenceClause:
+    """Return the clause ``inference`` of the file `path`.
+
+    Raises:
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: No such clause, an unknown key, or a value that is not accepted; the message has its path.
+    """
+    data = read_json(path)
+    if not data.has("inference"):
+        raise WrongInputError(data.where, "no inference, expected the clause of release 3.0", field="inference")
+    clause = data.child("inference")
+    key_types = one_of("I32", "I64")
+    files: list[str] = clause.take("sparse_model_file", scalar_or_list(STRING))
+    found = InferenceClause(
+        max_batchsize=clause.take("max_batchsize", integer(1), 1024),
+        hit_rate_threshold=clause.take("hit_rate_threshold", number(0.0), 0.5),
+        dense_model_file=clause.take("dense_model_file", STRING),
+        sparse_model_files=tuple(files),
+        key_bytes=8 if clause.take("input_key_type", key_types, "I32") == "I64" else 4,
+        has_mixed_precision=clause.take("mixed_precision", _MIXED_PRECISION, False) is not False,
+    )
+    for name in ("algorithm_search", "cuda_graph"):
+        clause.take(name, BOOL, True)
+    clause.take("label", integer(1), 1)
+    clause.finish()
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceGraph:
+    """Description of a model in a file.
+
+    Attributes:
+        inputs: The `Input`.
+        embeddings: The embeddings, in the order of the file: the tables of the model.
+        plan: The graph; every embedding is one table of any keys.
+    """
+
+    inputs: Input
+    embeddings: tuple[SparseEmbedding, ...]
+    plan: Plan
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each table."""
+        return tuple(one.embedding_vec_size for one in self.embeddings)
+
+    @property
+    def has_slots(self) -> tuple[bool, ...]:
+        """Whether single files of each table have slots."""
+        return tuple(one.embedding_type in _HAS_SLOTS for one in self.embeddings)
+
+    @property
+    def key_bases(self) -> tuple[int, ...]:
+        """Offset of the keys of each slot, if they start at 0 in files, as for one-hot embeddings."""
+        sizes: list[int] = []
+        for one in self.embeddings:
+            if one.embedding_type in HAS_STATIC_TABLES:
+                sizes += accumulate(one.slot_size_array[:-1], initial=0)
+        return tuple(sizes)
+
+
+def read_inference_graph(path: str) -> InferenceGraph:
+    """Return the model in a graph file, or in an inference file of release 3.0.
+
+    Raises:
+        FileCannotOpenError: No such file.
+        BrokenFileError: No JSON.
+        WrongInputError: An unknown kind or key, a value that is not accepted, or an embedding collection.
+    """
+    data = read_json(path)
+    parts = _parts_with_loss(data) if data.has("inference") else read_graph(data).parts
+    if any(isinstance(part, EmbeddingCollectionConfig) for part in parts):
+        raise WrongInputError(path, "got an embedding collection, expected embeddings, each with its sparse model")
+    network = Network(Solver(), OptParamsPy())
+    for part in parts:
+        network.add(_of_one_table(part) if isinstance(part, SparseEmbedding) else part)
+    embeddings = tuple(part for part in parts if isinstance(part, SparseEmbedding))
+    return InferenceGraph(inputs=network.inputs, embeddings=embeddings, plan=network.plan({}))
+
+
+def _parts_with_loss(data: JsonObject) -> tuple[Part, ...]:
+    """Return the parts of a file of release 3.0, whose last layer is an activation in place of a loss."""
+    layers = data.children("layers")
+    if layers and layers[0].take("type", STRING, "") == DATA and not layers[0].has("label"):
+        clause = {"top": "label", "label_dim": 1}
+        layers[0] = JsonObject({**layers[0].values(), "label": clause}, layers[0].where)
+    parts = list(read_parts(layers))
+    inputs, last = parts[0], parts[-1]
+    assert isinstance(inputs, Input)
+    if isinstance(last, DenseLayer) and last.layer_type in _LOSS_OF:
+        bottoms = [last.bottom_names[0], inputs.label_names[0]]
+        parts[-1] = DenseLayer(_LOSS_OF[last.layer_type], bottom_names=bottoms, top_names=last.top_names)
+    return tuple(parts)
+
+
+def _of_one_table(part: SparseEmbedding) -> SparseEmbedding:
+    """Return an embedding with one table for all slots: rows are found by key alone."""
+    kind = Embedding_t.DistributedSlotSparseEmbeddingHash
+    return part.with_values(embedding_type=kind, slot_size_array=[]) if part.embedding_type is not kind else part
