@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from terarec.data.reader import BatchReader, DatasetSource, Reader
-from terarec.data.records.reader import ColumnSource, RecordReader
+from terarec.data.records.reader import RecordReader
+from terarec.data.records.sources import ColumnSource
 from terarec.data.sampling import RankShare
 from terarec.errors import ConfigError
 from terarec.formats import DATASET_FILE, read_dataset

@@ -21,8 +21,9 @@ from terarec.embedding.lookup_gradient import LookupGradients, look_up_with_weig
 from terarec.embedding.lookups import FoundRows
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
-from terarec.embedding.row_gradient import PendingGradients, TableParameter
+from terarec.embedding.row_gradient import PendingGradients
 from terarec.embedding.row_loading import RowLoading
+from terarec.embedding.table_parameter import TableParameter
 from terarec.embedding.tables import (
     AnyTableSpec,
     LookupGroup,

@@ -9,7 +9,7 @@ from terarec.batch import Batch
 from terarec.models.columns import ColumnVectors, LinearTerms, embeddings, input_width, mlp, side_by_side
 from terarec.nn.dense import new_linear
 from terarec.nn.initializers import dense_distributions
-from terarec.nn.interaction import CompressedInteraction
+from terarec.nn.interaction import CompressedInteraction, pair_products
 from terarec.spec import DatasetSpec, DeepFMSpec, DNNSpec, FMSpec, LRSpec, WideDeepSpec, XDeepFMSpec
 
 
@@ -81,7 +81,7 @@ class WideDeep(LinearTerms):
 
 
 class PairProducts(nn.Module):
-    """The dots of all pairs of vectors, summed (Rendle 2010): half of (sum of v)^2 - sum of v^2.
+    """The dots of all pairs of vectors, summed (Rendle 2010).
 
     With several outputs each of them weighs the D products by learned factors, which start at one.
 
@@ -97,13 +97,43 @@ class PairProducts(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """float[B, m, D] -> float[B, C]."""
-        products = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+        products = pair_products(vectors)
         if self.factors is None:
             return products.sum(1, keepdim=True)
         return nn.functional.linear(products, self.factors)
 
 
-class FM(LinearTerms):
+class FactorizationTerms(LinearTerms):
+    """Linear terms, and the dots of all pairs of columns' vectors.
+
+    Args:
+        spec: Width, tables and initial weights.
+        dataset: Columns.
+        num_outputs: Number of outputs C.
+        generator: Source of the first vectors of the dense columns.
+        seed: Seed of the tables' initial weights.
+    """
+
+    def __init__(
+        self,
+        spec: FMSpec | DeepFMSpec,
+        dataset: DatasetSpec,
+        num_outputs: int,
+        *,
+        generator: torch.Generator,
+        seed: int,
+    ) -> None:
+        super().__init__(spec, dataset, num_outputs, seed=seed)
+        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
+        self.products = PairProducts(spec.width, num_outputs)
+
+    def factorization_terms(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the sum of all terms float[B, C], and what an MLP reads of the vectors (see `ColumnVectors`)."""
+        vectors, flat = self.vectors(batch)
+        return self.linear_terms(batch) + self.products(vectors), flat
+
+
+class FM(FactorizationTerms):
     """Factorization machine (Rendle 2010): linear terms, and the dots of all pairs of columns' vectors.
 
     Args:
@@ -114,19 +144,16 @@ class FM(LinearTerms):
     """
 
     def __init__(self, spec: FMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0) -> None:
-        outputs = num_outputs or len(dataset.labels)
-        super().__init__(spec, dataset, outputs, seed=seed)
-        self.vectors = ColumnVectors(spec, dataset, generator=torch.Generator().manual_seed(seed), seed=seed)
-        self.products = PairProducts(spec.width, outputs)
+        generator = torch.Generator().manual_seed(seed)
+        super().__init__(spec, dataset, num_outputs or len(dataset.labels), generator=generator, seed=seed)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits float[B, C]."""
-        vectors, _ = self.vectors(batch)
-        logits: Tensor = self.linear_terms(batch) + self.products(vectors)
+        logits, _ = self.factorization_terms(batch)
         return logits
 
 
-class DeepFM(LinearTerms):
+class DeepFM(FactorizationTerms):
     """The sum of a factorization machine and an MLP over the same vectors.
 
     Args:
@@ -140,16 +167,14 @@ class DeepFM(LinearTerms):
         self, spec: DeepFMSpec, dataset: DatasetSpec, *, num_outputs: int | None = None, seed: int = 0
     ) -> None:
         outputs = num_outputs or len(dataset.labels)
-        super().__init__(spec, dataset, outputs, seed=seed)
         generator = torch.Generator().manual_seed(seed)
-        self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
-        self.products = PairProducts(spec.width, outputs)
+        super().__init__(spec, dataset, outputs, generator=generator, seed=seed)
         self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits float[B, C]."""
-        vectors, flat = self.vectors(batch)
-        logits: Tensor = self.linear_terms(batch) + self.products(vectors) + self.deep(flat)
+        terms, flat = self.factorization_terms(batch)
+        logits: Tensor = terms + self.deep(flat)
         return logits
 
 

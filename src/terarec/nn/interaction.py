@@ -185,7 +185,20 @@ class FmOrder2(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """float[B, s*d] -> float[B, d]."""
         vectors = x.reshape(-1, self.num_vectors, self.out_dim)
-        return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+        return pair_products(vectors)
+
+
+def pair_products(vectors: Tensor) -> Tensor:
+    """Return the products of all pairs of vectors, summed: half of (sum of v)^2 - sum of v^2.
+
+    Args:
+        vectors: float[B, m, D].
+
+    Returns:
+        float[B, D]; its sum over D is that of the dots of all pairs.
+    """
+    # Linear in m, where the pairs are quadratic (Rendle 2010, lemma 3.1).
+    return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
 
 
 class CompressedInteraction(nn.Module):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from terarec.data import RankShare
-from terarec.data.records import NormSource, RawSource, RecordReader, reader
+from terarec.data.records import NormSource, RawSource, RecordReader, sources
 from terarec.formats import merge, slice_rows
 from terarec.formats.block import bags_of
 from terarec.formats.hugectr import FixedRecordWriter, NormFile, raw_types
@@ -29,7 +29,7 @@ def source(request, tmp_path, monkeypatch):
         return damaged_source(tmp_path)
     if request.param == "parquet":
         return parquet_source(tmp_path, monkeypatch)
-    monkeypatch.setattr(reader, "_GROUP_ROWS", 16)
+    monkeypatch.setattr(sources, "_GROUP_ROWS", 16)
     types = raw_types(ONE_HOT, float_label_dense=True)
     with FixedRecordWriter(tmp_path / "data.bin", ONE_HOT, types) as writer:
         writer.write(*make_rows(ONE_HOT, 50))

@@ -2,12 +2,12 @@
 
 from terarec.data.records.convert import ImportedRecords, write_as_dataset, write_as_records
 from terarec.data.records.generate import GeneratedRecords, RecordGenerator, generate_records
-from terarec.data.records.reader import (
+from terarec.data.records.reader import RecordReader
+from terarec.data.records.sources import (
     NormSource,
     ParquetSource,
     RawAsyncSource,
     RawSource,
-    RecordReader,
     RecordSource,
     open_split,
 )

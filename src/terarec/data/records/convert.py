@@ -10,7 +10,7 @@ from pathlib import Path
 
 from terarec.data.decode import cut
 from terarec.data.reader import DatasetSource
-from terarec.data.records.reader import ColumnSource, RecordSource
+from terarec.data.records.sources import ColumnSource, RecordSource
 from terarec.formats import ColumnBlock, create_shard, read_dataset, shard_path, slice_rows, write_dataset
 from terarec.formats.hugectr import (
     RECORDS_FILE,
