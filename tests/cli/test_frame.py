@@ -19,7 +19,7 @@ def test_help_reads_like_a_table_of_contents(monkeypatch: pytest.MonkeyPatch) ->
     named = [line.split()[0] for line in lines if line and line.split()[0] in ORDER]
     assert named == ORDER
     panels = [line.strip("\u256d\u256e\u2500 ") for line in ended.out.splitlines() if line.startswith("\u256d")]
-    assert panels == ["Options", "Data", "Model", "Serving", "Looking inside"]
+    assert panels == ["Options", "Data", "Model", "Serving", "Diagnostics"]
     # One line a command: a panel is as high as the commands in it.
     first = lines.index(next(line for line in lines if line.startswith("train")))
     assert [line.split()[0] for line in lines[first : first + 5]] == [*ORDER[ORDER.index("train") :][:5]]

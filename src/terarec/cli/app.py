@@ -19,7 +19,7 @@ from terarec import __version__
 from terarec.cli.command import Group, Lazy
 from terarec.cli.failures import INTERRUPTED, Failure, failure_of
 
-DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Looking inside"
+DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Diagnostics"
 WORKFLOW, NAME = "WORKFLOW", "NAME"
 
 
@@ -87,7 +87,7 @@ def _commands() -> list[Any]:
         _group(
             NameOrCommand,
             "workflow",
-            "Write a workflow as JSON, a preset or a draft for unknown logs, to change and use it.",
+            "Write a workflow as JSON, to be edited: a preset, or a draft for unknown logs.",
             [
                 Lazy(NAME, "data:workflow", "Write a preset workflow as JSON."),
                 Lazy("draft", "data:draft", "Write a workflow for unknown logs: types and steps by a sample."),
@@ -104,14 +104,14 @@ def _commands() -> list[Any]:
         Lazy(
             "convert",
             "data:convert",
-            "Write a data set as HugeCTR's files, these as a data set, or HugeCTR's model as a run.",
+            "Convert a data set to HugeCTR's files, such files to a data set, or HugeCTR's model to a run.",
             panel=DATA,
             describes=["RecordLayout"],
         ),
         Lazy(
             "drift",
             "data:drift",
-            "Compare data with those before, column by column: new values, missing ones, moved distributions.",
+            "Compare two data sets column by column: new and missing values, shifts of the distributions.",
             panel=DATA,
         ),
         Lazy(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class GenerateOptions:
     """Options of every ``terarec generate``."""
 
-    rows: Annotated[int, typer.Option(min=1, help="Rows in all.")]
-    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    rows: Annotated[int, typer.Option(min=1, help="Total number of rows.")]
+    out: Annotated[Path, typer.Option(help="Output directory.")]
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0
 
 
@@ -34,7 +34,7 @@ class GenerateOptions:
 class GenerateCriteoOptions(GenerateOptions):
     """Options of ``terarec generate criteo``."""
 
-    days: Annotated[int, typer.Option(min=1, help="Files day_0.tsv, day_1.tsv, ... to share the rows among.")] = 1
+    days: Annotated[int, typer.Option(min=1, help="Number of files: day_0.tsv, day_1.tsv, ...")] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,9 @@ class WorkflowOptions:
     """Options of ``terarec workflow``."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
-    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    out: Annotated[Path, typer.Option(help="Output file, JSON.")]
     min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
-    layout: Annotated[str | None, typer.Option(help="Of movielens (latest, 1m) or amazon (2018, 2023).")] = None
+    layout: Annotated[str | None, typer.Option(help="Layout of movielens (latest, 1m) or amazon (2018, 2023).")] = None
     force: Force = False
 
 
@@ -152,7 +152,7 @@ class DraftOptions:
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Files, directories, patterns or URLs of one format.")
     ]
-    out: Annotated[Path, typer.Option(help="JSON file to write.")]
+    out: Annotated[Path, typer.Option(help="Output file, JSON.")]
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict; guessed if unset.")] = None
     force: Force = False
 
@@ -196,9 +196,9 @@ class ConvertOptions:
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A data set; a records.json (dataset), or a graph's JSON (run).")
     ]
-    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="What to write.")]
-    out: Annotated[Path, typer.Option(help="Directory to make.")]
-    key_bytes: Annotated[int | None, typer.Option(metavar="4|8", help="Bytes of a key; 4 if all fit.")] = None
+    to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="Output format.")]
+    out: Annotated[Path, typer.Option(help="Output directory.")]
+    key_bytes: Annotated[int | None, typer.Option(metavar="4|8", help="Bytes of a key; 4 if all keys fit.")] = None
     no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Norm files without checksums.")] = False
     keysets: Annotated[bool, typer.Option("--keysets", help="Write a keyset for each split, too.")] = False
     storage: Annotated[
@@ -213,9 +213,9 @@ class ConvertOptions:
     sparse_states: Annotated[
         list[Path] | None, typer.Option(metavar="PATH", help="An embedding's optimizer states (run); repeatable.")
     ] = None
-    step: Annotated[int | None, typer.Option(help="Iterations behind a model's files (run); 0.")] = None
+    step: Annotated[int | None, typer.Option(help="Iterations that the files were trained for (run); 0.")] = None
     batch_size: Annotated[int | None, typer.Option(help="Samples in an iteration (run); 2048.")] = None
-    lr: Annotated[float | None, typer.Option(help="Learning rate to go on with (run); 0.001.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate of continued training (run); 0.001.")] = None
     seed: Annotated[int | None, typer.Option(help="Seed of new rows and dropout (run); 1.")] = None
 
 
@@ -328,7 +328,7 @@ class DriftOptions:
         list[str],
         typer.Argument(metavar="CURRENT...", help="A data set, or raw logs for the reference's workflow to encode."),
     ]
-    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write; FILE.json is written beside it.")]
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="HTML page to write; the statistics go to FILE.json.")]
     reference_split: Annotated[str | None, typer.Option(help="Rows of the reference; train if unset.")] = None
     current_split: Annotated[str | None, typer.Option(help="Rows of the current data; all if unset.")] = None
     force: Force = False

@@ -24,9 +24,7 @@ class InspectOptions:
         None
     )
     table: Annotated[str | None, typer.Option(help="One table of a model: row norms and the largest rows.")] = None
-    split: Annotated[str | None, typer.Option(help="Where to count a column's values; the train split if unset.")] = (
-        None
-    )
+    split: Annotated[str | None, typer.Option(help="Split whose values are counted; train if unset.")] = None
     checkpoint: CheckpointOption = None
     export_table: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Write the rows of a table of a model to --out.")
@@ -34,7 +32,7 @@ class InspectOptions:
     to: Annotated[str, typer.Option("--to", metavar="parquet", help="Format of --out.")] = "parquet"
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for --export-table.")] = None
     force: Force = False
-    top: Annotated[int, typer.Option(min=1, help="How many values or rows to show.")] = 10
+    top: Annotated[int, typer.Option(min=1, help="Number of values or rows to show.")] = 10
     allow_import: AllowImport = None
 
 

@@ -234,14 +234,15 @@ AllowImport = Annotated[
 ]
 """Code of other packages is rejected when a workflow is read, or a model is built."""
 
-Force = Annotated[bool, typer.Option("--force", help="Replace what is at --out.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file at --out.")]
 """Without it nothing that exists is replaced."""
 
-RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Numbers of the tables' rows.")]
+RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Number format of the tables' rows.")]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        metavar="fp32|bf16|fp16|int8", help="Numbers of the layers' products; those of the training if unset."
+        metavar="fp32|bf16|fp16|int8",
+        help="Number format of the layers' matrix products; that of the training if unset.",
     ),
 ]
 CheckpointOption = Annotated[
@@ -249,7 +250,7 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="STEP|best|last",
-        help="Which checkpoint of RUN; the last one, or the best one of a run with training.patience.",
+        help="Checkpoint of RUN; the last one, or the best one of a run with training.patience.",
     ),
 ]
 DEVICES = "auto|cpu|cuda|cuda:N"

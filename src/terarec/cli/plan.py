@@ -24,39 +24,38 @@ if TYPE_CHECKING:
 class PlanOptions:
     """Options of ``terarec plan``."""
 
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.json|RUN", help="Description of a run, or a run.")]
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.json|RUN", help="A run description, or a RUN.")]
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field of the description; repeatable.")
     ] = None
     tiers: Annotated[
-        str | None, typer.Option(metavar="host=2GiB,file=DIR", help="Memories for the rows of the tables.")
+        str | None, typer.Option(metavar="host=2GiB,file=DIR", help="Memory tiers of the tables' rows.")
     ] = None
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Host memory to stay within; what is available if unset.")
+        str | None, typer.Option(metavar="SIZE", help="Limit of host memory; the available memory if unset.")
     ] = None
     device_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU to stay within; what is free if unset.")
+        str | None, typer.Option(metavar="SIZE", help="Limit of GPU memory; the free memory if unset.")
     ] = None
     rows: Annotated[
         list[str] | None, typer.Option("--rows", metavar="TABLE=N", help="Expected rows of a table; repeatable.")
     ] = None
-    ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Place the tables on so many ranks instead.")
-    ] = None
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Place the tables on N ranks instead.")] = None
     ranks_per_node: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks on each machine; all on one if unset.")
     ] = None
     rank_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most memory of a rank for tables; no bound if unset.")
+        str | None, typer.Option(metavar="SIZE", help="Limit of a rank's memory for tables; none if unset.")
     ] = None
     place: Annotated[
         list[str] | None, typer.Option("--place", metavar="TABLE=KIND", help="Placement of a table; repeatable.")
     ] = None
     sharding: Annotated[
-        Path | None, typer.Option("--plan", metavar="PLAN.json", help="Rate these placements instead of planning any.")
+        Path | None,
+        typer.Option("--plan", metavar="PLAN.json", help="Estimate the costs of this plan instead of making one."),
     ] = None
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure rows and, under torchrun, links for five seconds.")
+        bool, typer.Option("--probe", help="Measure the costs of rows and, under torchrun, links for five seconds.")
     ] = False
     bandwidth: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to other machines.")
@@ -64,7 +63,7 @@ class PlanOptions:
     local_bandwidth: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to ranks of its machine.")
     ] = None
-    out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="File for the placements.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="Output file of the plan.")] = None
     force: Force = False
     allow_import: AllowImport = None
 

@@ -35,7 +35,7 @@ _GIB = 1 << 30
 class PreparationOptions:
     """Options of ``terarec prepare``, whatever the data."""
 
-    out: Annotated[Path, typer.Option(help="Directory of the data set to make.")]
+    out: Annotated[Path, typer.Option(help="Output directory of the data set.")]
     how: Annotated[
         PrepareOptions,
         SpecFields(
@@ -60,7 +60,9 @@ class PreparationOptions:
     ] = None
     memory: Annotated[
         float | None,
-        typer.Option(min=0.0625, metavar="GIB", help="Memory for counting and sorting; half of what is free."),
+        typer.Option(
+            min=0.0625, metavar="GIB", help="Memory for counting and sorting; half of the free memory if unset."
+        ),
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing: show columns, ten samples and estimates.")
@@ -179,7 +181,7 @@ def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
 
 
 def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
-    """Return the last file if asked for, or if there are several and nothing is asked for; else the last rows."""
+    """Return the split by the last file if it is requested or is the default (several files), else by the last rows."""
     from terarec.etl.source import find_files
 
     if options.valid_fraction is not None:
@@ -206,7 +208,8 @@ class PrepareCsvOptions(PreparationOptions):
     ]
     label: Annotated[str, typer.Option(metavar="NAME", help="The column to predict.")]
     positive: Annotated[
-        list[str] | None, typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; else a number.")
+        list[str] | None,
+        typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; without any, labels are numbers."),
     ] = None
     dense: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of numbers: standardized.")] = None
     log: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of counts: logarithm.")] = None
@@ -214,17 +217,18 @@ class PrepareCsvOptions(PreparationOptions):
         list[str] | None, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")
     ] = None
     ids: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers, as user ids: ids by frequency.")
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers, such as user ids: ids by frequency.")
     ] = None
     buckets: Annotated[
-        list[str] | None, typer.Option(metavar="A=10,...", help="Columns of numbers: ids of so many intervals.")
+        list[str] | None,
+        typer.Option(metavar="A=10,...", help="Columns of numbers, each with its number of quantile buckets."),
     ] = None
     keys: Annotated[
         list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")
     ] = None
     weight: Annotated[str | None, typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights.")] = None
     metadata: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns to keep as they are, beside what models read.")
+        list[str] | None, typer.Option(metavar=_NAMES, help="Columns to keep unchanged, which models do not read.")
     ] = None
     min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
     valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
@@ -232,14 +236,15 @@ class PrepareCsvOptions(PreparationOptions):
         None
     )
     test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
-    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Between the fields; 'tab' for a tabulator.")] = ","
+    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Delimiter of fields; 'tab' for a tab.")] = ","
     names: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="All columns in order, for files without a header.")
+        list[str] | None,
+        typer.Option(metavar=_NAMES, help="Names of all columns in order, for files without a header."),
     ] = None
     missing: Annotated[
-        list[str] | None, typer.Option(metavar="X,Y,...", help="Fields that mean a missing value; ? if unset.")
+        list[str] | None, typer.Option(metavar="X,Y,...", help="Marks of a missing value; ? if unset.")
     ] = None
-    name: Annotated[str | None, typer.Option(help="Of the data set; the directory's if unset.")] = None
+    name: Annotated[str | None, typer.Option(help="Name of the data set; that of the directory if unset.")] = None
 
 
 def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
@@ -308,17 +313,15 @@ class PrepareWorkflowOptions(PreparationOptions):
     ] = None
     split: Annotated[
         Literal["train", "valid", "test"] | None,
-        typer.Option(help="Put all rows into this split, in the place of the workflow's own splits."),
+        typer.Option(help="Put all rows into this split, instead of the workflow's own."),
     ] = None
     weight: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights, in the place of the workflow's."),
+        typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights, instead of the workflow's."),
     ] = None
     metadata: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="A,B,...", help="Columns of the files to keep as they are, in the place of the workflow's."
-        ),
+        typer.Option(metavar="A,B,...", help="Columns of the files to keep unchanged, instead of the workflow's."),
     ] = None
     allow_import: AllowImport = None
 

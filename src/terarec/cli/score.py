@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 class EvaluateOptions:
     """Options of ``terarec evaluate``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
     data: Annotated[Path, typer.Option(help="A prepared data set, or HugeCTR's files.")]
-    split: Annotated[str, typer.Option(help="Which part of the data set.")] = "valid"
+    split: Annotated[str, typer.Option(help="Split of the data set.")] = "valid"
     metrics: MetricsOption = None
     group: GroupOption = None
     slices: SlicesOption = None
     k: Annotated[
-        str | None, typer.Option("--k", metavar="10,50,...", help="Lengths of the lists of items, for two_tower.")
+        str | None,
+        typer.Option("--k", metavar="10,50,...", help="Numbers of retrieved items k of the metrics, for two_tower."),
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
@@ -172,29 +173,28 @@ def _slice_rows(by_value: Mapping[str, Any]) -> list[dict[str, Any]]:
 class PredictOptions:
     """Options of ``terarec predict``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
     raw: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RAW...", help="Raw files to score, directories, patterns or URLs; in the place of --data."
-        ),
+        typer.Argument(metavar="RAW...", help="Raw files to score, directories, patterns or URLs; instead of --data."),
     ] = None
     out: Annotated[Path, typer.Option(help="File to write, a line per sample in order: .parquet, .csv or .jsonl.")]
     data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
-    split: Annotated[str | None, typer.Option(help="Which part of the data set; valid if unset.")] = None
+    split: Annotated[str | None, typer.Option(help="Split of the data set; valid if unset.")] = None
     checkpoint: CheckpointOption = None
     keep: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write too.")
+        str,
+        typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write with the scores."),
     ] = ""
     bad_input: Annotated[
         str,
-        typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="What to do with what cannot be read in raw files."),
+        typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="Policy for invalid rows of raw files."),
     ] = "raise"
     threads: Annotated[int | None, typer.Option(min=1, help="Threads that read raw files.")] = None
     device: DeviceOption = None
     executor: Annotated[
         str,
-        typer.Option(metavar="|".join(EXECUTOR_MODES), help="What computes the dense part for raw files on a CPU."),
+        typer.Option(metavar="|".join(EXECUTOR_MODES), help="Executor of the dense part for raw files on a CPU."),
     ] = "auto"
     row_type: RowTypeOption = "fp32"
     precision: PrecisionOption = None

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class ExportOptions:
     """Options of ``terarec export``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
-    out: Annotated[Path, typer.Option(help="Directory to make.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
+    out: Annotated[Path, typer.Option(help="Output directory.")]
     format: Annotated[
         str,
         typer.Option(
@@ -50,24 +50,30 @@ class ExportOptions:
     backend: Annotated[
         str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
     ] = "python"
-    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="How Triton takes text columns.")] = "bytes"
+    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="Type of text columns in Triton: BYTES or UINT8.")] = (
+        "bytes"
+    )
     tables: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows in Triton; its memory if unset."),
+        typer.Option(
+            metavar="FILE", help="JSON file with the tiers of the tables' rows in Triton; host memory if unset."
+        ),
     ] = None
     no_tables: Annotated[
-        bool, typer.Option("--no-tables", help="Leave the tables out; the vectors that they give are inputs then.")
+        bool, typer.Option("--no-tables", help="Leave the tables out; their vectors become inputs.")
     ] = False
     table: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="The one table to write with parquet, npy or faiss.")
+        str | None, typer.Option(metavar="TABLE", help="Only table to write as parquet, npy or faiss.")
     ] = None
     row_type: RowTypeOption = "fp32"
     precision: PrecisionOption = None
     data: Annotated[
         Path | None,
-        typer.Option(help="A prepared data set, or HugeCTR's files: write the AUC of the file, and its change."),
+        typer.Option(
+            help="A prepared data set, or HugeCTR's files: report the AUC of the exported model, and its change."
+        ),
     ] = None
-    split: Annotated[str, typer.Option(help="Which part of it.")] = "valid"
+    split: Annotated[str, typer.Option(help="Split of --data.")] = "valid"
     checkpoint: CheckpointOption = None
     allow_import: AllowImport = None
 
@@ -140,14 +146,14 @@ def _check_unset(options: ExportOptions, names: tuple[str, ...]) -> None:
 class ServeOptions:
     """Options of ``terarec serve``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
     server: Annotated[
         ServingSpec,
         SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
     ]
     tables: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON of the tiers of the tables' rows; the memory of the device if unset."),
+        typer.Option(metavar="FILE", help="JSON file with the tiers of the tables' rows; device memory if unset."),
     ] = None
     stream: Annotated[
         str | None,
@@ -205,7 +211,7 @@ def serve(options: ServeOptions, show: Show) -> None:
 class PublishOptions:
     """Options of ``terarec publish``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train writes.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a training, which may be running.")]
     to: Annotated[
         str,
         typer.Option(
@@ -215,8 +221,8 @@ class PublishOptions:
             help="kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM, or the JSON of a stream.",
         ),
     ]
-    every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks for a checkpoint.")] = 1.0
-    once: Annotated[bool, typer.Option("--once", help="End when what is there is published.")] = False
+    every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between polls for new checkpoints.")] = 1.0
+    once: Annotated[bool, typer.Option("--once", help="Publish the present checkpoints, then end.")] = False
 
 
 def publish(options: PublishOptions, show: Show) -> None:
@@ -250,21 +256,23 @@ _USERS = 1024  # scored at once
 class RecommendOptions:
     """Options of ``terarec recommend``."""
 
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="What terarec train wrote of a two-tower model.")]
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a two-tower model.")]
     users: Annotated[Path, typer.Argument(metavar="USERS", help="Raw columns of users: .parquet, .csv or .jsonl.")]
     items: Annotated[Path, typer.Option(metavar="FILE", help="Raw columns of all items: .parquet, .csv or .jsonl.")]
     key: Annotated[str, typer.Option(metavar="COLUMN", help="Column that identifies items.")]
     out: Annotated[Path, typer.Option(help="File to write, a line per user and item: .parquet, .csv or .jsonl.")]
     ranker: Annotated[Path | None, typer.Option(metavar="RUN", help="The model that ranks the candidates.")] = None
-    k: Annotated[int, typer.Option("--k", min=1, help="Items for a user.")] = 10
-    candidates: Annotated[int, typer.Option(min=1, help="Items that are retrieved for the ranker.")] = 200
+    k: Annotated[int, typer.Option("--k", min=1, help="Number of items per user.")] = 10
+    candidates: Annotated[int, typer.Option(min=1, help="Number of items retrieved for the ranker.")] = 200
     exclude: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of USERS: lists of items that a user does not get.")
+        str | None, typer.Option(metavar="COLUMN", help="Column of USERS with lists of items to exclude.")
     ] = None
     allow: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the column of --key: the only items to recommend.")
+        Path | None, typer.Option(metavar="FILE", help="File whose column --key has the only items to recommend.")
     ] = None
-    index: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory that keeps the items' index.")] = None
+    index: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory in which the index of the items is cached.")
+    ] = None
     search: Annotated[ItemIndexSpec, SpecFields("method", "exact_items", "lists", "probes")]
     checkpoint: CheckpointOption = None
     device: DeviceOption = None

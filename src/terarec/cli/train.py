@@ -43,9 +43,10 @@ class InitConfigOptions:
 
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Kind of model: {', '.join(_MODELS)}.")]
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set, or HugeCTR's files.")]
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("run.json")
+    out: Annotated[Path, typer.Option(help="Output file, JSON.")] = Path("run.json")
     factory: Annotated[
-        str | None, typer.Option(metavar="package.module:name", help="Class or function that makes a python model.")
+        str | None,
+        typer.Option(metavar="package.module:name", help="Class or function that creates a model of kind python."),
     ] = None
     force: Force = False
 
@@ -116,36 +117,34 @@ class TrainOptions:
     """Options of ``terarec train``; None leaves a setting to the configuration file, or to its default."""
 
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; flags go on top.")
+        Path | None, typer.Argument(metavar="CONFIG.json", help="A run description; options override its fields.")
     ] = None
     config_file: Annotated[
-        Path | None, typer.Option("--config", metavar="CONFIG.json", help="The same as an option.")
+        Path | None, typer.Option("--config", metavar="CONFIG.json", help="The run description, as an option.")
     ] = None
-    out: Annotated[Path, typer.Option(help="RUN directory to write: checkpoints, metrics, report.html.")]
+    out: Annotated[Path, typer.Option(help="Output RUN directory: checkpoints, metrics, report.html.")]
     data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
     settings: Annotated[Mapping[str, str], Settings(RunSpec, SETTINGS)] = field(default_factory=dict)
     tiers: Annotated[
         str | None,
-        typer.Option(metavar="host=SIZE,file=DIR", help="Memories of the tables' rows: device=, host=, file=."),
+        typer.Option(metavar="host=SIZE,file=DIR", help="Memory tiers of the tables' rows: device=, host=, file=."),
     ] = None
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Train so many runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
+        int | None, typer.Option(min=1, help="Number of runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
     ] = None
     init_from: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Start from the weights of another run or checkpoint."),
     ] = None
     reset_optimizer: Annotated[
-        bool, typer.Option("--reset-optimizer", help="With --init-from: leave its optimizer states.")
+        bool, typer.Option("--reset-optimizer", help="With --init-from: do not load the optimizer states.")
     ] = False
-    no_tensorboard: Annotated[
-        bool, typer.Option("--no-tensorboard", help="Write no events of TensorBoard where that is installed.")
-    ] = False
+    no_tensorboard: Annotated[bool, typer.Option("--no-tensorboard", help="Write no TensorBoard events.")] = False
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Log to MLflow: the URI of a server, or a directory.")
     ] = None
     allow_import: AllowImport = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in RUN.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in RUN.")] = False
     plan: Annotated[
         Path | None,
         typer.Option(metavar="PLAN.json", help="Placements of the tables on the processes that torchrun starts."),
@@ -370,11 +369,9 @@ class ReproduceOptions:
     model: Annotated[str, typer.Option(help="Name of the model, such as deepfm.")]
     data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files.")]
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with the seeds 0, 1, ...")] = 1
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory to write; ./RECIPE by default.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; ./RECIPE by default.")] = None
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the training.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Keep finished runs, and go on with an interrupted one.")] = (
-        False
-    )
+    resume: Annotated[bool, typer.Option("--resume", help="Keep finished runs, and resume an interrupted one.")] = False
 
 
 def reproduce(options: ReproduceOptions, show: Show) -> None:

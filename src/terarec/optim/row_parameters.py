@@ -80,7 +80,7 @@ def roots_of(group: Mapping[str, Any]) -> list[nn.Module]:
             raise ConfigError(
                 "row optimizer",
                 f"got {type(root).__name__}, expected modules with tables, or groups "
-                '{"params": modules, "lr": rate}; parameters alone do not tell their tables',
+                '{"params": modules, "lr": rate}; a parameter alone does not identify its tables',
             )
     return roots
 

@@ -70,7 +70,7 @@ class LRSpec:
     """Logistic regression: one weight for each key and each dense column.
 
     Attributes:
-        pooling: Reduction of the weights of a list column to one.
+        pooling: Reduction of the vectors of a list column to one; an empty list gives zeros.
         tables: Static or dynamic.
         wide_initializer: Initial weights of the keys; None for those of `tables`.
     """

@@ -20,7 +20,7 @@ class OverflowSpec:
     """Bound of the rows in a partition of a table.
 
     Attributes:
-        max_rows: Most rows of a partition; None for no bound.
+        max_rows: Maximum number of rows of a partition; None for no bound.
         evict: Which rows are evicted when there are more: any, the least recently or the least frequently used.
         keep: Share of `max_rows` that an eviction leaves.
     """

@@ -23,12 +23,12 @@ class ServingSpec:
         host: Address to bind; loopback by default.
         port: TCP port; 0 lets the system choose a free one.
         max_batch: Most records accepted in one request.
-        max_request_bytes: Longest body of a request.
-        max_in_flight: Most requests that are received, wait or are scored at once.
-        receive_timeout_seconds: Most seconds for a client to send a request.
+        max_request_bytes: Limit of the bytes of a request body.
+        max_in_flight: Limit of the requests in flight: received, waiting or scored.
+        receive_timeout_seconds: Timeout for a client to send a request.
         tables: Where the rows of the tables are; None for the memory of the device.
-        executor: What computes the dense part on a CPU: "auto" for what is kept beside the run, "measure" to choose the
-            fastest where nothing is, or the name of one.
+        executor: Executor of the dense part on a CPU: "auto" for the choice that is stored in the run, "measure" to
+            choose the fastest where none is stored, or a name.
     """
 
     name: str = "model"
@@ -122,9 +122,9 @@ class ItemIndexSpec:
     Attributes:
         method: "exact" for all products; "lists" for inverted lists, which find most of the best items in a fraction
             of the time; "auto" for the exact one up to `exact_items`.
-        exact_items: Most items that "auto" searches exactly.
-        lists: Lists that the items are divided into; None for four times the root of their number.
-        probes: Lists that a search reads, those nearest to a query; None for a sixteenth of them.
+        exact_items: Largest number of items that "auto" searches exactly.
+        lists: Number of lists that the items are divided into; None for four times the root of their number.
+        probes: Number of lists that a search reads, those nearest to a query; None for a sixteenth of them.
     """
 
     method: SearchMethod = "auto"

@@ -247,7 +247,7 @@ class DynamicTableSpec:
         admit: Rule for unseen keys that get a row in training (`freq`, `prob`, `counting_filter`); None: all.
         evict: Rule for rows that are removed when the table is full (`lru`, `lfu`, `ttl`, `by_score`); None: a full
             table is an error.
-        max_rows: Most rows; None: as many as memory holds.
+        max_rows: Maximum number of rows; None: as many as memory holds.
         track_uses: Whether to count each row's occurrences and record its last batch even if `evict` needs no such
             thing, for calls of ``evict`` with other policies. 12 bytes a row.
         report_evicted: Whether to keep evicted keys until ``take_evicted`` is called. 8 bytes a key.
@@ -362,7 +362,7 @@ class DynamicTablesSpec:
         init_scale: Scale of the initial weights.
         admit: Rule for unseen keys that get a row; None: all.
         evict: Rule for rows that are removed when a table is full; None: a full table is an error.
-        max_rows: Most rows of each table; None: as many as memory holds.
+        max_rows: Maximum number of rows of each table; None: as many as memory holds.
         optimizers: Rules by pattern, as in `StaticTablesSpec`.
         tiers: Memories of the rows of all tables, which share the budgets; None for all in the memory of the device.
     """

@@ -345,12 +345,12 @@ class PrepareOptions:
     """Options for preparing logs.
 
     Attributes:
-        engine: Engine of the work: "local" for this machine, "spark" for a cluster.
+        engine: Engine of the preparation: "local" for this machine, "spark" for a cluster.
         bad_input: Handling of a field or a line that cannot be read: "raise" an error, "skip" the line, or take
             the field as "missing".
         storage: Format of the files: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet",
             "hugectr_raw", "hugectr_raw_async".
-        rows_per_shard: Most rows of a file.
+        rows_per_shard: Maximum number of rows of a file.
         shuffle: Whether to shuffle the train split across all of its files; other splits keep their order.
         parts: Number of parts of the train split, for training part by part; None for none. Files of HugeCTR's formats
             are parts in any case.
@@ -359,7 +359,7 @@ class PrepareOptions:
         threads: Threads that parse, encode and count; None takes as many as there are cores.
         memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
             of the memory that is free.
-        limit: Most rows, the first ones of the sources; None for all. Local engine alone.
+        limit: Number of rows to take from the start of the sources; None for all. Local engine only.
         restart: Whether to discard what an interrupted run left.
         tables: Side table of the workflow -> its files.
         spark_master: Spark's master URL, such as ``local[2]`` or ``spark://host:7077``.
