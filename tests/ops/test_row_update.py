@@ -8,7 +8,7 @@ from torch import nn
 
 from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.row_rules import RULE_KINDS
-from terarec.ops import BagGradient, row_rule, row_update_, state_shapes
+from terarec.ops import BagGradient, BagLayout, row_rule, row_update_, state_shapes
 from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup, one_feature
 from tests.ops.hosts import SETS, on_every_host
@@ -204,6 +204,27 @@ def test_no_gradient_changes_nothing():
     before = weights.clone()
     row_update_(weights, (), [], make_rule("sgd"), step=1)
     assert torch.equal(weights, before)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [2, 3])
+def test_an_empty_table_does_not_stand_for_the_one_that_begins_at_its_row(implementation, rows):
+    layout = BagLayout(
+        table_names=("s", "t"),
+        table_base=(0, 0),
+        table_rows=(0, rows),
+        feature_names=("f", "g"),
+        feature_table=(0, 1),
+        pooling=("sum", "sum"),
+        width=4,
+    )
+    weights = torch.ones(rows, 4)
+    nothing = BagGradient(
+        torch.empty(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.ones(1, 8), layout
+    )
+    rule = row_rule("sgd", lr=0.5, mode="global", l2=1.0)
+    row_update_(weights, (), [nothing], rule, step=1, implementation=implementation)
+    assert torch.equal(weights, torch.full((rows, 4), 0.5))
 
 
 def test_autograd_sees_that_the_rows_changed():

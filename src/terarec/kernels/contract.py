@@ -95,6 +95,9 @@ def full_update_ranges(gradients: Sequence[KernelGradient], table_lr: Tensor | N
     Returns:
         Ranges in the order of their rows, without empty tables; one range for tables that share rows.
     """
-    tables = {tuple(line) for gradient in gradients for line in gradient.layout[:, [0, 1, 3]].tolist()}
+    # An empty table begins where the next one does, and must not stand for it.
+    lines = (line for gradient in gradients for line in gradient.layout[:, [0, 1, 3]].tolist())
+    tables = {tuple(line) for line in lines if line[1]}
+    # Tables that share rows have one factor, which `ops.row_update` checks.
     by_base = {base: (rows, 1.0 if table_lr is None else float(table_lr[table])) for base, rows, table in tables}
-    return [(base, rows, factor) for base, (rows, factor) in sorted(by_base.items()) if factor and rows]
+    return [(base, rows, factor) for base, (rows, factor) in sorted(by_base.items()) if factor]
