@@ -117,6 +117,7 @@ def _link(directory: Path, state: TrainState) -> DeltaLink | None:
         return None
     manifest = read_manifest(newest)
     previous = state_id(newest, manifest.step)
+    # The bits of changed rows count from one checkpoint, which has to be the newest: a delta follows it alone.
     if manifest.step >= state.step or any(table.changes_since != previous.id for table in state.tables.values()):
         return None
     return DeltaLink.after(previous, manifest.delta)
@@ -300,6 +301,7 @@ def save_together(
         StorageError: One of them failed, and nothing was written.
     """
     shares = _shares(state, writers)
+    # The first writer leaves the staged directory only after all have written: leaving it gives it its name.
     with ExitStack() as stack:
         checkpoint = _place(directory, state, writers, stack)
         error: Exception | None = None

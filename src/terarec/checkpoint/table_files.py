@@ -279,6 +279,7 @@ class TableFiles:
             # After the checks of the first piece: what does not fit leaves the table as it was.
             if entry is entries[0]:
                 table.clear()
+                # The files leave out rows that were never trained: their values follow from the seed.
                 if has_keys and not table.is_dynamic:
                     table.restart(int(seed))
             table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))

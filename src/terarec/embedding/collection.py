@@ -195,6 +195,7 @@ class EmbeddingCollection(nn.Module):
         rows = []
         for bags in sorted(found, key=lambda bags: bags.group.arena):
             arena, generation = self.arenas[bags.group.arena], self.arenas[bags.group.arena].generation
+            # Rows of a static table have no places of their own: the caller gets arena rows.
             places = bags.slots
             if places is None:
                 bases = torch.tensor([bags.group.layout.table_base[t] for t in bags.group.layout.feature_table])
@@ -224,7 +225,9 @@ class EmbeddingCollection(nn.Module):
         taken, factor = self.pending.take()
         for index, arena in enumerate(self.arenas):
             if isinstance(arena, DynamicArena):
+                # Lookups pinned the rows, so that none is evicted before its gradient is taken.
                 arena.unpin()
+                # The arena may have grown since the lookup, whose layout has its rows as they were then.
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
             tiers = tiers_of(arena)
             if tiers is not None:

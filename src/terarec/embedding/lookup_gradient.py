@@ -115,6 +115,7 @@ def with_gradient(rows: nn.Parameter, compute: Callable[[], Tensor], deposit: De
 class _KeepGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, compute: Callable[[], Tensor], deposit: Deposit) -> Tensor:
+        # Vectors that the loss does not use get no gradient, instead of zeros of their size.
         ctx.set_materialize_grads(False)
         ctx.deposit = deposit
         return compute()
@@ -171,6 +172,7 @@ class _WeightedLookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(key_weights, rows, keys, offsets)
         ctx.layout, ctx.deposit, ctx.pin = layout, deposit, pin
+        # Detached, so that the lookup does not record a second backward.
         return bag_lookup(rows, keys, offsets, layout, key_weights=key_weights.detach())
 
     @staticmethod

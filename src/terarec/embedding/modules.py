@@ -49,6 +49,7 @@ class DropIn(nn.Module):
         """The arena of the weight; none if the weight is frozen or not a parameter."""
         if not isinstance(self.weight, nn.Parameter) or not self.weight.requires_grad:
             return ()
+        # The parameter may have been replaced, as by `load_state_dict(assign=True)`; an arena belongs to one.
         if self._arena is None or self._arena.parameter is not self.weight:
             self._arena = arena_of(self.weight)
         return (self._arena,)
@@ -95,6 +96,7 @@ class DropIn(nn.Module):
         without_key: int | None = None,
     ) -> Tensor:
         """Return the pooled vectors of `bags`, after scaling rows down to ``max_norm`` as torch does."""
+        # Before the lookup and outside of autograd, as in torch: rows that were scaled down stay so.
         if self.max_norm is not None:
             with torch.no_grad():
                 torch.embedding_renorm_(self.weight.detach(), bags.values, self.max_norm, self.norm_type)
@@ -122,6 +124,7 @@ class DropIn(nn.Module):
             self._arena.follow_device()
         return self
 
+    # An arena would tie the copy to the row optimizer of the original.
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_arena", "_layout")}
 

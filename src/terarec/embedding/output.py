@@ -44,6 +44,7 @@ def assemble(
         looked_up: Groups, each with its bags and the result of `terarec.ops.bag_lookup`.
         jagged: Keys that were looked up; they define the size and the device of the output where no feature is pooled.
     """
+    # Most models have one group, whose vectors are the output without a copy.
     if len(looked_up) == 1 and looked_up[0][0].layout.is_pooled:
         return EmbeddingOutput(looked_up[0][2], {})
     pooled: dict[tuple[str, ...], Tensor] = {}

@@ -160,6 +160,7 @@ class QuantizedCollection(nn.Module):
                 setattr(self, name, held.new_empty(length, *held.shape[1:]))
         return None
 
+    # Indexes follow from the keys in the buffers, and are built again.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_found": {}}
 

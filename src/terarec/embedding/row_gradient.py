@@ -187,6 +187,7 @@ class PendingGradients:
             self._check(grad)
             return
         self.zero_()
+        # One marker as long as it fits, as ``parameter.grad`` is compared to it.
         if self._marker is None or not _fits(self._marker, self.parameter):
             self._marker = RowGradient(self)
         self.parameter.grad = self._marker
@@ -273,6 +274,7 @@ class RowGradient(Tensor):
             return args[0] if name == "zero_" else None
         if name == "_amp_foreach_non_finite_check_and_unscale_":
             return _check_and_unscale(func, *args)
+        # Itself, since another object would not count as the marker of `PendingGradients`.
         if name in ("detach", "alias"):
             return args[0]
         # Torch's optimizers work without autograd, and change a gradient in place only with those of other parameters;

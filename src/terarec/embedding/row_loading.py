@@ -47,6 +47,7 @@ class RowLoading:
         """See `EmbeddingCollection.preload`."""
         for _, tiers, readers in self._in_tiers():
             tiers.flush()
+            # Pinned before any is loaded: a row of this part that is there already must not go for another.
             pins = [tiers.placement.keep(batch.to(tiers.device)) for batch in self._batches(readers, keys)]
             for batch in self._batches(readers, keys):
                 pin, has_room = tiers.coming.preload(batch.to(tiers.device))
@@ -80,6 +81,8 @@ class RowLoading:
                 batch = self._rows_of(feature, piece)
                 tiers.coming.ahead(batch, 1)
                 with keys_stay:
+                    # Found anew, since training may have given the rows to other keys while files were read without the
+                    # lock.
                     if isinstance(arena, DynamicArena):
                         batch = self._rows_of(feature, piece)
                     pin, has_room = tiers.coming.preload(batch.to(tiers.device), evicts=False)

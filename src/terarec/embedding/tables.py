@@ -263,6 +263,7 @@ def translate(
         if times is None:
             rows[span] = tables[name].rows(keys, train=train)
         else:
+            # Policies of a table count occurrences, so that it sees all of them; of a key the first one is read back.
             rows[span] = tables[name].rows(keys.repeat_interleave(times), train=train)[times.cumsum(0) - times]
         numbers[span] = getattr(tables[name], "number", 0)
     return Translated(part, rows, numbers)
@@ -316,6 +317,7 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     if list(weights.shape) != expected:
         return [], f"{names[-1]}: got shape {list(weights.shape)}, expected {expected} {what}"
     if isinstance(table, StaticTable):
+        # All rows change at once, so that no delta can follow the checkpoint before.
         discard_changes(table.arena)
         table.weights.copy_(weights)
     elif isinstance(table, TieredTable):

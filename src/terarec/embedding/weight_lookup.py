@@ -75,6 +75,7 @@ def without_key(
     """Return `bags` without any occurrence of `key`, and the weights of the other keys; bags may become empty."""
     kept = bags.values != key
     ends = torch.cat([bags.offsets.new_zeros(1), kept.cumsum(0)])
+    # The number of kept keys before an old offset is the new one.
     return Ragged(bags.values[kept], ends[bags.offsets]), None if key_weights is None else key_weights[kept]
 
 

@@ -43,7 +43,7 @@ def check_next_row(next_row: int) -> None:
 
 
 def check_span(start: int, most: int | None) -> None:
-    """Raise `ConfigError` if ``items(start, most)`` makes no sense."""
+    """Raise `ConfigError` if ``start`` or ``most`` of `items` is out of range."""
     if start < 0 or (most is not None and most < 1):
         raise ConfigError("items", f"got start {start} and most {most}, expected start >= 0 and most >= 1 or None")
 
@@ -59,7 +59,7 @@ class HashIndex(Protocol):
     device: torch.device
 
     def __len__(self) -> int:
-        """Return the keys held, exactly."""
+        """Return the exact number of keys."""
 
     @property
     def memory_bytes(self) -> int:
@@ -81,10 +81,10 @@ class HashIndex(Protocol):
         """Add 1 to a key's value per occurrence: int64[N], the value after each."""
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Forget keys: the rows int64[N] they had, -1 where absent."""
+        """Erase keys; return their rows int64[N], -1 where absent."""
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Return the keys, rows, and where to go on: -1 at the end."""
+        """Return keys, rows, and the position to continue from, -1 at the end."""
 
 
 def new_hash_index(device: torch.device | str = "cpu", implementation: str = "auto") -> HashIndex:

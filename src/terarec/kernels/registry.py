@@ -84,6 +84,7 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
     if forced is not None:
         if reason := available()[forced]:
             raise KernelError("TERAREC_KERNELS", f"got {forced!r}, which does not run here: {reason}")
+        # The variable prefers: ops that this implementation lacks run by the fastest that has them.
         if not _obstacle_by_name(op, forced, device, among):
             return Choice(implementation=forced, why="set by TERAREC_KERNELS")
     obstacles: list[str] = []
@@ -111,7 +112,8 @@ def choose(
     Raises:
         KernelError: An unknown op or implementation, or one requested by name that cannot run here.
     """
-    if isinstance(device, torch.device):  # its type takes as long to read as the rest of this call
+    # The cache has an entry for devices, too: reading the type of one takes as long as the rest of this call.
+    if isinstance(device, torch.device):
         return choose(op, device.type, implementation, among)
     _check_op(op)
     if implementation == "auto":
@@ -180,4 +182,5 @@ def _loading_fault(name: str) -> str:
 def _module(implementation: str, module: str) -> ModuleType | None:
     """Return a module; None if the implementation has none of its ops."""
     path = f"terarec.kernels.{implementation}.{module}"
+    # Not by catching a failed import: that of a module that is there is a fault, whose text `doctor` shows.
     return importlib.import_module(path) if importlib.util.find_spec(path) else None

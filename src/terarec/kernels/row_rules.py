@@ -350,6 +350,7 @@ class AdamRule(RowRule):
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
         """See `RowRule`."""
         first, second = state[:2]
+        # As `torch.optim.Adam`, which interpolates: beta1 m + (1 - beta1) g rounds two products.
         first += (1.0 - self.beta1) * (grad - first)
         second.mul_(self.beta2).add_((1.0 - self.beta2) * (grad * grad))
         first_scale, root_scale = self.scales(step)
@@ -359,7 +360,8 @@ class AdamRule(RowRule):
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
         """See `RowRule`."""
         first, second = state[:2]
-        seen = last.clamp(min=1)  # a row that no step touched has no momentum
+        # A row that no step touched has p = 0, for which the bias corrections divide by zero.
+        seen = last.clamp(min=1)
         root_scale = (1.0 - self.beta2**seen).sqrt()
         root = second.sqrt() / root_scale
         eps = self.eps + self.eps_hat / root_scale

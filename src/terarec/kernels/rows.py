@@ -189,6 +189,7 @@ def initialise_keys(
         weights.index_fill_(0, rows, 0.0)
         return
     seed, device = _table_seed(table, seed), weights.device.type
+    # Where no kernel runs on the device, values are made in host memory and copied: `ref` and `cpu` take arrays.
     if active("fill_keyed_rows", device).implementation == "triton":
         choose("fill_keyed_rows", device)(weights, rows, keys, initializer, seed, scale)
         return
@@ -224,6 +225,7 @@ def _check_initializer(initializer: str) -> None:
 
 
 def _table_seed(table: str, seed: int) -> int:
+    # Python's own hash of a text differs in every process.
     return int.from_bytes(hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest(), "little")
 
 

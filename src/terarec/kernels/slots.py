@@ -262,6 +262,7 @@ class Pin:
         """Let the rows go; more calls have no effect. Any thread may call it."""
         released, self._released = self._released, None
         if released is not None:
+            # Only noted here: a `deque` takes it from any thread, garbage collection included, and the map has no lock.
             released.append(self.slots)
 
     def __del__(self) -> None:
@@ -301,7 +302,8 @@ class SlotLimit:
         loose = slots.victims(slots.used_slots, _LAST_BATCH)
         tail = loose[loose >= limit]
         write_back(tail[slots.is_dirty[tail]])
-        slots.hold(tail)  # a pinned slot without a row is never assigned
+        # A slot is free to be assigned only once nothing pins it, and this pin is never let go.
+        slots.hold(tail)
         slots.release(tail)
         self.limit = limit
         held = slots.is_held[limit : slots.used_slots].nonzero()

@@ -139,6 +139,7 @@ class _Scores:
         is_positive, is_negative = labels == 1, labels == 0
         if weights is not None:
             is_one = weights == 1
+            # Those of weight 1 take 4 bytes each; only the rest keeps labels and weights.
             is_positive &= is_one
             is_negative &= is_one
         self._positive.append(scores[is_positive])

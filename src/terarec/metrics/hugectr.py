@@ -81,6 +81,7 @@ def _gain(scores: FloatColumns, labels: FloatColumns) -> float:
         return math.nan
     order = np.argsort(scores)[::-1]
     falling = scores[order]
+    # Equal scores have no order, so that each of their samples gets the mean discount of their ranks.
     starts = np.flatnonzero(np.concatenate([[True], falling[1:] != falling[:-1]]))  # of samples of one score
     return float(_sums(labels[order], starts) / np.diff(starts, append=len(scores)) @ _sums(discounts, starts)) / ideal
 

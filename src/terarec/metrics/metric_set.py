@@ -187,6 +187,7 @@ class MetricSet:
         """Remove all batches."""
         keeps_samples = bool(self.columns)
         self._store = SampleStore(self.columns) if keeps_samples else None
+        # A metric by slice or group needs the samples; a stream would keep those of AUC a second time.
         self._streams = {
             metric.name: metric.streaming()
             for metric in self._metrics

@@ -142,6 +142,7 @@ def load_without_tables(
     """Load the dense weights of a run's model, and none of its rows; arguments and errors are those of `load_model`."""
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
+    # Tables of one row each, since their specs alone are needed: the rows are elsewhere.
     with record_tables():
         model = _build(spec, _without_tiers(spec.model), dataset, allow_import)
     model = without_tables(model)

@@ -53,6 +53,7 @@ class DIN(nn.Module):
         )
         names = [column.name for column in plain]
         self._places = [(pair.history, names.index(pair.target)) for pair in spec.sequences]
+        # A missing value has an id of its own, to which attention should give no weight.
         self._missing = {name: _missing(columns[name]) for name in table_of} if spec.mask_missing else {}
         self.width = spec.width
         generator = torch.Generator().manual_seed(seed)
@@ -134,6 +135,7 @@ def _without(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged 
     is_named = torch.tensor([name in missing for name in jagged.names], device=keys.device)
     dropped_key = torch.tensor([missing.get(name, 0) for name in jagged.names], device=keys.device)
     kept = ~(is_named[feature] & (keys == dropped_key[feature]))
+    # The number of kept keys before an old offset is the new one.
     ends = torch.cat([jagged.offsets[:1], kept.cumsum(0)])
     weights = None if jagged.weights is None else jagged.weights[kept]
     return dataclasses.replace(jagged, keys=keys[kept], offsets=ends[jagged.offsets], weights=weights)

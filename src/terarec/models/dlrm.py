@@ -46,6 +46,7 @@ class DLRM(nn.Module):
         self.embedding = embeddings(spec, dataset, seed=seed)
         self.interaction = DotInteraction(num_vectors, spec.width) if is_dot else None
         width = num_vectors * spec.width if self.interaction is None else self.interaction.out_width
+        # The interaction puts its first vector before the dots; without a bottom MLP that is a column like others.
         if self.interaction is not None and self.bottom is None:
             width -= spec.width
         self.width = spec.width

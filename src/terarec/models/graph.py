@@ -145,6 +145,7 @@ class GraphModel(nn.Module):
             if label.name not in found:
                 raise ConfigError(f"label {label.name!r}", "no loss reads it, expected one for logits of all labels")
             logits = found[label.name]
+            # Two logits for a label of one column are those of a softmax over two classes.
             columns.append(logits if logits.shape[1] == label.dim else logits[:, 1:] - logits[:, :1])
         return torch.cat(columns, dim=1)
 

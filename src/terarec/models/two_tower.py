@@ -140,6 +140,7 @@ class Tower(nn.Module):
         super().__init__()
         columns = [column for column in dataset.categorical if column.name in names]
         dense = [index for index, column in enumerate(dataset.dense) if column.name in names]
+        # Not persistent: the spec has the columns.
         self.register_buffer("_dense", torch.tensor(dense, dtype=torch.int64), persistent=False)
         self.embedding = collection(columns, spec.tables, width=spec.width, pooling=spec.pooling, seed=seed)
         in_width = len(dense) + spec.width * len(columns)
@@ -273,6 +274,7 @@ def in_batch_softmax(
         candidates, _ = rows_of_all(ranks, "keys of an in-batch softmax", item_keys)
     scores = users.float() @ items.float().t()
     if log_q is not None:
+        # Frequent items come as negatives more often; uncorrected, their scores would be too low.
         scores = scores - log_q
     own = torch.arange(first, first + users.shape[0], device=users.device)[:, None]
     # The diagonal is the positive itself, whatever other samples have the same item.

@@ -140,6 +140,7 @@ def pool_rows(rows: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Ten
     """
     if not layout.is_pooled:
         return rows
+    # The rows are a table themselves: key i is row i of it.
     keys = torch.arange(rows.shape[0], device=rows.device)
     tables = len(layout.table_names)
     found = replace(layout, table_base=(0,) * tables, table_rows=(rows.shape[0],) * tables)
@@ -190,6 +191,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         rows, values = spread_gradient(keys, offsets, grad, layout, key_weights, weights=weights)
         values = values.to(ctx.weights_dtype)
+        # The lookup has checked the rows; to check them again would wait for a GPU.
         sparse = torch.sparse_coo_tensor(rows[None], values, ctx.weights_shape, check_invariants=False)
     if ctx.needs_input_grad[5]:
         of_key_weights = key_weight_gradient_op(weights, keys, offsets, grad, layout, key_weights, ctx.implementation)

@@ -136,6 +136,7 @@ def row_update_(
         else:
             kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
             kernel(weights, state, found, rule, step, table_lr, rounding_seed)
+            # The kernel writes past autograd, which knows a write by the tensor's version (as does `lookup_gradient`).
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
         raise checks.named(error, gradients[error.gradient].layout) from None
@@ -210,6 +211,7 @@ def _check_state(weights: Tensor, state: tuple[Tensor, ...], rule: RowRule, step
         if held_shapes != expected:
             got = _listed(held_shapes)
             raise ConfigError("state", f"got {got}, expected {_listed(expected)} for {rule.kind!r}")
+    # The counters of "lazy_global" are int32.
     if not 1 <= step < 2**31:
         raise ConfigError("step", f"got {step}, expected 1 <= step < 2^31")
 
@@ -235,6 +237,7 @@ def _listed(tensors: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> str:
     return ", ".join(names) or "nothing"
 
 
+# A schema of an op has tensors, numbers and texts alone, so that rule and gradients cross it in parts:
 # `gradients` are the fields of each `KernelGradient` in turn, `rule_numbers` those of the rule's class but the mode.
 def _row_update(
     weights: Tensor,
@@ -362,9 +365,9 @@ def group_keys(keys: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def find_non_finite(gradients: Sequence[BagGradient]) -> str | None:
-    """Return names feature and table of the first gradient with NaN or infinity; None if there is none.
+    """Return the names of feature and table of the first gradient with NaN or infinity; None if there is none.
 
-    One pass over the gradients that allocates nothing; only after a find is the place looked for.
+    One pass over the gradients, which allocates nothing; the place is searched only if one is found.
     """
     for held in gradients:
         if held.grad.numel() == 0:

@@ -105,8 +105,10 @@ def split_row_update_(
             bound = torch.full_like(norm, rule.clip_norm)  # a tensor: a number would be multiplied by 1 / norm
             grads[name] = torch.where(norm > bound, grads[name] * (bound / norm), grads[name])
     arguments: list[tuple[Tensor, ...]] = []
+    # Not again by the kernel, which would take the norm over the columns of this rank alone.
     moves = replace(rule, grad_scale=1.0, clip_value=math.inf, clip_norm=math.inf)
     if isinstance(rule, RowWiseAdaGradRule):
+        # A row's rate needs the sum over all ranks; with it, what is left for the kernel is a subtraction.
         moves = _SUBTRACT
         (sums,) = (state[name] for name in rule.row_states)
         for name, held in touched.items():

@@ -133,6 +133,7 @@ def _move(
     weights: Tensor, grad: Tensor, state: MutableMapping[str, Tensor], numbers: MutableMapping[str, float]
 ) -> None:
     total, linear, lr = state["sum"], state["linear"], numbers["lr"]
+    # Temporaries are reused in place: each is as large as the parameter.
     before = (total + numbers["eps"]).sqrt_()
     root = total.addcmul_(grad, grad).add(numbers["eps"]).sqrt_()
     linear.add_(grad).addcmul_(before.sub_(root), weights, value=1.0 / lr)

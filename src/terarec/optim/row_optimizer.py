@@ -140,6 +140,7 @@ class RowOptimizer(optim.Optimizer):
             spec, _, rule = self._rules.by_name[self._rules.name_of(arena)]
             shapes = state_shapes(rule.kind, arena.num_rows, arena.width, mode=rule.mode)
             arena.attach_state(shapes, fills={"sum": getattr(spec, "initial_accumulator", 0.0)})
+            # A later optimizer puts another token there, by which this one knows that its state is gone.
             arena.attached = object()
             self._tokens.append((arena, arena.attached))
         self._update_factors()
@@ -351,6 +352,7 @@ class RowOptimizer(optim.Optimizer):
         if len(state["param_groups"]) != len(self.param_groups):
             got = len(state["param_groups"])
             raise ConfigError("row optimizer", f"got {got} groups, expected {len(self.param_groups)}")
+        # All tables are checked before the first is written.
         writes = [
             write for number, owner in self._numbered() for write in state_writes(owner, state["state"].get(number))
         ]
@@ -474,7 +476,7 @@ class RowOptimizer(optim.Optimizer):
 
 
 def _listed(kinds: Any) -> str:
-    """Return name the kinds of optimizers for an error."""
+    """Return the names of kinds of optimizers for an error."""
     if not isinstance(kinds, Mapping):
         return repr(kinds)
     distinct = set(kinds.values())

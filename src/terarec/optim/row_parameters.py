@@ -121,6 +121,7 @@ def check_names(owners: Sequence[RowParameters]) -> None:
 def state_of(owner: RowParameters) -> dict[str, Any]:
     """Return the state of the rows of `owner` for ``state_dict()``."""
     if not owner.tables:
+        # A weight that is a parameter has no table, and one arena.
         return {name: tensor for arena in owner.arenas for name, tensor in arena.state.items()}
     return {"tables": {name: _table_state(table) for name, table in owner.tables.items()}}
 

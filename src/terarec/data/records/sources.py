@@ -294,6 +294,7 @@ class ColumnSource:
         # Norm files alone hold keys with offsets. For the other kinds, none are added in the first place.
         self._is_by_column = spec.keys == "columns"
         self._removes_offsets = self._is_by_column and spec.kind == "norm" and bool(spec.layout.slot_sizes)
+        # Without sizes a source has no offsets to add.
         if spec.kind != "norm" and spec.keys != "with_offsets":
             spec = dataclasses.replace(spec, layout=dataclasses.replace(spec.layout, slot_sizes=()))
         self._source = open_split(spec, split, directory)

@@ -59,6 +59,7 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     memory, columns, num_lines, num_rows, num_kept, kept, counts, faults = _encoding.parse_delimited(
         np.frombuffer(text, dtype=np.uint8), _compiled_layout(layout)
     )
+    # The core parses into one allocation, of which the buffers of all columns are slices, without a copy.
     rows = pa.py_buffer(memory)
     return ParsedLines(
         columns=tuple(

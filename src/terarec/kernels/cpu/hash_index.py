@@ -76,6 +76,7 @@ class HashIndex:
         if num_new < 0:
             raise index_full_error(next_row, len(set(keys[rows < 0].tolist())) - free_rows.shape[0])
         new_keys = new_keys[:num_new]
+        # A view of few keys would keep the memory of all as long as they live.
         return rows, new_keys.clone() if 2 * num_new < keys.shape[0] else new_keys
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
@@ -106,7 +107,7 @@ class HashIndex:
         return rows
 
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
-        """Return the keys, their rows, and where to go on: -1 at the end. The order stays while nothing changes."""
+        """Return keys, rows, and the position to continue from, -1 at the end; unchanged, in the same order."""
         check_span(start, most)
         room = len(self) if most is None else min(most, len(self))
         keys, rows = torch.empty(2, room, dtype=torch.int64)

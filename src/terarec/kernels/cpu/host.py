@@ -82,6 +82,7 @@ _OWN_INTEGERS = 1 << 18
 
 def empty_floats(rows: int, columns: int) -> Tensor:
     """Return float32[rows, columns], its content unspecified."""
+    # Large results come from memory that the core keeps: new pages take longer than filling them (result_memory.cpp).
     if rows * columns >= _OWN_FLOATS:
         held = _embedding.allocate_result(rows, columns)
         if held is not None:

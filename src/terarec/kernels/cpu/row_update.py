@@ -48,6 +48,7 @@ def row_update_(
     *wide, last_steps = state if rule.catches_up else (*state, None)
     report = _embedding.row_update(
         weights,
+        # The core takes two wide states and the counters of steps, null for those that a rule does not have.
         [*(*wide, None, None)[:2], last_steps],
         gradients,
         _compiled(rule),
@@ -101,6 +102,7 @@ def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
 @lru_cache(maxsize=256)
 def _compiled(rule: RowRule) -> _embedding.RowRule:
     """Return the rule as the core takes it, field by field."""
+    # By name, not by position: a field that the core lacks raises here.
     compiled = _embedding.RowRule(rule.kind)
     for name in (*number_names(type(rule)), "updates_all_rows", "catches_up"):
         setattr(compiled, name, getattr(rule, name))

@@ -54,9 +54,9 @@ def fill_keyed_rows(
     """Fill row ``targets[i]`` of ``float32[R, D]`` in place, as `terarec.kernels.ref.rows.fill_keyed_rows` does.
 
     Args:
-        rows: contiguous.
-        targets: int64[n], contiguous, 0 <= target < R, which the caller has checked.
-        keys: int64[n], contiguous.
+        rows: Contiguous rows.
+        targets: Contiguous int64[n], 0 <= target < R, which the caller has checked.
+        keys: Contiguous int64[n].
         kind: "uniform" in [-scale, scale), or "normal" with standard deviation `scale`.
         seed: 64 bits.
         scale: Bound or standard deviation; see `kind`.

@@ -44,6 +44,7 @@ class SlotMap:
         types = (torch.int32, torch.uint8, torch.int16, torch.int32)
         self._numbers = [_zeros(capacity, dtype) for dtype in types]  # the core keeps their addresses
         addresses = [held.data_ptr() for held in (*self.owners, self.is_held, self.is_dirty, *self._numbers)]
+        # A random seed of the hash, so that rows cannot be chosen to collide.
         self._core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
 
     def __len__(self) -> int:
@@ -85,6 +86,7 @@ class SlotMap:
             absent.data_ptr(),
             torch.get_num_threads(),
         )
+        # A copy, since the slots stay with the pin: a view would keep the memory of all rows.
         return Touched(slots, used[:num_used].clone(), absent[:num_absent])
 
     def want(self, rows: Tensor, until: int) -> Tensor:

@@ -37,6 +37,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
                 f"weights[{first + int(wrong[0])}]", "got values that are not finite, or of infinite range"
             )
         scale = (highest - lowest) / 255.0
+        # A row of one value has scale 0, and codes of 0.
         steps = torch.where(scale > 0.0, scale, 1.0)[:, None]
         codes = ((part - lowest[:, None]) / steps).round_().clamp_(0.0, 255.0)
         packed[first : first + chunk, :width] = codes.to(torch.uint8)
@@ -132,6 +133,7 @@ def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layou
         BadKeyError: A key outside its table.
         ConfigError: Offsets that decrease or do not cover the keys.
     """
+    # Without key weights: the dots are those of the rows themselves.
     located = locate(keys, offsets, layout)
     return (widened(weights[located.rows]) * by_bags(grad, layout.shape[0])[located.bags]).sum(dim=1)
 
@@ -225,6 +227,7 @@ def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
     position = torch.arange(bags.numel(), device=bags.device)[:, None].expand_as(vectors)
     never = bags.numel()
     index = bags[:, None].expand_as(vectors)
+    # Of equal maxima the first wins alone: `amax` of torch spreads a gradient over all of them.
     first = position.new_full((num_bags, vectors.shape[1]), never)
     first = first.scatter_reduce(0, index, torch.where(attains, position, never), "amin")
     return first[bags] == position
@@ -268,6 +271,7 @@ def bag_factors(bags: Tensor, lengths: Tensor, pooling: Tensor, key_weights: Ten
     zeros = ones.new_zeros(lengths.numel())
     total = zeros.index_add(0, bags, ones)
     norm = zeros.index_add(0, bags, ones * ones).sqrt()
+    # The divisor of an empty bag of mean or sqrtn is 0, too; its sum is zeros with any factor.
     divisor = torch.where(pooling == MEAN, total, torch.where(pooling == SQRTN, norm, 1.0))
     return torch.where(divisor == 0.0, 0.0, divisor.reciprocal())
 

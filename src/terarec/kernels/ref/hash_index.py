@@ -35,7 +35,7 @@ class HashIndex:
         self._rows: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Return the keys held."""
+        """Return the number of keys."""
         return len(self._rows)
 
     @property
@@ -105,7 +105,7 @@ class HashIndex:
         return self._tensor(values)
 
     def erase(self, keys: Tensor) -> Tensor:
-        """Forget ``keys int64[N]``: the rows int64[N] they had, -1 where absent or already erased in this call."""
+        """Erase ``keys int64[N]``; return their rows int64[N], -1 where absent or already erased in this call."""
         keys = check_vector("keys", keys, self.device)
         return self._tensor([self._rows.pop(key, -1) for key in keys.tolist()])
 
@@ -113,11 +113,11 @@ class HashIndex:
         """Return the keys and their rows, in an order that stays while nothing changes.
 
         Args:
-            start: 0, or where the call before said to go on.
-            most: The largest number keys; None: all.
+            start: 0, or the position that the call before returned.
+            most: Largest number of keys to return; None for all.
 
         Returns:
-            Keys int64[n], rows int64[n], and where to go on: -1 at the end.
+            Keys int64[n], rows int64[n], and the position to continue from, -1 at the end.
         """
         check_span(start, most)
         stop = len(self._rows) if most is None else min(start + most, len(self._rows))

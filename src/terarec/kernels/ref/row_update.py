@@ -58,6 +58,7 @@ def _to_bfloat16(magnitude: Tensor, noise: Tensor) -> Tensor:
 
 def _to_float16(magnitude: Tensor, noise: Tensor) -> Tensor:
     exponent = magnitude >> 23
+    # Exponents of float16 have the bias 15 instead of 127.
     normal = (magnitude - (112 << 23) + (noise & 0x1FFF)) >> 13
     # Multiples of 2^-24: a float is its mantissa * 2^(exponent - 150). What lies below 2^-31 has no bit left to round.
     dropped = (126 - exponent).clamp(13, 31)
@@ -148,6 +149,7 @@ def row_update_(
     held = [tensor[places] for tensor in state]
     lr = rule.rate * factors[:, None]
     grad = transform(grad, moved, rule)
+    # The steps that a row missed come before this one, so its gradient has no part in them.
     if rule.catches_up:
         last = held[-1].to(moved.dtype)[:, None]
         rule.catch_up_(moved, held, lr, last, step - 1 - last)
@@ -185,6 +187,7 @@ def row_gradient_norm(
 
 def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Tensor | None) -> _RowGradients:
     """Return the rows with a key in a trained table, each with the sum of its gradients."""
+    # Sums and formulas are in float32 for narrow rows, and in float64 for tests of gradients.
     dtype = torch.promote_types(weights.dtype, torch.float32)
     all_rows, all_places, all_factors, all_values = [], [], [], []
     for index, gradient in enumerate(gradients):
@@ -202,6 +205,7 @@ def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Te
     rows, group = torch.unique(torch.cat(all_rows), return_inverse=True)
     values = torch.cat(all_values)
     grad = values.new_zeros(rows.numel(), values.shape[1]).index_add_(0, group, values)
+    # All keys of a row have the same factor and place, so that it does not matter which of them is copied.
     factors = grad.new_empty(rows.numel()).index_copy_(0, group, torch.cat(all_factors).to(dtype))
     places = torch.empty_like(rows).index_copy_(0, group, torch.cat(all_places))
     return _RowGradients(rows, places, factors, grad)

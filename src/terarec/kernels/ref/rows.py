@@ -50,6 +50,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         ) from None
 
     def discard(begin: int, end: int) -> None:
+        # Whole pages alone, rounded inwards: the others hold rows that stay.
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if sys.platform == "linux" and first < last:
             memory.madvise(mmap.MADV_DONTNEED, first, last - first)

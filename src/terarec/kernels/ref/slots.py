@@ -81,6 +81,7 @@ class SlotMap:
         slots = self.find(rows)
         found = slots[slots >= 0]
         places = torch.arange(found.numel(), dtype=torch.int32, device=self.device)
+        # Repeated slots without a sort: of all that write to a slot one wins, and only that one reads its place back.
         self._scratch[found] = places
         used = found[self._scratch[found] == places]
         self._counts[used] += self._counts[used] < MOST_USES
@@ -162,6 +163,7 @@ class SlotMap:
         self._counts[slots] = 0
         self.owners.rows[slots] = NO_ROW
         self._free.append(slots[self._pins[slots] <= 0])  # the others once they are not pinned
+        # Not 0, by which `victims` finds slots: a free one is listed here already.
         self._pins[self._free[-1]] = _FREE
         self._num_free += self._free[-1].numel()
 
@@ -238,6 +240,7 @@ class RowSet:
         """Return the number int64[n] of each of ``rows int64[n]``, -1 where it is not in the list, or taken."""
         if not self._rows.numel():
             return torch.full_like(rows, -1)
+        # A row behind the last one has a place outside, which `clamp_` moves to a row that differs.
         places = torch.searchsorted(self._rows, rows).clamp_(max=self._rows.numel() - 1)
         numbers = self._numbers[places]
         return torch.where((self._rows[places] == rows) & self._is_left[numbers], numbers, -1)

@@ -130,6 +130,7 @@ def _look_up(
     lookup_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
         rows,
         keys,
+        # A pointer has to be passed, but the kernel does not read it.
         keys if key_weights is None else key_weights.contiguous(),
         offsets,
         held.array,

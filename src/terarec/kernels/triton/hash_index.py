@@ -82,6 +82,7 @@ class HashIndex:
         new_keys = keys[absent[first]]
         fresh = max(first.shape[0] - free_rows.shape[0], 0)
         if next_row + fresh > MOST_ROWS:
+            # Gives the claimed slots up again; the keys in them stay, as those of erased ones do.
             self._slot_rows[slots] = -1
             raise index_full_error(next_row, fresh)
         given = torch.arange(next_row, next_row + fresh, device=self.device)
@@ -159,6 +160,7 @@ class HashIndex:
         self._make_room(keys)
         num_keys = keys.shape[0]
         slots = _claim(keys, self._slot_keys, self._slot_rows, self._slots) if num_keys else torch.empty_like(keys)
+        # Row p - N - 1 marks the first position p of an absent key (`claim_kernel`), here of all positions at once.
         codes = torch.arange(-num_keys - 1, -1, device=self.device)
         first = (self._slot_rows[slots] == codes).nonzero().flatten()
         self._used += first.shape[0]
@@ -168,6 +170,7 @@ class HashIndex:
         """Grow unless there are enough slots for the absent ones of `keys`."""
         if self._used + keys.shape[0] <= _FULL * self._slots:
             return
+        # Only where the bound by all keys fails: mostly few are new, and counting them sorts and waits.
         absent = torch.unique(keys[self._find(keys, gives_rows=True) < 0]).shape[0]
         if self._used + absent > _FULL * self._slots:
             self._rebuild(self._length + absent)

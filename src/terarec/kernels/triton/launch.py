@@ -43,6 +43,7 @@ NOTHING = 2**63 - 1
 
 def new_status(device: torch.device) -> Tensor:
     """Return the status of a call without a fault."""
+    # The faults are minima, so that the first one is reported whatever the order of the programs.
     return torch.full((2,), NOTHING, dtype=torch.int64, device=device)
 
 
@@ -112,6 +113,7 @@ class DeviceLayout:
     has_max: bool
 
 
+# Weak and by identity: copies go with their layout, and == of tensors compares elements.
 _layouts: MutableMapping[Tensor, dict[torch.device, DeviceLayout]] = WeakIdKeyDictionary()
 
 

@@ -55,6 +55,7 @@ def row_update_(
     if held.num_keys:
         update.launch(held.num_keys, rule.rate, 0, is_rest=False)
     if rule.updates_all_rows:
+        # A second launch, as programs of the first are sorted by key and do not see rows without one.
         for base, rows, factor in full_update_ranges(gradients, table_lr):
             update.launch(rows, rule.rate * factor, base, is_rest=True)
 
@@ -87,6 +88,7 @@ class _Update(NamedTuple):
         tile_rows, block = whole_rows(weights.shape[1])
         update_kernel[(triton.cdiv(rows, tile_rows),)](
             weights,
+            # Any pointer does for a state that the rule does not have: the kernel does not read it.
             *(*wide_state, weights, weights)[:2],
             self.state[-1] if rule.catches_up else weights,
             self.touched,
@@ -165,6 +167,7 @@ def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
     eps, eps_hat, beta1, beta2, weight_decay, beta = (
         getattr(rule, name, 0.0) for name in ("eps", "eps_hat", "beta1", "beta2", "weight_decay", "beta")
     )
+    # 1 - beta is taken in double here: in float32 it would lose four digits.
     decays = (beta1, beta2, 1.0 - beta1, 1.0 - beta2)
     shared = (weight_decay, beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
     return (eps, eps_hat, *decays, *rule.scales(step), *shared, *rule.coupled)

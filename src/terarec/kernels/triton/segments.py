@@ -58,6 +58,7 @@ class Located:
 
     def by_row(self) -> Located:
         """Return the keys sorted by row, equal ones in the order they have."""
+        # Stable, so that gradients of a row are added in the order of the keys, and the bits repeat.
         rows, order = torch.sort(self.rows, stable=True)
 
         def moved(values: Tensor) -> Tensor:
@@ -84,13 +85,15 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     """
     device, (num_rows, width) = weights.device, weights.shape
     has_targets = any(gradient.places is not None for gradient in gradients)
+    # Arena rows may then lie behind those of the weights, which are the slots of a tier: `no_row` comes after them.
     if has_targets:
         num_rows = max(int(gradient.layout[:, :2].sum(dim=1).max()) for gradient in gradients)
     held = [layout_on_device(gradient.layout, device) for gradient in gradients]
     num_keys = sum(gradient.keys.shape[0] for gradient in gradients)
     is_scaled = any(gradient.key_weights is not None for gradient in gradients) or any(on.is_scaled for on in held)
     has_max = any(on.has_max for on in held)
-    row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64  # half the passes of the sort
+    # Radix sorts take half the passes over 32 bits.
+    row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64
     found = Located(
         rows=torch.full((num_keys,), num_rows, dtype=row_type, device=device),
         targets=torch.zeros(num_keys if has_targets else 0, dtype=torch.int64, device=device),
@@ -305,6 +308,7 @@ def _cut(sorted_rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return `Segments.segments` and `Segments.starts`."""
     num_keys, device = sorted_rows.shape[0], sorted_rows.device
     heads = torch.empty(num_keys, dtype=torch.int32, device=device)
+    # Room for as many segments as keys, whose number is not read back: that would wait for the device.
     starts = torch.empty(num_keys + 1, dtype=torch.int64, device=device)
     if num_keys == 0:
         return heads, starts

@@ -63,6 +63,7 @@ def claim_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.c
             held = tl.where(is_free, tl.where(before == EMPTY, key, before), held)
         is_active = is_active & (held != key)
         slot = tl.where(is_active, tl.where(slot + 1 == slots, 0, slot + 1), slot)
+    # A minimum, so that repeated keys need no order: codes are below -1, which is what an absent row holds.
     row = tl.load(slot_rows + slot, mask=is_key, other=0)
     tl.atomic_min(slot_rows + slot, i - num_keys - 1, mask=is_key & (row < 0))
     tl.store(found + i, slot, mask=is_key)

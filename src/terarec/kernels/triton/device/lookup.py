@@ -39,6 +39,7 @@ def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
     bag = tl.program_id(1).to(tl.int64) * batch + sample
     start = tl.load(offsets + bag, mask=is_bag, other=0)
     end = tl.load(offsets + bag + 1, mask=is_bag, other=0)
+    # Only the last bag knows whether the offsets cover the keys.
     is_last = bag + 1 == tl.num_programs(1).to(tl.int64) * batch
     is_wrong = (end < start) | (is_last & (end != num_keys))
     wrong = tl.where(is_bag & is_wrong, bag + 1, NOTHING)
@@ -46,6 +47,7 @@ def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
     first_wrong = tl.min(wrong, 0)
     if first_wrong < NOTHING:
         tl.atomic_min(status, first_wrong)
+    # A bag with bad offsets is read as empty: its keys would lie outside of memory.
     is_whole = (start >= 0) & (start <= end) & (end <= num_keys)
     return sample, start, tl.where(is_whole, end - start, 0)
 
@@ -82,6 +84,7 @@ def bag_factor(pooling, total, squares):
         total: Sums of the keys' weights, or numbers of keys.
         squares: Sums of their squares, or numbers of keys.
     """
+    # Rounded as IEEE 754 says (`_rn`), like the compiled core: plain / and sqrt of Triton are approximate on GPUs.
     divisor = tl.where(pooling == MEAN, total, tl.where(pooling == SQRTN, tl.sqrt_rn(squares), 1.0))
     one = tl.full(divisor.shape, 1.0, tl.float32)
     return tl.where(divisor == 0.0, 0.0, tl.div_rn(one, tl.where(divisor == 0.0, 1.0, divisor)))
@@ -154,6 +157,7 @@ def lookup_kernel(
             vector *= weight[:, None]
             total += weight
             squares += weight * weight
+        # NaN wins a maximum, as it does in torch.
         if HAS_MAX:
             larger = tl.maximum(pooled, vector, propagate_nan=tl.PropagateNan.ALL)
             pooled = tl.where(pooling == MAX, tl.where(is_row[:, None], larger, pooled), pooled + vector)
@@ -167,6 +171,7 @@ def lookup_kernel(
         count = length.to(tl.float32)
         factor = bag_factor(pooling, total if IS_WEIGHTED else count, squares if IS_WEIGHTED else count)
         if HAS_MAX:
+            # An empty bag still holds the -inf that its maximum began with.
             pooled = tl.where((pooling == MAX) & (length == 0)[:, None], 0.0, pooled)
         place = sample[:, None] * (tl.num_programs(1) * WIDTH) + tl.program_id(1) * WIDTH + column[None, :]
         tl.store(out + place, pooled * factor[:, None], mask=(sample < batch)[:, None] & (column < WIDTH)[None, :])

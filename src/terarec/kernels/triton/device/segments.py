@@ -122,6 +122,7 @@ def winners_kernel(
             place = (base + key)[:, None] * WIDTH + column[None, :]
             mask = is_row[:, None] & (column < WIDTH)[None, :]
             vector = tl.load(weights + place, mask=mask, other=float("-inf")).to(tl.float32)
+            # The first NaN wins, and stays: x != x is true of it alone.
             is_better = (vector > best) | ((vector != vector) & (best == best))
             best = tl.where(is_better, vector, best)
             winner = tl.where(is_better, j, winner)
@@ -130,6 +131,7 @@ def winners_kernel(
         tl.store(winners + source[:, None] * WIDTH + column[None, :], winner, mask=mask)
 
 
+# Sums are cut at fixed positions, never at programs, so that the order of adding depends on the keys alone.
 CHUNK = tl.constexpr(64)
 
 
@@ -164,6 +166,7 @@ def key_gradients(
     source = tl.load(sources + at, mask=is_key, other=-1)
     mask = (source >= 0)[:, None] & (column < WIDTH)[None, :]
     grad = tl.load(grads + source[:, None] * WIDTH + column[None, :], mask=mask, other=0.0)
+    # A plain layout has no scales in memory: the argument is empty.
     if IS_PLAIN == 0:
         grad *= tl.load(scales + at, mask=is_key, other=0.0)[:, None]
     if HAS_MAX:

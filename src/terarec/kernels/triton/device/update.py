@@ -60,6 +60,7 @@ FTRL = tl.constexpr(RULE_KINDS.index("ftrl"))
 def transform(grad, weight, grad_scale, clip_value, clip_norm, l1, l2):
     """Return the gradients that the formula uses: scaled, clipped, regularised; NaN stays NaN."""
     grad *= grad_scale
+    # Not minimum and maximum, which would turn NaN into the bound.
     grad = tl.where(grad > clip_value, clip_value, tl.where(grad < -clip_value, -clip_value, grad))
     norm = tl.sqrt_rn(tl.sum(grad * grad, 1))[:, None]
     limit = tl.div_rn(clip_norm + tl.zeros_like(norm), tl.where(norm > clip_norm, norm, 1.0))
@@ -71,6 +72,7 @@ def transform(grad, weight, grad_scale, clip_value, clip_norm, l1, l2):
 @triton.jit
 def power(one_less_base, exponent):
     """Return (1 - one_less_base) ** exponent in double, for bases near 1 and large exponents: float64 [ROWS, 1]."""
+    # In float32 1 - beta would lose four digits, which a power of thousands of steps shows.
     exponent = exponent.to(tl.float64)
     base = 1.0 - (one_less_base + tl.zeros(exponent.shape, tl.float32)).to(tl.float64)
     return tl.where(exponent == 0.0, 1.0, tl.exp2(exponent * tl.log2(base)))
@@ -272,6 +274,7 @@ def update_kernel(
         else:
             start = tl.load(starts + first + one, mask=is_row, other=0)
             row = tl.load(sorted_rows + start, mask=is_row, other=0).to(tl.int64)
+            # The last segment may be that of bad keys and of frozen tables.
             is_row = is_row & (row != no_row)
             grad = segment_gradients(
                 grads, sources, scales, places, winners, starts, key_parts, part_parts, first + one, is_row,
@@ -281,6 +284,7 @@ def update_kernel(
                 tl.store(touched + row, tl.full((SEGMENTS,), 1, tl.uint8), mask=is_row)
             if HAS_FACTORS:
                 rate *= tl.load(factors + start, mask=is_row, other=1.0)[:, None]
+        # Random bits depend on the arena row, not on where it lies, so that tiers do not change a result.
         target = row
         if HAS_TARGETS:
             target = tl.load(targets + start, mask=is_row, other=0)
@@ -337,4 +341,5 @@ def squares_kernel(
         grads, sources, scales, places, winners, starts, key_parts, part_parts, segment, is_row,
         WIDTH, BLOCK, SEGMENTS, IS_PLAIN, HAS_MAX,
     ).to(tl.float64)  # fmt: skip
+    # One number a segment, which torch adds in a fixed order: atomic additions would differ from run to run.
     tl.store(squares + segment, tl.sum(grad * grad, 1), mask=is_row)
