@@ -30,7 +30,7 @@ def ordered_map(
         function: Work on an item, called in worker threads; it should release the GIL to gain from them.
         items: Items, iterated in a thread of its own.
         threads: Worker threads.
-        ahead: Most items under way, which bounds the memory; None for one more than the threads.
+        ahead: Maximum number of items under way, which bounds the memory; None for one more than the threads.
     """
     room = threading.Semaphore(threads + 1 if ahead is None else ahead)
     stopped = threading.Event()
@@ -104,7 +104,7 @@ class _Channel(Generic[Item]):
             return not self._closed
 
     def finish(self, error: BaseException | None) -> None:
-        """Say that nothing follows, or which error does."""
+        """Mark the end of the stream, or the error that ended it."""
         with self._changed:
             self._finished, self._error = True, error
             self._changed.notify_all()

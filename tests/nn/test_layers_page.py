@@ -1,4 +1,4 @@
-"""docs/layers.md says what the registry has; ``python -m tests.nn.test_layers_page > docs/layers.md`` writes it."""
+"""docs/layers.md is generated from the registry; ``python -m tests.nn.test_layers_page > docs/layers.md`` writes it."""
 
 import inspect
 import re
@@ -10,9 +10,9 @@ from terarec.nn.layer import REQUIRED
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 INTRODUCTION = """# Layers by name
 
-Every dense layer and loss has a name, under which `terarec.nn.build_layer` makes it from the shapes of its inputs and
-from its options; [graph models](graph-models.md) are described by these names. This page is written from the registry
-(`terarec.nn.LAYERS`), whose tests hold each layer against its formula in float64.
+Every dense layer and loss has a name, by which `terarec.nn.build_layer` creates it from the shapes of its inputs and
+from its options; [graph models](graph-models.md) are described by these names. This page is generated from the registry
+(`terarec.nn.LAYERS`); tests compare each layer with its formula in float64.
 
 ```python
 import torch

@@ -1,7 +1,7 @@
 """Options that several commands have, and options that are fields of a spec.
 
-What a field of a spec means, which words it takes and what its default is stands in the spec alone: `spec_option`,
-`SpecFields` and `Settings` take it from there.
+The meaning, accepted words and default of a field are in the spec alone: `spec_option`, `SpecFields` and `Settings`
+read them from there.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
         kinds = kinds_of(hint)
         part = present(hint)
         if not kinds and not dataclasses.is_dataclass(part):
-            raise ConfigError(path, f"{'.'.join(groups[: depth + 1])} has no fields, expected it to be set itself")
+            raise ConfigError(path, f"{'.'.join(groups[: depth + 1])} has no fields, expected a value of its own")
         if data.get(group) is None:
             data[group] = _default(spec_type, group)
         data = data[group]

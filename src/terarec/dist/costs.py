@@ -40,7 +40,7 @@ class MachineCosts:
         local_bandwidth: Bytes per second that a rank sends to ranks of its machine.
         bandwidth: Bytes per second that a rank sends to other machines.
         latency: Seconds of a collective without content.
-        source: Where the numbers are from, for people.
+        source: Origin of the numbers, as text.
     """
 
     lookup_seconds: float = 4e-8
@@ -63,7 +63,7 @@ def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int,
 
     Args:
         shares: Distinct keys int64[n] of shares of batches.
-        most: Most keys, of which those in most shares are taken; None for all.
+        most: Maximum number of keys, of which those in most shares are taken; None for all.
     """
     if not shares:
         return ()
@@ -77,7 +77,7 @@ def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TableLoad:
-    """What a table takes, and what sampled batches ask of it.
+    """Sizes of a table, and the keys of sampled batches that it looks up.
 
     Attributes:
         spec: The table.

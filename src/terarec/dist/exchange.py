@@ -141,7 +141,7 @@ class Exchange:
 
 
 class Requests(NamedTuple):
-    """What all ranks ask of this one.
+    """Keys that all ranks request from this one.
 
     Attributes:
         found: The rows of their keys, for each arena.

@@ -60,7 +60,7 @@ class Begun:
         places: For each group the row of each key's vector in its matrix.
         wanted: Distinct keys of each table.
         asked: Keys on their way.
-        error: What is wrong with the keys.
+        error: The error of invalid keys; None for valid ones.
         fetched: Vectors on their way; None before the rows were looked up.
     """
 

@@ -153,7 +153,7 @@ class ShardingPlan:
         wire: Type of vectors and gradients on their way between ranks.
         deterministic: Whether the gradients of a row are summed in the order of the samples of the whole batch, which
             gives the bits of one process but moves a gradient for each key and not for each distinct one.
-        rank_bytes: Most bytes of weights on a rank; None for no bound.
+        rank_bytes: Maximum bytes of weights on a rank; None for no bound.
     """
 
     world_size: int

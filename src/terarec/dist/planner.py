@@ -45,7 +45,7 @@ class PlannedTable:
         rows_looked_up: Rows that all ranks together look up in a step.
         sent_bytes: Bytes that all ranks together send in a step for it.
         seconds: Seconds of a step that it takes on the rank where it takes most.
-        reason: What the slowest rank would take with other placements.
+        reason: Time of the slowest rank with other placements.
     """
 
     table: str
@@ -69,7 +69,7 @@ class PlannedRank:
         rows_looked_up: Rows that it looks up in a step.
         rows_updated: Gradients of rows that it gets in a step.
         sent_bytes: Bytes that it sends in a step for tables.
-        milliseconds: What a step takes it for tables, by the costs.
+        milliseconds: Estimated time of its tables in a step.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class PlannedSharding:
         plan: The placements.
         tables: Every table, in the order of the plan.
         ranks: Every rank.
-        costs: What the figures rest on.
+        costs: Costs behind the figures.
     """
 
     plan: ShardingPlan
@@ -134,7 +134,7 @@ def plan_tables(
         world_size: Number of ranks R.
         costs: Costs of parts of a step.
         ranks_per_node: Ranks on each machine; None for all on one.
-        rank_bytes: Most bytes of rows on a rank, with optimizer state and indexes; None for no bound.
+        rank_bytes: Maximum bytes of rows on a rank, with optimizer state and indexes; None for no bound.
         fixed: Table -> kind of placement that it has to have.
 
     Raises:

@@ -75,7 +75,7 @@ class Links:
 
 
 class Coming:
-    """What a collective that has begun will give.
+    """Future result of a collective that has begun.
 
     Args:
         result: Tensor that it writes to.

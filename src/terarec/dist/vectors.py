@@ -52,7 +52,7 @@ class Fetched:
         self._coming = self._send()
 
     def release(self) -> None:
-        """Let rows move: no gradients will come."""
+        """Unpin the rows: no gradients will come."""
         for held in self._found:
             held.release()
 

@@ -74,7 +74,7 @@ class FoundRows:
         self._deposit(BagGradient(keys, ends, grad, self._layout, None, slots))
 
     def release(self) -> None:
-        """Let rows in tiers move: no gradient will come."""
+        """Unpin rows in tiers: no gradient will come."""
         if self._pin is not None:
             self._pin.release()
 

@@ -100,7 +100,7 @@ class PreviewColumn:
         role: Its role, as in `OutputColumn`.
         type: Its type in the shards.
         rows: Ids in the sample, the reserved ones included; None where there are no ids.
-        hotness: Most ids a row, in the sample.
+        hotness: Maximum number of ids a row, in the sample.
     """
 
     name: str

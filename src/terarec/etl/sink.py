@@ -234,7 +234,7 @@ def ordered_sink(
         directory: Directory to write.
         location: Final place of the directory, which HugeCTR's file lists name.
         storage: "parquet", "raw", or one of `RECORD_KINDS`.
-        rows_per_shard: Most rows of a file; Norm and Parquet files of HugeCTR are parts with a keyset each.
+        rows_per_shard: Maximum number of rows of a file; HugeCTR's Norm and Parquet files are parts with a keyset each.
         expected: Rows of each split, where they are known: its files get equally many then.
         closed: Rows of the files of each split that an interrupted run closed.
         parts: Parts of the train split of a data set.

@@ -179,7 +179,7 @@ class OnnxTable:
 
     Args:
         graph: Graph that receives the constants.
-        table: What it holds now.
+        table: The table.
     """
 
     def __init__(self, graph: OnnxGraph, table: Store) -> None:
@@ -261,7 +261,7 @@ def emit_embedding(
     """Add the tables and lookups of `spec`.
 
     Args:
-        graph: That has `inputs` as its inputs.
+        graph: Graph whose inputs are `inputs`.
         spec: The embedding.
         collection: Its tables.
         inputs: Source of the keys of each column.

@@ -105,7 +105,7 @@ def given_vectors(path: str, collection: AnyCollection, output: EmbeddingOutput)
 
 
 def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> list[ModelInput]:
-    """What the collection at `path` of `model` gives: pooled vectors under `path`, then each sequence and its mask.
+    """Return the outputs of the collection at `path` of `model`: pooled vectors, then each sequence and its mask.
 
     A sequence ``<path>.<feature>`` float32[B, K, D] has zeros where ``<path>.<feature>.mask`` bool[B, K] is False.
     """

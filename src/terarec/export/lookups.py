@@ -18,7 +18,7 @@ class TableLookup(nn.Module):
     """The rows of a table. Keys 0 to n - 1 are rows; others are found in the sorted keys by halving.
 
     Args:
-        table: What it holds now.
+        table: The table.
         row_type: "fp32", or "int8" for codes with a scale and an offset for each row.
     """
 

@@ -82,7 +82,7 @@ class EmbeddingsReport:
         rows: Number of vectors in all tables.
         max_abs_difference: The largest difference of all tables; see `TableReport`.
         bytes: Size of the files.
-        tables: What was written of each table.
+        tables: Report of each table.
     """
 
     file: Path

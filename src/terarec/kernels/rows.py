@@ -28,7 +28,7 @@ class ReservedRows:
 
     Args:
         memory: uint8[at least the bytes of `shape`], the reserved address space.
-        shape: Most rows, then the shape of a row.
+        shape: Maximum number of rows, then the shape of a row.
         dtype: NumPy type of an element.
         commit: commit(begin, end) gives zeroed memory to these bytes; False if the system refuses it.
         discard: discard(begin, end) gives the memory of these bytes back.

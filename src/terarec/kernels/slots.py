@@ -196,7 +196,7 @@ def scatter_rows(
         values: As above.
         places: int64[n], a row of `values` for each slot, or -1 for none; None for 0 to n - 1.
         implementation: "auto", or one by name.
-        threads: Most threads of the compiled core; None for those of torch.
+        threads: Maximum number of threads of the compiled core; None for those of torch.
 
     Raises:
         ConfigError: As `gather_rows`.

@@ -107,10 +107,10 @@ class InnerProduct(WeightedLayer):
 
 
 class FusedInnerProduct(InnerProduct):
-    """A fully connected layer with its activation; what HugeCTR passes between several of them is left out."""
+    """A fully connected layer with its activation; it needs no other tensor than its input."""
 
     KIND = "fused_inner_product"
-    OPTIONS = (*LINEAR_OPTIONS, choice("activation", "what follows", ("relu", "none"), default="relu"))
+    OPTIONS = (*LINEAR_OPTIONS, choice("activation", "activation", ("relu", "none"), default="relu"))
     SHAPES = "[B, n] -> [B, num_output]"
     FORMULA = "y = max(0, x W + b), or x W + b without activation; weights as inner_product"
 
@@ -203,7 +203,7 @@ class MLPLayer(WeightedLayer):
     KIND = "mlp"
     OPTIONS = (
         list_of(integer("num_outputs", "width of each layer's output")),
-        list_of(choice("activations", "what follows each layer; relu everywhere if empty", ACTIVATIONS), default=()),
+        list_of(choice("activations", "activation of each layer; relu everywhere if empty", ACTIVATIONS), default=()),
         list_of(flag("biases", "whether each layer has a bias; all have if empty"), default=()),
         scheme_option("weight_init", "initial weights"),
         scheme_option("bias_init", "initial biases"),
@@ -269,7 +269,7 @@ class GroupDense(WeightedLayer):
     KIND = "group_dense"
     OPTIONS = (
         list_of(integer("num_outputs", "width of each layer's output")),
-        choice("last_activation", "what follows the last layer", ACTIVATIONS, default="relu"),
+        choice("last_activation", "activation of the last layer", ACTIVATIONS, default="relu"),
     )
     BOTTOMS = (1, 2)
     SHAPES = "[B, n] -> [B, num_outputs[-1]]"
@@ -332,7 +332,7 @@ class WeightMultiply(WeightedLayer):
         distribution.fill_(self.weight, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Return the matrix w [s, d]."""
+        """Matrix w [s, d]."""
         return [FileTensor(self.weight, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:

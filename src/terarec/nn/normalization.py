@@ -114,7 +114,7 @@ class BatchNorm(WeightedLayer):
         self.register_buffer("running_var", torch.ones(shape.dims))
 
     def file_tensors(self) -> list[FileTensor]:
-        """Return the two vectors gamma [n] and beta [n]."""
+        """Vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class LayerNorm(WeightedLayer):
         by_scheme(beta_init, default=constant(0.0)).fill_(self.beta, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Return the two vectors gamma [n] and beta [n]."""
+        """Vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Concat(Layer):
 
 
 class Reshape(Layer):
-    """A row-major view under the shape that one of its three ways of saying names; rows a sample may change.
+    """A row-major view of another shape, given in one of three ways; the number of rows a sample may change.
 
     1. ``selected``: the slots `selected_slots` of [B, slots, d] side by side (all slots if the list is empty).
     2. ``leading_dim``, with ``time_step`` on request: rows of this length.
@@ -121,7 +121,7 @@ class FusedReshapeConcatGeneral(Layer):
 
 
 class FusedReshapeConcat(Layer):
-    """The same in two outputs: all slots but the last, and the last one (DIN's history and candidate)."""
+    """All slots but the last, and the last one (DIN's history and target), the inputs' vectors side by side."""
 
     KIND = "fused_reshape_concat"
     BOTTOMS = (1, None)
@@ -206,7 +206,7 @@ class Select(Layer):
 class Gather(Layer):
     """The rows `indices` of the batch.
 
-    There are to be as many of them as samples in the batch: the output counts as one row a sample.
+    Their number has to equal the batch size, since the output has one row a sample.
     """
 
     KIND = "gather"

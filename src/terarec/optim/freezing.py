@@ -35,7 +35,7 @@ def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | No
 
 
 def unfreeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | None = None) -> list[str]:
-    """Let what `patterns` match learn again; arguments, result and errors are those of `freeze`."""
+    """Unfreeze the parameters and tables that match `patterns`; arguments, result and errors are those of `freeze`."""
     return _set_frozen(model, patterns, rows, is_frozen=False)
 
 

@@ -34,7 +34,7 @@ class CacheStatistics:
 
     Attributes:
         keys: Keys that were looked up.
-        hits: Those of them that the cache had.
+        hits: Keys found in the cache.
         read: Distinct keys that were read from the tiers at once.
         deferred: Keys that got the default vector while they were read in the background.
         dropped: Distinct keys that were not read, for too many waited.
@@ -67,7 +67,7 @@ class EmbeddingCache:
 
     Args:
         table: The tiers behind it.
-        rows: Most rows C.
+        rows: Maximum number of rows C.
         spec: Form and policies.
         device: Device of the rows and of results.
         memory: Memory of the rows that other caches share; None for one of its own.

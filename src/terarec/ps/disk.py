@@ -38,7 +38,7 @@ class RowStoreTier:
         width: Length D of a vector.
         create: Creates the store when the first row is inserted, or again after `clear`; None to serve it read-only.
         column: Offset in bytes and element type of the vector in a row.
-        cache_bytes: Most host memory for rows that were read or written; 0 for none.
+        cache_bytes: Maximum host memory for rows that were read or written; 0 for none.
     """
 
     def __init__(

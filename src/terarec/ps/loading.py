@@ -36,7 +36,7 @@ class TableSource:
     """Rows of a table to load.
 
     Attributes:
-        path: Where they are.
+        path: Folder, file or checkpoint of the rows.
         num_rows: Number of rows.
         read: Yields them; errors are `FormatError`.
         has_initial_values: Whether it leaves out rows that have the initial weights of a training.

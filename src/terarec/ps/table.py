@@ -77,7 +77,7 @@ class TierUseStatistics:
         is_available: Whether the last operation on it succeeded.
         errors: Operations that failed.
         skipped: Lookups that passed it over while it rested after an error.
-        counted: What it did.
+        counted: Statistics of the tier.
     """
 
     name: str
@@ -93,7 +93,7 @@ class TableStatistics:
 
     Attributes:
         keys: Keys that were looked up.
-        defaults: Those of them that got the default vector.
+        defaults: Keys that got the default vector.
         tiers: Its tiers, the fastest first.
     """
 
@@ -157,7 +157,7 @@ class TableTiers:
 
     @property
     def guarded(self) -> Sequence[_GuardedTier]:
-        """The tiers, each with its rests after errors."""
+        """The tiers, each with its pauses after errors."""
         return self._guarded
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
@@ -269,7 +269,7 @@ class _Search:
 
 
 def _look_up_level(asked: Sequence[tuple[_GuardedTier, Tensor]]) -> list[Found | None]:
-    """Look keys up in a tier of each table; None for one that fails or rests."""
+    """Look keys up in a tier of each table; None for a tier that fails or is paused after errors."""
     found: dict[int, Found | None] = {}
     by_server: dict[int, list[int]] = {}
     for place, (guarded, keys) in enumerate(asked):
@@ -354,7 +354,7 @@ class _GuardedTier:
             return True
 
     def note_error(self, error: StorageError) -> None:
-        """Let the tier rest."""
+        """Pause the tier."""
         with self._lock:
             is_first = not self._pause
             self._errors += 1

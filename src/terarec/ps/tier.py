@@ -38,7 +38,7 @@ class TierStatistics:
 
     Attributes:
         keys: Keys that it was asked for.
-        hits: Those of them that it had.
+        hits: Keys found.
         inserted: Rows that were inserted.
         evicted: Rows that were evicted.
         damaged: Rows of another size than the table's, which count as missing.

@@ -46,7 +46,7 @@ class Bar:
         return self._progress.tasks[0].speed or 0.0
 
     def start(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         self._progress.start()
 
     def stop(self) -> None:

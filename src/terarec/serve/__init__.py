@@ -1,7 +1,7 @@
 """Serving: a trained run answers with scores for raw records.
 
 `InferenceSession` is the engine and knows nothing of transport; `InferenceService` puts it behind the messages of
-the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` asks a server.
+the Open Inference Protocol v2, and `serve` behind HTTP. `InferenceClient` sends requests.
 `Recommender` retrieves items from an `ItemIndex` and ranks them.
 """
 

@@ -1,4 +1,4 @@
-"""The choice of executors that is kept beside a run: for each machine the fastest for each size of batches."""
+"""The choice of executors that a run stores: for each machine the fastest for each size of batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SizeChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorChoice:
-    """What was chosen on one kind of machine.
+    """Executors chosen on one kind of machine.
 
     Attributes:
         torch: Version of torch.
@@ -63,7 +63,7 @@ def this_machine() -> dict[str, object]:
 
 
 def kept_choices(run: Path) -> list[ExecutorChoice]:
-    """Return the choices that are kept beside a run; none for a run without any.
+    """Return the choices that a run stores; none for a run without any.
 
     Raises:
         FormatError: A damaged file.

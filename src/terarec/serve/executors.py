@@ -156,7 +156,7 @@ class Programs:
         part: The dense part.
         programs: Executor -> program.
         chosen: See above.
-        folder: Where their files are.
+        folder: Directory of their files.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class ItemIndex:
     Attributes:
         keys: int64[I], the items' keys.
         vectors: float32[I, D].
-        spec: How they are searched.
+        spec: Search method and its settings.
         method: "exact" or "lists".
 
     Args:
@@ -138,7 +138,7 @@ class ItemIndex:
 
         Args:
             directory: The directory; an index there is replaced.
-            source: What the vectors are made of, for `load` to compare.
+            source: Identity of the vectors' source, which `load` compares.
 
         Raises:
             ConfigError: The directory holds something else.

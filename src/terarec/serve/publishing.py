@@ -89,7 +89,7 @@ class UpdatePublisher(Repeating):
 
     Args:
         run_dir: The run.
-        stream: Where to.
+        stream: Stream to write to.
         every_seconds: Seconds between two looks for a newer checkpoint; None for none but those of `poll`.
     """
 
@@ -181,7 +181,7 @@ class UpdateReceiver(Repeating):
     is kept in the directory, for the next start.
 
     Args:
-        stream: Where from.
+        stream: Stream to read from.
         directory: Directory of the replica; made if it is not there.
         every_seconds: Seconds between two looks at the stream; None for none but those of `poll`.
     """

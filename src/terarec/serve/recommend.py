@@ -240,7 +240,7 @@ class Recommender:
             catalogue: The items.
             ranker: Run of the ranking model, or a session of it; None for none.
             score: Name of the score to rank by; None for the first one.
-            index: How to search.
+            index: Search method and its settings.
             index_dir: Directory that keeps the index. One of the same checkpoint, items and settings is read; another
                 one is replaced.
             checkpoint: Checkpoint of the two-tower model, as in `InferenceSession.open`.

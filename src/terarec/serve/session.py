@@ -71,14 +71,14 @@ class InferenceSession:
     """Scores raw records with a trained model. Thread-safe; holds no optimizer and no optimizer state.
 
     Attributes:
-        run: How the model was trained.
+        run: Description of the training run.
         step: Training steps behind its weights.
         workflow: Encodes raw values as they were for training.
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Device of the model.
         served: Its tables, where they are in a parameter server; else None.
-        state: What names the checkpoint, for a session whose tables are in a parameter server.
+        state: Id of the checkpoint, for a session whose tables are in a parameter server.
 
     Example:
         >>> session = InferenceSession.open(Path("RUN"))
@@ -139,7 +139,7 @@ class InferenceSession:
             device: Device of the model; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
             tables: Where the tables are served from; None to load them into the memory of the device.
-            executor: What computes the dense part on a CPU: "auto" for what is kept beside the run for this machine,
+            executor: Executor of the dense part on a CPU: "auto" for the choice that the run stores for this machine,
                 eager torch if nothing is; "measure" to choose the fastest, and keep the choice, unless one is kept; or
                 "eager", "compile", "aotinductor", "onnxruntime" or "openvino".
             numbers: Numbers of rows and layers; None for those of the training.

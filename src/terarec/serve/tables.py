@@ -58,7 +58,7 @@ class ServedRun:
         version: Version of the model.
 
     Args:
-        described: Where the rows are.
+        described: Location of the rows.
         tables: The tables.
         device: Device of the caches.
     """

@@ -37,9 +37,9 @@ class TritonSpec:
     Attributes:
         name: Name of the ensemble; those of its stages begin with it.
         backend: Back end of the dense part.
-        max_batch: Most records that Triton joins, and most of a request.
+        max_batch: Maximum number of records of a request, and of requests that Triton joins.
         preferred_batches: Sizes at which a batch need not wait for more requests.
-        queue_delay_microseconds: How long a request waits for others.
+        queue_delay_microseconds: Time that a request waits for others.
         instances: Copies of each stage that run side by side.
         python_path: Folders in which Triton's Python finds terarec and what it needs, where they are not installed; it
             does not read PYTHONPATH.

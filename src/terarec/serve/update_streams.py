@@ -31,7 +31,7 @@ class UpdateStream(Protocol):
     """A log of records. Each record is durable, as far as the server makes it so, when `append` returns.
 
     Attributes:
-        record_bytes: Most bytes of a record's content, beside some hundred for what names it.
+        record_bytes: Maximum bytes of a record's content, without some hundred bytes of header.
     """
 
     record_bytes: int
@@ -64,7 +64,7 @@ class UpdateStream(Protocol):
         ...
 
     def trim(self, before: str) -> None:
-        """Remove the records before a position, where readers can do without them and the server is told so.
+        """Remove the records before a position, which readers no longer need, where the server supports it.
 
         Raises:
             StorageError: The server cannot be reached in time.

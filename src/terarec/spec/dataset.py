@@ -195,7 +195,7 @@ class SparseInput:
 
     Attributes:
         name: Name of the input; its slots are the features ``<name>.0``, ``<name>.1``, ...
-        nnz_per_slot: Most keys of a sample in each slot.
+        nnz_per_slot: Maximum number of keys of a sample in each slot.
         is_fixed_length: Whether every sample holds the same number of keys. Files that state the numbers are
             believed instead; only RawAsync needs it, and then takes exactly `nnz_per_slot` keys.
     """

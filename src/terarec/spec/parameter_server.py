@@ -89,9 +89,9 @@ class RedisSpec:
         user: Name of the user.
         password: The password; None for none.
         num_partitions: Hashes of a table, which a cluster spreads over its nodes.
-        num_connections: Most connections to a node.
-        batch_rows: Most keys of one command.
-        timeout_seconds: Most seconds to wait for a server; the lookup then goes on with the next tier.
+        num_connections: Maximum number of connections to a node.
+        batch_rows: Maximum number of keys of one command.
+        timeout_seconds: Maximum seconds to wait for a server; the lookup then goes on with the next tier.
         tls: Encryption; None for none.
         overflow: Bound of a partition.
         load_share: Share of a table's rows to load, from the first on; 0 to serve the rows that the tier has.
@@ -145,7 +145,7 @@ class RowFileSpec:
         path: Directory of the files.
         read_only: Whether to open files that another process writes; no rows are loaded then.
         load_share: Share of a table's rows to load, from the first on; 0 to serve the rows that the tier has.
-        cache_bytes: Most host memory of a table for rows that were read or written; 0 for none.
+        cache_bytes: Maximum host memory of a table for rows that were read or written; 0 for none.
     """
 
     kind: ClassVar[str] = "row_file"

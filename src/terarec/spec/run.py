@@ -124,7 +124,7 @@ class TrainingSpec:
     Attributes:
         batch_size: Samples B in a batch.
         epochs: Passes over the train split.
-        max_steps: Most steps, whatever the number of epochs; None for no limit.
+        max_steps: Maximum number of steps, whatever the number of epochs; None for no limit.
         accumulate: Batches whose gradients are added up for one step.
         seed: Seed of the initial weights, the data order and dropout.
         shuffle: Whether the train split is shuffled anew in every epoch.

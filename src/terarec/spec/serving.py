@@ -22,12 +22,12 @@ class ServingSpec:
         name: The model's name in the URL.
         host: Address to bind; loopback by default.
         port: TCP port; 0 lets the system choose a free one.
-        max_batch: Most records accepted in one request.
+        max_batch: Maximum number of records accepted in one request.
         max_request_bytes: Limit of the bytes of a request body.
         max_in_flight: Limit of the requests in flight: received, waiting or scored.
         receive_timeout_seconds: Timeout for a client to send a request.
         tables: Where the rows of the tables are; None for the memory of the device.
-        executor: Executor of the dense part on a CPU: "auto" for the choice that is stored in the run, "measure" to
+        executor: Executor of the dense part on a CPU: "auto" for the choice that the run stores, "measure" to
             choose the fastest where none is stored, or a name.
     """
 
@@ -65,7 +65,7 @@ class RedisStreamSpec:
     Attributes:
         server: The server or cluster.
         stream: Name of the stream.
-        record_bytes: Most bytes of a record's content.
+        record_bytes: Maximum bytes of a record's content.
     """
 
     kind: ClassVar[str] = "redis_stream"
@@ -85,8 +85,8 @@ class KafkaTopicSpec:
     Attributes:
         brokers: Address ``host:port`` of a broker, or of several with commas between.
         topic: Name of the topic, which the broker or an administrator creates.
-        record_bytes: Most bytes of a record's content; brokers accept 1 MiB unless they are configured otherwise.
-        timeout_seconds: Most seconds to wait for a broker.
+        record_bytes: Maximum bytes of a record's content; brokers accept 1 MiB unless they are configured otherwise.
+        timeout_seconds: Maximum seconds to wait for a broker.
     """
 
     kind: ClassVar[str] = "kafka"

@@ -75,14 +75,14 @@ class CachedRows:
     """Rows in host memory in front of another level, or of none: then rows beyond the budget are an error.
 
     Attributes:
-        slots: Which rows are here.
+        slots: Map of the rows that are here.
 
     Args:
         num_bytes: Budget.
         row_bytes: Bytes of a row.
-        below: Where rows go that do not fit.
+        below: Level of the rows that do not fit.
         slot_bytes: Bytes that a slot takes besides its row.
-        name: Of the tier, for errors.
+        name: Name of the tier, for errors.
         keeps_read: Whether rows that are read from the level below stay here, as those do that are written; not above
             which a faster tier keeps them.
     """

@@ -20,7 +20,7 @@ class TierUse(NamedTuple):
 
     Attributes:
         lookups: Distinct rows that batches needed.
-        hits: Those of them that were in the fast tier.
+        hits: Rows found in the fast tier.
         rows_read: Rows read from the tier below.
         rows_written: Rows written to it.
         staged: Rows of `rows_read` that were read ahead.
@@ -64,7 +64,7 @@ class FastTier:
         weights: Weights [C, D].
         state: Name -> optimizer state [C, ...].
         below: Tier of rows that do not fit; None for no such tier.
-        written: What was written to that tier.
+        written: Statistics of the writes to that tier.
 
     Args:
         of: Bytes of a row.

@@ -119,7 +119,7 @@ class GrowingRows:
 
     Args:
         specs: The tables, all of one width and element type.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:

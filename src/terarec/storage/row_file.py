@@ -51,7 +51,7 @@ class PageReader:
 
     Args:
         options: How files are read.
-        row_bytes: Most bytes of a row.
+        row_bytes: Maximum bytes of a row.
 
     Raises:
         StorageError: io_uring is required, and the system does not let the process use it.

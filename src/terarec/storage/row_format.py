@@ -38,7 +38,7 @@ class RowColumn:
     """A part of a row: columns follow each other from the row's first byte on.
 
     Attributes:
-        name: What it is, such as "weights" or "state.exp_avg".
+        name: Name, such as "weights" or "state.exp_avg".
         dtype: NumPy's name of its element type, such as "float32"; "bfloat16" has 2 bytes.
         shape: Its shape in one row; empty for one element.
     """
@@ -72,7 +72,7 @@ class RowFileLayout:
         row_bytes: Bytes of a row.
         columns: Parts of a row; bytes that they leave at its end are not used. Empty: nothing is known of them.
         page_bytes: Bytes of a page, the unit of reading and of checksums: 4,096 times a power of two.
-        segment_pages: Most pages of a segment.
+        segment_pages: Maximum number of pages of a segment.
 
     Raises:
         ConfigError: Rows, columns, pages or segments of impossible sizes.
@@ -105,7 +105,7 @@ class RowFileOptions:
         direct: Whether pages bypass the system's page cache (O_DIRECT).
         queue_bytes: Bytes of filled pages that wait for the disk at most.
         run_bytes: Bytes of pages side by side that are read at once at most; see `PageReader`.
-        open_files: Most files that stay open.
+        open_files: Maximum number of files that stay open.
         space_ratio: Compaction in the background keeps files below this multiple of live bytes, and 1 MiB; 0 for
             none in the background.
         is_working: Whether the files are working memory, of which nothing is to outlive the process: those that
@@ -172,7 +172,7 @@ class RowFormat:
         dtype: Element type of the weights.
         states: Name -> element type and shape of a row's state.
         num_bytes: Bytes of a row, at least 16.
-        offsets: Where the weights and each state begin in a row.
+        offsets: Offsets of the weights and of each state in a row.
 
     Args:
         width: As above.

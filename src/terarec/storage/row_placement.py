@@ -100,7 +100,7 @@ class PlacedRows(NamedTuple):
 
     Attributes:
         slots: int64[n], the row of the weights that holds each.
-        pin: What keeps them there.
+        pin: Pin that keeps them there.
     """
 
     slots: Tensor
@@ -291,7 +291,7 @@ class ComingRows:
 
         Args:
             batch: Rows, which may repeat.
-            number: Of calls of `RowPlacement.place` from now on, that which needs them: 1 for the next.
+            number: Number of the call of `RowPlacement.place` that needs them, counted from now on: 1 for the next.
         """
         with self._stack.lock:
             memory = self._stack.opened()

@@ -95,7 +95,7 @@ class RowStore(Protocol):
         """Yield ``keys int64[m]`` and ``rows uint8[m, row_bytes]`` of all rows held, each once, in any order.
 
         Args:
-            chunk_rows: Most rows m of a chunk; no chunk is empty.
+            chunk_rows: Maximum number of rows m of a chunk; no chunk is empty.
 
         Raises:
             StorageError: The store was changed since the first chunk, or a file is damaged or cannot be read.

@@ -30,12 +30,12 @@ class TierFiles:
     """The files of some tables: working memory, which is removed when it is closed or at the next start.
 
     Attributes:
-        writers: What writes to the stores, to be stopped before they are closed.
+        writers: Writers to the stores, stopped before the stores are closed.
 
     Args:
         directory: Directory of the files; None for no file tier.
         tables: Names of the tables.
-        rows: Most rows of each table, None where that is not known; empty if nothing is known.
+        rows: Maximum number of rows of each table, None where that is not known; empty if nothing is known.
     """
 
     def __init__(self, directory: str | None, tables: Sequence[str], rows: Sequence[int | None] = ()) -> None:

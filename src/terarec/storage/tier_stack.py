@@ -29,7 +29,7 @@ class TierStack:
     Attributes:
         specs: The tables of the arena.
         sizes: How many rows the tiers hold; its budget is read when the tiers are made.
-        device: Where the fast tier is.
+        device: Device of the fast tier.
         format: Bytes of a row; those of the tiers that are made next.
         first: Initial values of rows that are in no tier.
         memory: The fast tier; None before it is needed.
@@ -39,7 +39,7 @@ class TierStack:
     Args:
         specs: As above.
         tiers: The budgets.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 
@@ -72,7 +72,7 @@ class TierStack:
 
     @property
     def written(self) -> TierUse:
-        """What was written to the tiers below so far."""
+        """Rows and bytes written to the tiers below so far."""
         return self._written if self.memory is None else self._written.plus(self.memory.written)
 
     def opened(self) -> FastTier:

@@ -39,7 +39,7 @@ class TieredRows:
     Args:
         specs: The tables of the arena.
         tiers: The budgets.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
         num_defaults: Rows at the start of the arena that belong to no key and are always in the fast tier.
     """
 

@@ -50,7 +50,7 @@ class PartRows:
     def read_ahead(self, read_keys: Callable[[], PartKeys]) -> None:
         """Begin to load rows of the next part beside those of the present one.
 
-        What goes wrong in it is left to `begin`, or to whoever reads the keys again.
+        Its errors are raised by `begin`, or when the keys are read again.
 
         Args:
             read_keys: Reads the keys of the next part; called by the thread.

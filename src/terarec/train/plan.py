@@ -41,7 +41,7 @@ class MemoryPlan:
         device: "cpu" or "cuda".
         device_bytes: Bytes in the memory of the device; 0 on a CPU.
         host_bytes: Bytes in host memory.
-        file_bytes: Most bytes on the disk.
+        file_bytes: Maximum bytes on the disk.
         available_bytes: Host memory that is available.
         available_device_bytes: Memory of the device that is available; None where it is not known, and on a CPU.
         suggestion: Tiers with which the run fits into the available memory, in the form that ``--tiers`` takes; None

@@ -25,7 +25,7 @@ class RunLog:
         training: Lines with a loss.
         evaluations: Lines with a split; a figure that was not a number is not in them.
         starts: Lines that say what the training ran on, one for each start.
-        tiers: What tables in tiers did, by name, one for each start that ended; empty without such tables.
+        tiers: Statistics of tables in tiers, by name, one for each start that ended; empty without such tables.
     """
 
     training: Sequence[dict[str, Any]]

@@ -47,7 +47,7 @@ class Run:
     Attributes:
         spec: Description of the run.
         dataset: Description of the data.
-        directory: Where everything is written.
+        directory: RUN directory.
         callbacks: Besides those that log and save.
         initial: The checkpoint of another run that this one started from in this process, if any.
         ranks: The processes that train together, each of which has such a run; this one alone by default.

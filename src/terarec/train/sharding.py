@@ -52,7 +52,7 @@ def plan_sharding(
         costs: Costs of parts of a step.
         plan: Plan to rate; None to make one.
         ranks_per_node: Ranks on each machine; None for all on one.
-        rank_bytes: Most bytes of tables on a rank, with optimizer state and indexes; None for no bound.
+        rank_bytes: Maximum bytes of tables on a rank, with optimizer state and indexes; None for no bound.
         fixed: Table -> kind of placement that it has to have.
         rows: Table -> expected rows, for tables whose keys the data set does not count.
         allow_import: Packages from which the model may come by name.

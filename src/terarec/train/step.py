@@ -35,7 +35,7 @@ class TrainingStep:
     Attributes:
         module: The model, compiled where the run asks for it.
         scaler: The scale of the loss.
-        output: What the model returned for the last batch.
+        output: Output of the model for the last batch.
         loss: The loss of the last step, a scalar on the model's device; None before the first.
         is_interrupted: Whether a rank had received a signal before it summed the gradients of a step.
         exchanges_keys: Whether ranks exchange the keys of the next step during a step.

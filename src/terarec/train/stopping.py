@@ -147,13 +147,13 @@ class FitReport:
         total_seconds: Wall-clock time of this call, evaluations included.
         samples_per_second: Samples / seconds.
         loss: Loss of the last step's batch; NaN if there was no step.
-        device: Where the model trained.
+        device: Device of the training.
         evaluation: The last one; None without a validation split.
         highest_auc: The highest AUC of all evaluations of the run, or None.
         best_step: Step of the evaluation that was best by ``training.monitor``, or None.
         stopped_early: Whether ``training.patience`` ended the training.
-        peak_memory_bytes: Most physical memory that this process ever held.
-        tiers: What the tiers of tables did in this call; None without any.
+        peak_memory_bytes: Peak physical memory that this process ever held.
+        tiers: Statistics of the tiers of tables in this call; None without any.
         checkpoint: The newest checkpoint, if the run writes any.
     """
 

@@ -56,7 +56,7 @@ class TableMemory:
         index_bytes: Bytes of indexes and of what is tracked of each row, in host memory.
         device_bytes: Bytes in the memory of the device.
         host_bytes: Bytes in host memory, with the indexes.
-        file_bytes: Most bytes on the disk.
+        file_bytes: Maximum bytes on the disk.
         resident_share: Share of the rows that the fastest tier holds at once. Where not all rows of an arena fit, its
             tables get equal room as far as they can use it: rows of small tables are used most.
     """
@@ -111,7 +111,7 @@ class _Rows:
         spec: The table.
         format: Weights and state of a row.
         count: Rows that will be used.
-        source: Where `count` is from.
+        source: Origin of `count`.
         index_bytes: Bytes for each row besides.
     """
 

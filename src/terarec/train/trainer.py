@@ -158,7 +158,7 @@ class Trainer:
 
     @property
     def output(self) -> object:
-        """What the model returned for the last step's last batch."""
+        """Output of the model for the last step's last batch."""
         return self._stepping.output
 
     @property
@@ -299,7 +299,7 @@ class Trainer:
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.ranks.rank + self.step) % 2**63)
 
     def stop(self) -> None:
-        """Let a running `fit` end after the present step, as if it were the last one. For callbacks."""
+        """End a running `fit` after the present step, as if it were the last one. For callbacks."""
         self._is_stopped = True
 
     def begin_epoch(self) -> None:

@@ -135,7 +135,7 @@ class OutputColumn:
         name: Name of the column.
         role: "label", "dense", "categorical", "key", "weight" or "metadata".
         rows: Ids, the reserved ones included: the rows that a table for it needs; None where there are no ids.
-        hotness: Most ids a row.
+        hotness: Maximum number of ids a row.
     """
 
     name: str
@@ -199,7 +199,7 @@ class PrepareReport:
         input_bytes: Size of the source files, compressed as they are.
         seconds: Time taken.
         rows_per_second: `rows` / `seconds`.
-        peak_memory_bytes: Most memory that the process held until now.
+        peak_memory_bytes: Peak memory that the process held until now.
         best_auc: Best reachable AUC, if the data was generated and says so.
         columns: Columns of the data set.
         inputs: Columns of the sources.

@@ -290,7 +290,7 @@ class SinkOptions:
 
     Attributes:
         storage: "parquet", "raw", or one of `RECORD_KINDS`.
-        rows_per_shard: Most rows of a file.
+        rows_per_shard: Maximum number of rows of a file.
         seed: Shuffle seed of the train split; None leaves the rows in order.
         memory_bytes: Memory for shuffling.
         estimated_bytes: Approximate bytes of all rows.

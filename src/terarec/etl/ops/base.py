@@ -142,7 +142,7 @@ class Operator(OperatorSpec):
 
     @property
     def stage(self) -> Stage:
-        """What `transform` needs besides the row itself; see `Stage`."""
+        """Inputs of `transform` besides the row itself; see `Stage`."""
         return "stateless"
 
     @property

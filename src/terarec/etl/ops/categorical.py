@@ -55,7 +55,7 @@ class Categorify(MappedColumns):
 
     Attributes:
         min_count: Values that occur less often in the training part are rare.
-        max_size: Most values to keep, the most frequent ones.
+        max_size: Maximum number of values to keep, the most frequent ones.
         hash_buckets: A rare or unseen value has id ``1 + hash mod hash_buckets``.
         joint: One vocabulary for all `columns`.
     """

@@ -68,7 +68,7 @@ def rees46(
         events: Types of events that are samples; ``("view", "cart", "purchase")`` keeps all.
         positives: Types whose label is 1.
         min_count: Values that occur less often in the training part share an id.
-        history: Most earlier samples of a user.
+        history: Maximum number of earlier samples of a user.
         split: Split; by default the latest tenth is for validation.
     """
     past = ("past_products", "past_categories")
@@ -128,7 +128,7 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _MIND_S
 
     Args:
         min_count: Values that occur less often in the training part share an id.
-        history: Most articles that were read last.
+        history: Maximum number of articles that were read last.
         split: By default the last file, that of the day to predict.
     """
     alone = ("subcategory", "user_id", "hour_of_day")
@@ -184,7 +184,7 @@ def movielens(
             which have ``::`` between the fields, and a table of users.
         liked_from: Ratings from this on have the label 1.
         min_count: Values that occur less often in the training part share an id.
-        history: Most films that were rated last.
+        history: Maximum number of films that were rated last.
         split: Split; by default the latest tenth is for validation.
     """
     if layout not in ("latest", "1m"):
@@ -283,7 +283,7 @@ def amazon(
         layout: Release of the reviews, which decides the names of the fields; that of 2014 has those of "2018".
         liked_from: Ratings from this on have the label 1.
         min_count: Values that occur less often in the training part share an id.
-        history: Most products that were reviewed last.
+        history: Maximum number of products that were reviewed last.
         valid: Share of the reviews, the latest ones, that becomes the split "valid"; 0 for none.
     """
     if layout not in _FIELDS:

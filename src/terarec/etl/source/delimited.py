@@ -78,7 +78,7 @@ def _times(source: SourceColumn, array: pa.Array, found: list[FieldFaults]) -> p
 
 
 _MARK = "\x1f"
-"""Stands in no name of a column."""
+"""Occurs in no name of a column."""
 
 
 class DelimitedReader:

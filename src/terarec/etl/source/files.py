@@ -55,7 +55,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
         raise ConfigError("sources", "got none, expected at least one file")
     files = [file for path in paths for file in (_remote(str(path)) if is_remote(path) else _local(Path(path)))]
     if not files:
-        raise DataNotFoundError(paths[0], "what the generator leaves beside logs, expected a file of rows")
+        raise DataNotFoundError(paths[0], "a generator's description of its logs, expected a file of rows")
     for file in files:
         if file.bytes == 0:
             raise FormatError(file.path, "the file is empty, expected at least one row")

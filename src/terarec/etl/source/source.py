@@ -37,7 +37,7 @@ class Source:
         reader: Reader of their format.
         policy: Policy for bad input.
         threads: Threads that parse in `blocks`.
-        limit: Most rows, the first ones of all files; None for all.
+        limit: Maximum number of rows, the first ones of all files; None for all.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ def open_source(
         policy: Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.
         threads: Threads that parse; None takes as many as there are cores. One more reads.
-        limit: Most rows, the first ones of all files; None for all.
+        limit: Maximum number of rows, the first ones of all files; None for all.
 
     Raises:
         ConfigError: No path, an unknown policy, or a URL of an unknown kind.

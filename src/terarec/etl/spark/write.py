@@ -218,7 +218,7 @@ def _cut(
 
     Args:
         units: Split -> unit -> rows.
-        rows_per_shard: Most rows of a shard of each split.
+        rows_per_shard: Maximum number of rows of a shard of each split.
     """
     shards: list[_Shard] = []
     routes: dict[tuple[int, int], list[int]] = {}

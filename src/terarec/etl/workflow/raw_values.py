@@ -160,7 +160,7 @@ def _cleaned(values: Any, cleaning: Cleaning) -> Any:
 
 
 def _cut_texts(values: Any, separator: str) -> Any:
-    """Return lists in the place of texts between whose values a separator stands."""
+    """Split texts at the separator into lists."""
     if isinstance(values, list):
         return [cut_text(value, separator) if isinstance(value, str) else value for value in values]
     if isinstance(values, pa.Array) and _is_text(values.type):
