@@ -65,11 +65,16 @@ def evaluate() -> list[tuple[str, float]]:
 logits = model.check_out_tensor("logit", hugectr.Tensor_t.Train)
 for _ in range(3):
     model.train()
+loss = model.get_current_loss()
+own = model.get_data_reader_train().records.share
 model.load_dense_weights(f"{prefix}_dense_12.model")
 model.load_sparse_weights([f"{prefix}0_sparse_12.model", f"{prefix}1_sparse_12.model"])
 model.load_sparse_optimizer_states([f"{prefix}0_opt_sparse_12.model", f"{prefix}1_opt_sparse_12.model"])
 model.get_data_reader_eval().set_source()
 world = MPI.COMM_WORLD
-print("FOUND", json.dumps({"auc": evaluate()[0][1], "logits": logits.shape[0], "size": world.Get_size()}))
+auc = evaluate()[0][1]
+model.export_predictions(f"{folder}/predictions", f"{folder}/labels")
+found = {"auc": auc, "loss": loss, "logits": logits.shape[0], "size": world.Get_size()}
+print("FOUND", json.dumps({**found, "readers": 1 if own is None else own.size}))
 model.save_params_to_files(f"{folder}/again", 12)
 world.Barrier()

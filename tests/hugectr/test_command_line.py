@@ -1,12 +1,15 @@
 """``terarec-hugectr --train`` and ``data_generator``, in this process, and scripts run without a changed line."""
 
 import json
+import sys
+from types import ModuleType
+from unittest import mock
 
 import pytest
 
 import terarec.hugectr as hugectr
 from terarec.data.records import NormSource, RecordLayout, RecordReader, SparseInput
-from terarec.hugectr.command_line import main
+from terarec.hugectr.command_line import main, provide_modules
 from tests.hugectr.training_files import training_file
 from tests.processes import run_python
 
@@ -152,6 +155,22 @@ print(solver.batchsize, solver.compat_release, hugectr.__version__, optimizer.Cr
 if __name__ == "__main__":
     sys.exit(int(sys.argv[1]))
 """
+
+
+@pytest.mark.parametrize(("variables", "is_replaced"), [("torchrun", True), ("mpirun", False)])
+def test_processes_of_torchrun_get_a_world_of_their_own_also_where_mpi4py_is_installed(
+    variables, is_replaced, monkeypatch
+):
+    names = {"torchrun": ("RANK", "WORLD_SIZE"), "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}
+    for name, value in zip(names[variables], ("1", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+    installed = ModuleType("mpi4py")
+    with mock.patch.dict(sys.modules, {"mpi4py": installed}):
+        provide_modules()
+        found = sys.modules["mpi4py"]
+        assert (found is not installed) == is_replaced
+        if is_replaced:
+            assert (found.MPI.COMM_WORLD.rank, found.MPI.COMM_WORLD.size) == (1, 2)
 
 
 def run(*arguments, cwd):

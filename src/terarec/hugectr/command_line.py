@@ -19,6 +19,7 @@ from typing import Any
 from terarec.errors import TerarecError
 from terarec.hugectr.processes import Communicator, rank
 from terarec.hugectr.schema.types import OLDEST, RELEASES
+from terarec.kernels.environment import launch
 from terarec.spec.quoting import one_line
 
 HELP = """usage: terarec-hugectr --train CONFIG.json
@@ -133,11 +134,15 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
 def provide_modules() -> None:
     """Make HugeCTR's modules importable under their own names, and mpi4py and MLPerf's logger where they are missing.
 
+    Processes of torchrun get the replacement of mpi4py in any case.
+
     A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
     """
     for name, target in STANDS_FOR.items():
         sys.modules[name] = importlib.import_module(target)
-    if _is_missing("mpi4py"):
+    launched = launch()
+    # The installed one would give each process of torchrun a world of its own, in which all have rank 0.
+    if _is_missing("mpi4py") or (launched is not None and not launched.is_mpi):
         mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI.", **_MPI_NAMES)
         sys.modules |= {"mpi4py": _module("mpi4py", "Stands for mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
     if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):

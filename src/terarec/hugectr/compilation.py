@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from terarec.data import RankShare
 from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.tables import record_tables
 from terarec.hugectr.enums import Tensor_t
@@ -199,6 +200,8 @@ def compile_network(
     release = release_number(solver.compat_release)
     async_layout = async_layout_of(reader.async_param, release, is_one_hot=plan.is_one_hot)
     opener = partial(source_opener, reader, layout, async_layout=async_layout)
+    # Spans, so that tensors of ranks one after the other are those of the batch (`Compiled.tensor`).
+    share = RankShare(rank=together.rank, size=together.size, is_span=True) if together.size > 1 else None
     data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
     seed = together.gather("seed of the data", shuffle_seed(solver, reader))[0]
     train_reader = data_reader(
@@ -207,12 +210,14 @@ def compile_network(
         batch_size=solver.batchsize,
         drop_last=solver.drop_incomplete_batch,
         shuffle_seed=seed,
+        share=share,
     )
     eval_reader = data_reader(
         opener(num_samples=reader.eval_num_samples),
         reader.eval_source,
         batch_size=solver.batchsize_eval,
         drop_last=False,
+        share=share,
     )
     dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.

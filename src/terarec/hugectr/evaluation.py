@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.batch import Batch, slice_samples, to_device
+from terarec.batch import Batch, to_device
 from terarec.dist import Ranks
 from terarec.hugectr.enums import MetricsType
 from terarec.hugectr.errors import IllegalCallError, LossCannotConvergeError, WrongInputError
@@ -36,12 +36,12 @@ class Evaluation:
         tensors: The tensors of the last batch by name, with probabilities in place of the logits that losses read,
             as HugeCTR's losses leave them; empty before the first batch.
         predictions: Label -> its probabilities [B, n] in the last batch; empty before the first batch.
-        batch: The last batch, or None.
+        batch: This rank's samples of the last batch, or None.
 
     Args:
         metrics: The solver's ``metrics_spec``.
         num_labels: Columns of all labels.
-        ranks: Processes that evaluate together, each its share of a batch; None for this alone.
+        ranks: Processes that evaluate together, each its span of a batch; None for this alone.
 
     Raises:
         WrongInputError: A metric other than AUC for several labels.
@@ -54,6 +54,7 @@ class Evaluation:
         self.tensors: dict[str, Tensor] = {}
         self.predictions: dict[str, Tensor] = {}
         self.batch: Batch | None = None
+        self._labels = torch.empty(0, num_labels)
         others = [kind.name for kind in metrics if kind not in (MetricsType.AUC, MetricsType.AverageLoss)]
         if num_labels > 1 and others:
             raise WrongInputError(
@@ -61,30 +62,35 @@ class Evaluation:
             )
 
     @torch.no_grad()
-    def score(self, model: GraphModel, batch: Batch, precision: Precision) -> None:
+    def score(self, model: GraphModel, batch: Batch, precision: Precision, *, total: int) -> None:
         """Update the metrics with the predictions of `model` for `batch`; dynamic tables do not change.
+
+        Args:
+            model: The model.
+            batch: Samples of this rank: its `Ranks.share` of the batch.
+            precision: Precision of the layers' matrix products.
+            total: Samples of the batch on all ranks.
 
         Raises:
             LossCannotConvergeError: Predictions are NaN.
         """
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
-        ranks, total = self._ranks, batch.batch_size
-        part = ranks.share(total)
-        own = batch if ranks.size == 1 else slice_samples(batch, part.start, part.stop)
+        ranks, labels = self._ranks, batch.label
         with autocast(precision, model.device):
-            tensors = model(to_device(own, model.device))
+            tensors = model(to_device(batch, model.device))
             loss = model.total_loss(tensors)
         if ranks.size > 1:
-            share = torch.nan_to_num(loss.detach()) * own.batch_size / total  # the mean of no samples is no number
+            share = torch.nan_to_num(loss.detach()) * batch.batch_size / total  # the mean of no samples is no number
             loss = ranks.all_reduce_("loss of an evaluation", share.reshape(1))[0]
             tensors = {name: ranks.joined(f"tensor {name!r}", held, total) for name, held in tensors.items()}
+            labels = ranks.joined("labels of an evaluation", labels, total)
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
         self.update(loss, predictions, tensors)
         probabilities = {name: predictions[label] for name, label in model.logits().items()}
         self.tensors = {**tensors, **probabilities}
-        self.predictions, self.batch = predictions, batch
+        self.predictions, self.batch, self._labels = predictions, batch, labels
 
     def update(self, loss: Tensor, predictions: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> None:
         """Add a batch: its loss, and by label the predictions [B, n] and labels [B, n].
@@ -117,7 +123,7 @@ class Evaluation:
         if not self._ranks.is_first:
             return
         predictions = torch.cat(list(self.predictions.values()), dim=1)
-        for path, values in ((prediction_file, predictions), (label_file, self.batch.label)):
+        for path, values in ((prediction_file, predictions), (label_file, self._labels)):
             with Path(path).open("a", encoding="ascii") as file:
                 file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
 

@@ -341,8 +341,9 @@ class Fit:
             raise
         finally:
             self.is_running = False
-            if trainer.device.type != "cpu" and reader.repeat:
-                reader.load_state_dict(trainer.reader_state())  # a batch ahead was copied and not trained on
+            if reader.repeat and (trainer.device.type != "cpu" or trainer.ranks.size > 1):
+                # A batch ahead was drawn, to be copied or for its keys to travel, and not trained on.
+                reader.load_state_dict(trainer.reader_state())
 
     def _print_header(self, mode: str) -> None:
         params = self._model.reader_params

@@ -216,11 +216,13 @@ class Model:
             BrokenFileError: A file is damaged.
         """
         made = self._compiled("train")
-        batch = started(made.train_reader, "train").next_batch()
+        reader = started(made.train_reader, "train")
+        batch = reader.next_batch()
         if batch is None:
             return False
+        totals = None if reader.share is None else [reader.batch_rows]
         with as_hugectr_errors("train"):
-            made.trainer.train_step(to_device(batch, made.model.device))
+            made.trainer.train_step(to_device(batch, made.model.device), totals=totals)
         made.capacity_check.on_step(made.trainer)
         return True
 
@@ -232,11 +234,13 @@ class Model:
             LossCannotConvergeError: Predictions are NaN.
         """
         made = self._compiled("eval")
-        batch = started(made.eval_reader, "eval").next_batch()
+        reader = started(made.eval_reader, "eval")
+        batch = reader.next_batch()
         if batch is None:
             return False
+        total = batch.batch_size if reader.share is None else reader.batch_rows
         with as_hugectr_errors("eval"):
-            made.evaluation.score(made.model, batch, made.trainer.spec.precision)
+            made.evaluation.score(made.model, batch, made.trainer.spec.precision, total=total)
         return True
 
     def get_current_loss(self) -> float:

@@ -46,6 +46,7 @@ class DataReader:
         drop_last: Whether a short last batch is left out.
         threads: Threads that read.
         shuffle_seed: Seed of the order of the groups of records; None keeps that of the files.
+        share: The rank whose samples are read alone; None for whole batches.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class DataReader:
         drop_last: bool,
         threads: int,
         shuffle_seed: int | None = None,
+        share: RankShare | None = None,
     ) -> None:
         self.name = name
         self.repeat = repeat
         self.records: RecordReader | None = None
         self._open = open_source
+        self._share = share
         self._make = partial(
             RecordReader,
             batch_size=batch_size,
@@ -87,6 +90,7 @@ class DataReader:
             source = self._open(file_name or self.name)
             if self.records is None:
                 self.records = self._make(source)
+                self.records.take_share(self._share)
             else:
                 self.records.set_source(source)
         self.name, self._batches, self._is_eof = file_name or self.name, None, False
@@ -112,7 +116,7 @@ class DataReader:
     @property
     def share(self) -> RankShare | None:
         """The rank whose samples are read alone; None for whole batches."""
-        return None if self.records is None else self.records.share
+        return self._share
 
     @property
     def batch_rows(self) -> int:
@@ -120,13 +124,10 @@ class DataReader:
         return 0 if self.records is None else self.records.batch_rows
 
     def take_share(self, share: RankShare | None) -> None:
-        """Read the samples of one rank alone, from the start on; see `terarec.data.BatchReader`.
-
-        Raises:
-            IllegalCallError: The reader was not started.
-        """
-        self._started("take_share").take_share(share)
-        self._batches = None
+        """Read the samples of one rank alone, from the start on; see `terarec.data.BatchReader`."""
+        self._share, self._batches = share, None
+        if self.records is not None:
+            self.records.take_share(share)
 
     @property
     def num_skipped(self) -> int:

@@ -77,12 +77,14 @@ class Launch:
         size: Number of all.
         local_size: Number of those on this machine, as far as mpirun says it.
         has_address: Whether the variables of torchrun say where the processes meet.
+        is_mpi: Whether mpirun started it, or another launcher of MPI, whose processes are MPI's world.
     """
 
     rank: int
     size: int
     local_size: int | None
     has_address: bool
+    is_mpi: bool
 
 
 _MPI_VARIABLES = (
@@ -106,6 +108,7 @@ def launch() -> Launch | None:
             size=_number(size),
             local_size=_number(local) if os.environ.get(local) else None,
             has_address=has_address or not local,
+            is_mpi=bool(local),
         )
         if not local or found.size > 1:  # mpirun may start what it starts alone
             return found
