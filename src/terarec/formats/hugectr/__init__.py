@@ -7,14 +7,6 @@ from terarec.formats.hugectr.collection import (
     open_collection,
     write_collection,
 )
-from terarec.formats.hugectr.dense import SUFFIX as STATISTICS_SUFFIX
-from terarec.formats.hugectr.dense import (
-    BatchNormStatistics,
-    read_floats,
-    read_statistics,
-    write_floats,
-    write_statistics,
-)
 from terarec.formats.hugectr.norm import NormFile, NormWriter
 from terarec.formats.hugectr.parquet import ParquetRecordFile
 from terarec.formats.hugectr.raw import FieldTypes, FixedRecordFile, FixedRecordWriter, raw_async_types, raw_types
@@ -28,21 +20,6 @@ from terarec.formats.hugectr.records import (
     read_records,
     write_records,
 )
-from terarec.formats.hugectr.sparse import (
-    CHUNK_ROWS,
-    SPARSE_FOLDER_FILES,
-    SparseFileLayout,
-    SparseFolder,
-    SparseRows,
-    SparseStates,
-    StateLayout,
-    open_sparse_folder,
-    open_sparse_states,
-    read_sparse_file,
-    write_sparse_file,
-    write_sparse_folder,
-    write_sparse_states,
-)
 from terarec.formats.hugectr.split_writer import (
     SplitRecords,
     add_key_offsets,
@@ -50,6 +27,27 @@ from terarec.formats.hugectr.split_writer import (
     read_keyset,
     record_files,
     write_keyset,
+)
+from terarec.formats.hugectr.weights import (
+    CHUNK_ROWS,
+    SPARSE_FOLDER_FILES,
+    STATISTICS_SUFFIX,
+    BatchNormStatistics,
+    SparseFileLayout,
+    SparseFolder,
+    SparseRows,
+    SparseStates,
+    StateLayout,
+    open_sparse_folder,
+    open_sparse_states,
+    read_floats,
+    read_sparse_file,
+    read_statistics,
+    write_floats,
+    write_sparse_file,
+    write_sparse_folder,
+    write_sparse_states,
+    write_statistics,
 )
 from terarec.formats.parquet_lists import (
     METADATA_FILE,

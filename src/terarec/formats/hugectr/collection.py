@@ -14,7 +14,7 @@ import numpy as np
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr.fields import PlainFile, as_bytes, open_plain, spans
-from terarec.formats.hugectr.sparse import CHUNK_ROWS, SparseRows
+from terarec.formats.hugectr.weights import CHUNK_ROWS, SparseRows
 from terarec.io import atomic_dir
 
 META = "meta_data"
