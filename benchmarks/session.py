@@ -16,7 +16,7 @@ from terarec.data.synthetic.criteo import generate
 from terarec.etl import prepare
 from terarec.etl.ready import criteo
 from terarec.etl.workflow import Workflow
-from terarec.export.scoring import DensePart
+from terarec.export.dense_part import DensePart
 from terarec.serve import InferenceSession
 from terarec.spec import DLRMSpec, RunSpec, SplitByFiles, TrainingSpec
 from terarec.train.run import build
@@ -54,7 +54,7 @@ def sessions(turns: int) -> Iterator[Row]:
 
 
 def timed(session: InferenceSession, raw: dict[str, list[object]], case: str, size: int, turns: int) -> Iterator[Row]:
-    part = DensePart(session._model, session._dataset, session._objective.scores)
+    part = DensePart.of(session._model, session._dataset, session._objective.scores)
     values = part.random_values(size)
 
     programs = session._programs

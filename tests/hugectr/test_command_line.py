@@ -204,22 +204,29 @@ def test_a_script_s_error_keeps_its_traceback(tmp_path):
     assert "did you mean 'batchsize'" in done.stderr.splitlines()[-1]
 
 
-def test_modules_take_the_place_of_installed_ones_and_solvers_have_the_requested_release(tmp_path):
+def test_modules_take_the_place_of_installed_ones_and_objects_have_what_is_requested(tmp_path):
     for name in ("hugectr", "other"):
         (tmp_path / f"{name}.py").write_text("print('wrong one')\n")
     (tmp_path / "train.py").write_text(
         "import hugectr\n"
         "helped = hugectr.solver_parser_helper(seed=1)\n"
         "print(hugectr.__name__, hugectr.CreateSolver(batchsize=64).compat_release, helped.batchsize)\n"
+        "from hugectr.inference import InferenceParams\n"
+        "print(InferenceParams('m', 8, 1.0, 'd', ['s'], 0, False, 0.5, True).executor)\n"
     )
-    assert run("--compat-release", "3.1", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 3.1 2048\n"
-    assert run("--compat-release", "2.3", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 2.3 16384\n"
+    options = ("--compat-release", "3.1", "--executor", "onnxruntime")
+    assert run(*options, "train.py", cwd=tmp_path).stdout == "terarec.hugectr 3.1 2048\nonnxruntime\n"
+    assert run("--compat-release", "2.3", "train.py", cwd=tmp_path).stdout == "terarec.hugectr 2.3 16384\nauto\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["--compat-release", "3.14", "train.py"], "--compat-release: got '3.14', expected one of 2.3, 3.0, 3.1"),
+        (
+            ["--compat-release", "3.1", "--executor", "tvm", "t.py"],
+            "--executor: got 'tvm', expected one of auto, measure",
+        ),
         (["none.py"], "none.py: does not exist, expected a script, --train or data_generator"),
         (["--trian", "x.json"], "got an unknown option '--trian'"),
         (["--train"], "--train: got 0 files, expected one training file"),

@@ -1,6 +1,8 @@
 """Serving in the interface of every release: scores, files, caches, parameter servers."""
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,9 @@ import pytest
 import torch
 
 import terarec.hugectr as hugectr
+from terarec.cli.inspect_model import describe_graph_file
+from terarec.errors import DataNotFoundError
+from terarec.export.dense_part import DensePart
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.inference import (
     HPS,
@@ -22,6 +27,9 @@ from terarec.hugectr.inference import (
     VolatileDatabaseParams,
 )
 from terarec.metrics import AUC
+from terarec.serve import executors
+from terarec.serve.executor_file import graph_executors_file, this_machine
+from terarec.spec import EXECUTOR_NAMES
 from tests.hugectr import families
 from tests.hugectr.planted import Planted, write_norm
 from tests.hugectr.scripts import ADAM, Layer, embed, layer, model, to_loss
@@ -122,6 +130,55 @@ def test_a_model_scores_files(saved: Saved) -> None:
     assert model.check_out_tensor("deep").shape == (BATCH, 3, 8)
     # Data starts over at its end.
     assert np.array_equal(model.predict(1 + SAMPLES // BATCH, saved.valid, *FILES)[-BATCH:], scores[:BATCH])
+    model.close()
+
+
+def test_an_executor_computes_the_layers(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen by the file beside the graph, and shown by ``terarec inspect``."""
+    sizes: list[int] = []
+
+    def counted(part: DensePart, folder: Path) -> executors.Program:
+        def run(values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            sizes.append(len(values[0]))
+            return part.module(*values)
+
+        return run
+
+    monkeypatch.setattr(executors, "EXECUTORS", {**executors.EXECUTORS, "onnxruntime": counted})
+    graph = Path(shutil.copy(saved.graph, tmp_path / "graph.json"))
+    with pytest.raises(DataNotFoundError):
+        describe_graph_file(graph)
+    sizes_chosen = [{"batch": 16, "executor": "onnxruntime", "seconds": {"onnxruntime": 0.1}}]
+    choice = {**this_machine(), "sizes": sizes_chosen, "rejected": {}}
+    content = {"format": "terarec.executors", "version": 1, "choices": [choice]}
+    graph_executors_file(graph).write_text(json.dumps(content))
+    session = CreateInferenceSession(str(graph), saved.params())
+    sizes.clear()
+    assert np.abs(np.array(session.predict(*saved.request(0, 7))) - saved.scores[:7, 0]).max() < 1e-6
+    assert sizes == [7]
+    assert np.abs(session.check_out_tensor("sum") - saved.scores[:7]).max() < 1e-6
+    assert session.check_out_tensor("deep").shape == (7, 3, 8)
+    session.close()
+    (shown,) = describe_graph_file(graph)["executors"]
+    assert (shown["batch"], shown["executor"], shown["onnxruntime_ms"]) == (16, "onnxruntime", 100.0)
+    with pytest.raises(WrongInputError):
+        saved.params(executor="tvm")
+    mixed = saved.params(executor="onnxruntime", use_mixed_precision=True)
+    with pytest.raises(WrongInputError):
+        CreateInferenceSession(str(graph), mixed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["measure", *EXECUTOR_NAMES[1:]])
+def test_every_executor_scores_requests_and_files(saved: Saved, tmp_path: Path, executor: str) -> None:
+    if executor in ("onnxruntime", "openvino"):
+        pytest.importorskip(executor)
+    graph = Path(shutil.copy(saved.graph, tmp_path / "graph.json"))
+    model = InferenceModel(str(graph), saved.params(executor=executor))
+    assert model.scorer.programs is not None
+    assert np.abs(model.predict(SAMPLES // BATCH, saved.valid, *FILES) - saved.scores).max() < 1e-5
+    assert np.abs(np.array(model.predict(*saved.request(0, 1))) - saved.scores[0]).max() < 1e-5
+    assert graph_executors_file(graph).is_file() == (executor == "measure")
     model.close()
 
 

@@ -3,28 +3,40 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from terarec.cli.inspect_model import describe_checkpoint
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
-from terarec.export.scoring import DensePart
+from terarec.export.dense_part import DensePart
 from terarec.models.artifact import load_model
+from terarec.models.narrow import Numbers
 from terarec.serve import InferenceSession, ServedTables, executors
 from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
-from terarec.serve.executors import EXECUTORS, Programs, open_programs
+from terarec.serve.executors import EXECUTORS, Programs
 from terarec.spec import (
     EXECUTOR_NAMES,
+    GraphEmbedding,
+    GraphFeature,
+    GraphLabel,
+    GraphLayer,
+    GraphModelSpec,
+    GraphSpec,
     HostMemorySpec,
     ParameterServerSpec,
     RunSpec,
+    TableSpec,
     TrainingSpec,
 )
+from terarec.train.run import build
+from tests.cli.conftest import figures
 from tests.errors import at
-from tests.serve.conftest import TrainedRun
+from tests.serve.conftest import DENSE, TrainedRun
 
 HOST = ParameterServerSpec(tiers=(HostMemorySpec(),))
 SLOW = {"compile", "aotinductor"}  # which start a C++ compiler
@@ -65,7 +77,7 @@ def test_the_choice_is_kept_and_used(run: Path, trained: TrainedRun, session: In
     assert InferenceSession.open(run).executors == {}
     assert not (run / EXECUTORS_FILE).exists()
     measured = InferenceSession.open(run, executor="measure")
-    (choice,) = kept_choices(run)
+    (choice,) = kept_choices(run / EXECUTORS_FILE)
     assert choice.is_of(this_machine())
     assert {one.batch: one.executor for one in choice.sizes} == measured.executors
     for size in choice.sizes:
@@ -111,7 +123,7 @@ def test_the_choice_of_another_machine_is_not_used(run: Path, field: str) -> Non
 def test_a_choice_stands_beside_those_of_other_machines(run: Path) -> None:
     keep(run, processor="other")
     InferenceSession.open(run, executor="measure")
-    assert [choice.processor == "other" for choice in kept_choices(run)] == [True, False]
+    assert [choice.processor == "other" for choice in kept_choices(run / EXECUTORS_FILE)] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": "terarec.executors", "version": 1, "choices": [{}]}'])
@@ -119,7 +131,7 @@ def test_a_damaged_choice_leaves_eager_torch(run: Path, text: str) -> None:
     (run / EXECUTORS_FILE).write_text(text)
     assert InferenceSession.open(run).executors == {}
     with pytest.raises(FormatError):
-        kept_choices(run)
+        kept_choices(run / EXECUTORS_FILE)
 
 
 def test_a_program_with_other_scores_is_not_chosen(trained: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +141,7 @@ def test_a_program_with_other_scores_is_not_chosen(trained: TrainedRun, monkeypa
     quick = {"eager": EXECUTORS["eager"], "onnxruntime": wrong}
     monkeypatch.setattr(executors, "EXECUTORS", quick)
     loaded = load_model(trained.path)
-    part = DensePart(loaded.model, loaded.dataset, torch.sigmoid)
+    part = DensePart.of(loaded.model, loaded.dataset, torch.sigmoid)
     programs, choice = Programs.measured(part)
     assert set(programs.chosen.values()) == {"eager"}
     assert set(choice.rejected) == {"onnxruntime"}
@@ -148,12 +160,103 @@ def test_an_unknown_executor_is_rejected(trained: TrainedRun) -> None:
         InferenceSession.open(trained.path, executor="tvm")
 
 
-def test_a_model_in_bf16_runs_in_eager_torch(trained: TrainedRun, tmp_path: Path) -> None:
-    model, spec, dataset, _ = load_model(trained.path)
-    narrow = RunSpec(data=spec.data, model=spec.model, training=TrainingSpec(precision="bf16"))
-    assert open_programs(model, narrow, dataset, tmp_path, "measure") is None
+@pytest.mark.parametrize("numbers", [Numbers(precision="bf16"), Numbers(precision="int8"), Numbers(row_type="int8")])
+def test_narrower_numbers_run_in_eager_torch(trained: TrainedRun, numbers: Numbers) -> None:
+    assert InferenceSession.open(trained.path, executor="measure", numbers=numbers).executors == {}
     with pytest.raises(ConfigError, check=at("executor")):
-        open_programs(model, narrow, dataset, tmp_path, "onnxruntime")
+        InferenceSession.open(trained.path, executor="onnxruntime", numbers=numbers)
+
+
+@pytest.fixture(scope="module")
+def graph_run(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a graph of two embeddings, with a layer that no prediction needs."""
+    rows = {column.name: column.rows for column in load_model(trained.path).dataset.categorical}
+    tables = {name: TableSpec(name=name, rows=rows[name] or 1, width=4) for name in ("C1", "C2", "C3")}
+    graph = GraphSpec(
+        labels=(GraphLabel(name="label", dim=1),),
+        dense_name="dense",
+        dense_dim=len(DENSE),
+        embeddings=(
+            GraphEmbedding(
+                name="pair",
+                output="flat",
+                tables=(tables["C1"], tables["C2"]),
+                features=tuple(GraphFeature(name=name, table=name, pooling="sum") for name in ("C1", "C2")),
+            ),
+            GraphEmbedding(
+                name="single",
+                output="flat",
+                tables=(tables["C3"],),
+                features=(GraphFeature(name="C3", table="C3", pooling="sum"),),
+            ),
+        ),
+        layers=(
+            GraphLayer(kind="mlp", bottoms=("dense",), tops=("bottom",), options={"num_outputs": [8, 4]}),
+            GraphLayer(kind="concat", bottoms=("bottom", "pair", "single"), tops=("all",), options={}),
+            GraphLayer(kind="mlp", bottoms=("all",), tops=("unused",), options={"num_outputs": [4]}),
+            GraphLayer(kind="mlp", bottoms=("all",), tops=("logit",), options={"num_outputs": [8, 1]}),
+            GraphLayer(kind="binary_cross_entropy", bottoms=("logit", "label"), tops=("loss",), options={}),
+        ),
+    )
+    training = TrainingSpec(batch_size=128, max_steps=2, reader_threads=1)
+    folder = tmp_path_factory.mktemp("graph") / "run"
+    build(RunSpec(data=str(trained.data), model=GraphModelSpec(graph=graph), training=training), folder).fit()
+    return folder
+
+
+def test_the_layers_of_a_graph_are_computed_apart(
+    graph_run: Path, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def counted(part: DensePart, folder: Path) -> executors.Program:
+        def run(values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            sizes.append(len(values[0]))
+            return part.module(*values)
+
+        return run
+
+    monkeypatch.setattr(executors, "EXECUTORS", {**EXECUTORS, "onnxruntime": counted})
+    with InferenceSession.open(graph_run, executor="onnxruntime") as session:
+        sizes.clear()
+        for bounds in ((0, 1), (0, 200)):
+            records = trained.records(*bounds)
+            found = session.predict(records)
+            session._programs, programs = None, session._programs
+            assert np.abs(found - session.predict(records)).max() <= 1e-6
+            session._programs = programs
+    assert sizes == [1, 200]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", EXECUTOR_NAMES[1:])
+def test_every_executor_computes_graphs(graph_run: Path, trained: TrainedRun, executor: str) -> None:
+    if executor in ("onnxruntime", "openvino"):
+        pytest.importorskip(executor)
+    records = trained.records(0, 300)
+    expected = InferenceSession.open(graph_run).predict(records)
+    session = InferenceSession.open(graph_run, executor=executor)
+    assert set(session.executors.values()) == {executor}
+    assert np.abs(session.predict(records) - expected).max() <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--executor", "onnxruntime"], ["--executor", "measure"], ["--row-type", "int8"]])
+@pytest.mark.usefixtures("without_compilers")
+def test_predict_scores_a_data_set_in_an_executor(
+    run: Path, trained: TrainedRun, tmp_path: Path, options: list[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    scoring = ["predict", run, "--data", trained.data, "--out"]
+    plain = figures(*scoring, tmp_path / "plain.parquet")
+    told = figures(*scoring, tmp_path / "other.parquet", *options)
+    assert told["rows"] == plain["rows"] > 1000
+    expected, found = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("plain", "other"))
+    assert found["label"].equals(expected["label"])
+    difference = np.abs(found["score"].to_numpy() - expected["score"].to_numpy()).max()
+    assert difference <= (1e-5 if "--executor" in options else 0.05)
+    assert difference > 0 or "measure" in options  # it was another computation
+    assert (run / EXECUTORS_FILE).is_file() == ("measure" in options)
 
 
 def test_inspect_shows_the_choice(run: Path) -> None:
@@ -172,4 +275,4 @@ def test_a_model_that_looks_up_other_keys_is_not_split(trained: TrainedRun) -> N
     loaded = load_model(trained.path)
     loaded.model.embedding.register_forward_pre_hook(lambda module, given: (dataclasses.replace(given[0]),))
     with pytest.raises(ConfigError, check=at("DLRM")):
-        DensePart(loaded.model, loaded.dataset, torch.sigmoid)
+        DensePart.of(loaded.model, loaded.dataset, torch.sigmoid)

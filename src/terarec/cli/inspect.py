@@ -19,7 +19,9 @@ from terarec.reports.numbers import label
 class InspectOptions:
     """Options of ``terarec inspect``."""
 
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A data set, a RUN or a checkpoint.")]
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A data set, a RUN, a checkpoint, or a graph file of HugeCTR.")
+    ]
     column: Annotated[str | None, typer.Option(help="One column of a data set: its values, most frequent first.")] = (
         None
     )
@@ -54,8 +56,9 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
         return _describe_dataset(options, show)
     if path.is_dir():
         return _describe_model(options)
-    found = "is no directory" if path.exists() else "no such directory"
-    raise DataNotFoundError(path, f"{found}, expected a data set, a RUN or a checkpoint")
+    from terarec.cli.inspect_model import describe_graph_file
+
+    return describe_graph_file(path)
 
 
 def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, rea
 from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import Arrays
 from terarec.config import load_run
-from terarec.errors import ConfigError
+from terarec.errors import ConfigError, DataNotFoundError
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.export.table_rows import write_table_file
 from terarec.formats import BFLOAT16, read_dataset, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
 from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
+from terarec.serve.executor_file import EXECUTORS_FILE, graph_executors_file, kept_choices
 from terarec.spec import EXECUTOR_NAMES, BinarySpec
 
 
@@ -72,14 +73,28 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
         "tables": tables,
         "parts": _parts(dense),
         "dense": [{"parameter": name, "shape": _shape(array), **_size(array)} for name, array in dense.items()],
-        "executors": _executors(path),
+        "executors": _executors(path / EXECUTORS_FILE),
     }
 
 
-def _executors(run: Path) -> list[dict[str, Any]]:
-    """Return the choice of each machine for each size of batches, with the milliseconds of what was measured."""
-    from terarec.serve.executor_file import kept_choices
+def describe_graph_file(path: Path) -> dict[str, Any]:
+    """Return the executors that are kept for the model of a graph file of HugeCTR.
 
+    Raises:
+        DataNotFoundError: No choice is kept beside the file.
+        FormatError: A damaged file.
+    """
+    file = graph_executors_file(path)
+    if not path.is_file() or not file.is_file():
+        expected = "a data set, a RUN, a checkpoint, or a graph file with the choice of executors beside it"
+        raise DataNotFoundError(
+            path, f"{'is no directory' if path.exists() else 'no such directory'}, expected {expected}"
+        )
+    return {"what": "graph file", "path": str(path), "executors": _executors(file)}
+
+
+def _executors(file: Path) -> list[dict[str, Any]]:
+    """Return the choice of each machine for each size of batches, with the milliseconds of what was measured."""
     return [
         {
             "processor": choice.processor,
@@ -92,7 +107,7 @@ def _executors(run: Path) -> list[dict[str, Any]]:
                 for name in EXECUTOR_NAMES
             },
         }
-        for choice in kept_choices(run)
+        for choice in kept_choices(file)
         for size in choice.sizes
     ]
 

@@ -27,8 +27,12 @@ from terarec.errors import ConfigError
 from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from terarec.etl.engine import Progress
+    from terarec.models.narrow import Numbers
     from terarec.models.two_tower import TwoTower
+    from terarec.serve import InferenceSession
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
 
 
@@ -194,7 +198,7 @@ class PredictOptions:
     device: DeviceOption = None
     executor: Annotated[
         str,
-        typer.Option(metavar="|".join(EXECUTOR_MODES), help="Executor of the dense part for raw files on a CPU."),
+        typer.Option(metavar="|".join(EXECUTOR_MODES), help="Executor of the dense part on a CPU."),
     ] = "auto"
     row_type: RowTypeOption = "fp32"
     precision: PrecisionOption = None
@@ -215,25 +219,36 @@ def predict(options: PredictOptions, show: Show) -> None:
 
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.data import read_spec
+    from terarec.io import check_new_file
+    from terarec.models.narrow import Numbers
+    from terarec.serve.executor_file import EXECUTORS_FILE
     from terarec.train.devices import resolve_device
     from terarec.train.predict import predict as score
+    from terarec.train.predict import predict_with
+    from terarec.train.run_dir import check_run
 
-    _check_unset(options, "a data set", ("bad_input", "threads", "executor", "row_type", "precision"))
+    _check_unset(options, "a data set", ("bad_input", "threads"))
+    check_new_file(options.out, replace=options.force)  # before a large model is loaded
+    check_run(options.run)
     split = options.split or "valid"
     total = read_spec(data).num_rows(split)
+    device = resolve_device(options.device or "auto")
+    numbers = Numbers(row_type=options.row_type, precision=options.precision)
+    has_choice = options.executor == "auto" and (options.run / EXECUTORS_FILE).is_file()
+    # The model itself needs no workflow, and its batches are copied to a GPU ahead.
+    is_plain = numbers == Numbers() and options.executor in ("auto", "eager") and not has_choice
+    session = None if is_plain else _session(options, device, numbers)
     with show.progress("predicting", "samples") as progress:
-        report = score(
-            options.run,
-            data,
-            split,
-            options.out,
-            checkpoint=options.checkpoint,
-            keep=comma_separated([options.keep]),
-            replace=options.force,
-            device=resolve_device(options.device or "auto"),
-            progress=lambda done: progress(done, total),
-            allow_import=options.allow_import or (),
-        )
+        given: dict[str, Any] = {
+            "keep": comma_separated([options.keep]),
+            "replace": options.force,
+            "progress": lambda done: progress(done, total),
+        }
+        if session is not None:
+            report = predict_with(session, options.run, data, split, options.out, **given)
+        else:
+            loading: dict[str, Any] = {"device": device, "allow_import": options.allow_import or ()}
+            report = score(options.run, data, split, options.out, checkpoint=options.checkpoint, **loading, **given)
     _show(options, {"split": split, **dataclasses.asdict(report)}, show)
 
 
@@ -241,7 +256,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     from terarec.formats import check_suffix
     from terarec.io import check_new_file
     from terarec.models.narrow import Numbers
-    from terarec.serve import InferenceSession, score_files
+    from terarec.serve import score_files
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
@@ -249,14 +264,8 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_suffix(options.out)
     check_run(options.run)
-    session = InferenceSession.open(
-        options.run,
-        options.checkpoint,
-        device=resolve_device(options.device or "auto"),
-        allow_import=options.allow_import or (),
-        executor=options.executor,
-        numbers=Numbers(row_type=options.row_type, precision=options.precision),
-    )
+    numbers = Numbers(row_type=options.row_type, precision=options.precision)
+    session = _session(options, resolve_device(options.device or "auto"), numbers)
     with show.progress("scoring", "MiB") as advance:
 
         def tell(progress: Progress) -> None:
@@ -278,6 +287,19 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     for line in report.first_bad_input:
         show.line(line)
     _show(options, dataclasses.asdict(report), show)
+
+
+def _session(options: PredictOptions, device: torch.device, numbers: Numbers) -> InferenceSession:
+    from terarec.serve import InferenceSession
+
+    return InferenceSession.open(
+        options.run,
+        options.checkpoint,
+        device=device,
+        allow_import=options.allow_import or (),
+        executor=options.executor,
+        numbers=numbers,
+    )
 
 
 def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:

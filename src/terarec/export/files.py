@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 
 from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
+from terarec.export.graph_scoring import GraphScoring
 from terarec.export.inputs import NO_KEY, ModelInput
 from terarec.export.onnx_graph import IR_VERSION, MOST_BYTES, OPSET, onnx_library
 from terarec.export.scoring import Scoring, exportable
@@ -37,11 +38,13 @@ NARROW_TOLERANCES = {"bf16": 0.02, "fp16": 0.005, "int8": 0.05}
 _ABSENT_KEYS = 8
 _MOST_KEYS = 4
 
+AnyScoring = Scoring | GraphScoring
+
 Run = Callable[[Mapping[str, NDArray[np.generic]]], Sequence[NDArray[np.generic]]]
 """Name of each input -> its value, to the value of each output."""
 
 
-def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
+def trace(scoring: AnyScoring, *, tables: bool) -> ExportedProgram:
     """Return the program of `scoring`, for batches of any length.
 
     Args:
@@ -69,7 +72,7 @@ def trace(scoring: Scoring, *, tables: bool) -> ExportedProgram:
     return program
 
 
-def _examples(scoring: Scoring) -> tuple[Tensor, ...]:
+def _examples(scoring: AnyScoring) -> tuple[Tensor, ...]:
     return tuple(
         torch.zeros(
             [_EXAMPLE_BATCH, *(_EXAMPLE_KEYS if dim is None else dim for dim in given.dims)],
@@ -79,7 +82,7 @@ def _examples(scoring: Scoring) -> tuple[Tensor, ...]:
     )
 
 
-def save_onnx(program: ExportedProgram, scoring: Scoring, path: Path) -> None:
+def save_onnx(program: ExportedProgram, scoring: AnyScoring, path: Path) -> None:
     """Write `program` as an ONNX file with the names of the inputs and outputs of `scoring`.
 
     Constants of more than 1.5 GiB are in a file next to it, ``<path>.data``.
@@ -169,7 +172,7 @@ def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: boo
             raise ConfigError("aotinductor", f"the program cannot be compiled: {_first_line(error)}") from error
 
 
-def save_torchscript(scoring: Scoring, path: Path, *, tables: bool) -> None:
+def save_torchscript(scoring: AnyScoring, path: Path, *, tables: bool) -> None:
     """Trace `scoring` and write it as a TorchScript file, for servers that load nothing else.
 
     Raises:

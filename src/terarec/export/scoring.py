@@ -19,19 +19,13 @@ from terarec.export.inputs import (
     KeyInput,
     ModelInput,
     dense_input,
-    given_vectors,
     key_input,
     vector_inputs,
 )
 from terarec.export.lookups import CollectionLookup, padded_output
-from terarec.models import GraphModel
 from terarec.models.narrow import Numbers
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import DatasetSpec
-
-_LIST_LENGTH = 5
-"""Vectors of a list among random values."""
-
 
 Scores = Callable[[Tensor], Tensor]
 """Logits float[B, C] -> scores float[B, C], such as `torch.sigmoid`."""
@@ -234,95 +228,3 @@ def dense_name(dataset: DatasetSpec) -> str:
     while name in dataset.column_names:
         name += "_columns"
     return name
-
-
-class DensePart:
-    """The layers of a model: dense columns and the vectors of its tables -> scores of each label.
-
-    Attributes:
-        inputs: Arguments, in order.
-        module: Takes their values and returns the scores float32[B, n] of each label. It shares no weights with the
-            model, and needs no tables.
-
-    Args:
-        model: Takes a `Batch`, on the CPU; in evaluation mode.
-        dataset: The columns that it reads.
-        scores: Scores of logits.
-
-    Raises:
-        ConfigError: A model whose lookups cannot be told from its layers.
-    """
-
-    def __init__(self, model: nn.Module, dataset: DatasetSpec, scores: Scores) -> None:
-        if isinstance(model, GraphModel):
-            raise ConfigError(type(model).__name__, "graph models are not split, expected another model")
-        self._collections = all_collections(model)
-        if not self._collections:
-            raise ConfigError(type(model).__name__, "has no tables, expected a model that looks keys up")
-        _check_lookups(model, dataset)
-        scoring = Scoring(model, dataset, tables=False, key_inputs=(), scores=scores)
-        self.inputs: tuple[ModelInput, ...] = scoring.inputs
-        self.module = without_lookups(scoring).eval()
-        self._has_dense = bool(dataset.dense)
-        # One sample would wait 2 us for a look at the poolings of its 26 features.
-        self._pooled_alone = {
-            path
-            for path, collection in self._collections.items()
-            if all(feature.pooling != "none" for feature in collection.features)
-        }
-
-    def look_up(self, batch: Batch) -> list[Tensor]:
-        """Return the values of `inputs` for a batch."""
-        values = [batch.dense] if self._has_dense else []
-        for path, collection in self._collections.items():
-            output = collection(batch.sparse)
-            if path in self._pooled_alone:
-                values.append(output.pooled)
-            else:
-                values += [value for _, value in given_vectors(path, collection, output)]
-        return values
-
-    def random_values(self, batch_size: int, seed: int = 0) -> list[Tensor]:
-        """Return values of `inputs` for a batch of `batch_size` samples, the same ones for the same seed."""
-        generator = torch.Generator().manual_seed(seed)
-        found: list[Tensor] = []
-        for given in self.inputs:
-            shape = [batch_size, *(_LIST_LENGTH if dim is None else dim for dim in given.dims)]
-            values = torch.randn(shape, generator=generator)
-            if given.dtype == "bool":  # which vectors of the sequence before it are there; others are zeros
-                values = values > 0
-                found[-1] *= values.unsqueeze(-1)
-            found.append(values)
-        return found
-
-
-def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
-    """Check that the model gives each collection the keys of the batch, as they are, and once.
-
-    Raises:
-        ConfigError: One that does not.
-    """
-    num_columns = len(dataset.categorical)
-    sparse = Jagged(
-        names=tuple(column.name for column in dataset.categorical),
-        keys=torch.zeros(num_columns, dtype=torch.int64),
-        offsets=torch.arange(num_columns + 1),
-    )
-    batch = Batch(dense=torch.zeros(1, len(dataset.dense)), label=torch.zeros(1, len(dataset.labels)), sparse=sparse)
-    given: list[object] = []
-    found = all_collections(model)
-    handles = [
-        collection.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
-        for collection in found.values()
-    ]
-    try:
-        with torch.inference_mode():
-            model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len(given) != len(found) or any(keys is not sparse for keys in given):
-        raise ConfigError(
-            type(model).__name__,
-            "looks up other keys than those of the batch, expected a model that takes them as given",
-        )

@@ -14,16 +14,20 @@ from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terarec.errors import TerarecError
 from terarec.hugectr.processes import Communicator, rank
 from terarec.hugectr.schema.types import OLDEST, RELEASES
 from terarec.kernels.environment import launch
+from terarec.spec import EXECUTOR_MODES
 from terarec.spec.quoting import one_line
 
+if TYPE_CHECKING:
+    from terarec.hugectr.inference import InferenceSession
+
 HELP = """usage: terarec-hugectr --train CONFIG.json
-       terarec-hugectr [--compat-release RELEASE] SCRIPT.py [ARGUMENTS]
+       terarec-hugectr [--compat-release RELEASE] [--executor EXECUTOR] SCRIPT.py [ARGUMENTS]
        terarec-hugectr data_generator CONFIG.json DIRECTORY VOCABULARY_SIZE MAX_NNZ
                        [--files N] [--samples N] [--long-tail long|medium|short]
        terarec-hugectr data_generator --config-file CONFIG.json --voc-size-array N,N,...
@@ -34,6 +38,7 @@ HELP = """usage: terarec-hugectr --train CONFIG.json
 Runs what was written for HugeCTR: a training file (2.3 to 3.0), a Python script of any release with not a line
 changed, or the generator of random data for a training file. `python -m terarec.hugectr` does the same.
 With --compat-release 3.1, for instance, it displays, evaluates and saves when that release does.
+With --executor measure, inference sessions compute in the fastest executor of this CPU, or in one that is named.
 docs/hugectr-compat.md lists every name and parameter."""
 
 USAGE_ERROR, FAILURE = 2, 1
@@ -42,11 +47,14 @@ USAGE_ERROR, FAILURE = 2, 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 for an error, 2 for a usage error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    release = None
-    if given[:1] == ["--compat-release"]:
-        release, given = given[1] if given[1:] else "", given[2:]
-        if release not in RELEASES:
-            return _report(f"--compat-release: got {release!r}, expected one of {', '.join(RELEASES)}", USAGE_ERROR)
+    accepted = {"--compat-release": RELEASES, "--executor": EXECUTOR_MODES}
+    chosen: dict[str, str] = {}
+    while given and given[0] in accepted:
+        option, value, given = given[0], given[1] if given[1:] else "", given[2:]
+        if value not in accepted[option]:
+            expected = ", ".join(accepted[option])
+            return _report(f"{option}: got {value!r}, expected one of {expected}", USAGE_ERROR)
+        chosen[option] = value
     first = given[0] if given else "--help"
     if first in ("--help", "-h"):
         print(HELP)
@@ -62,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not Path(first).is_file():
             return _report(f"{first}: does not exist, expected a script, --train or data_generator", USAGE_ERROR)
         # A script's errors are its own: they keep their traceback.
-        run_script(first, given[1:], release=release)
+        run_script(first, given[1:], release=chosen.get("--compat-release"), executor=chosen.get("--executor"))
         return 0
     return _run_command(first, given[1:])
 
@@ -107,15 +115,20 @@ STANDS_FOR = {
 """Module that a script imports -> the module that it gets."""
 
 
-def run_script(path: str, arguments: Sequence[str], *, release: str | None = None) -> None:
+def run_script(path: str, arguments: Sequence[str], *, release: str | None = None, executor: str | None = None) -> None:
     """Run the script `path` as ``python path arguments`` would. Of several processes, only the first prints.
 
     Args:
         path: Path of the script.
         arguments: Its arguments in ``sys.argv``.
         release: Value of ``compat_release`` of its solvers; None for the newest. 2.3 also has defaults of its own.
+        executor: Value of ``executor`` of its inference sessions; None for their default.
     """
     provide_modules()
+    if executor is not None:
+        inference = sys.modules["hugectr.inference"]
+        inference.InferenceParams = partial(inference.InferenceParams, executor=executor)  # type: ignore[attr-defined]
+        inference.InferenceSession = partial(_open_session, executor=executor)  # type: ignore[attr-defined]
     if release is not None:
         package = sys.modules["hugectr"]
         package.CreateSolver = partial(package.CreateSolver, compat_release=release)  # type: ignore[attr-defined]
@@ -129,6 +142,13 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
         if rank():
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         runpy.run_path(path, run_name="__main__")
+
+
+def _open_session(*args: Any, **options: Any) -> InferenceSession:
+    """Return a session of release 3.0."""
+    from terarec.hugectr.inference import InferenceSession  # loads torch
+
+    return InferenceSession(*args, **options)
 
 
 def provide_modules() -> None:

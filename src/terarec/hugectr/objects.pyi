@@ -1145,6 +1145,7 @@ class InferenceParams(Record):
     redis_ip: str
     rocksdb_path: str
     cache_size_percentage_redis: float
+    executor: str
     def __init__(
         self,
         model_name: str,
@@ -1189,6 +1190,7 @@ class InferenceParams(Record):
         redis_ip: str = "",
         rocksdb_path: str = "",
         cache_size_percentage_redis: float = 0.5,
+        executor: str = "auto",
     ) -> None: ...
 
 class ParameterServerConfig(Record):

@@ -84,7 +84,11 @@ class GraphModel(nn.Module):
             ConfigError: A batch without the columns that the graph reads.
             KeyOutOfRangeError: A key outside its static table.
         """
-        tensors = self._inputs(batch)
+        return self.compute(self.inputs(batch))
+
+    def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what `forward` does, from what `inputs` gave."""
+        tensors = dict(inputs)
         for layer, module in self._steps:
             tops = module(*(tensors[name] for name in layer.bottoms))
             tensors.update(zip(layer.tops, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
@@ -187,7 +191,13 @@ class GraphModel(nn.Module):
             raise ConfigError("embedding", f"got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
         return cast(EmbeddingCollection, self.embeddings[name])
 
-    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what the layers begin with, by name: labels, dense inputs and the outputs of the embeddings.
+
+        Raises:
+            ConfigError: A batch without the columns that the graph reads.
+            KeyOutOfRangeError: A key outside its static table.
+        """
         spec = self.spec
         dims = [label.dim for label in spec.labels]
         if batch.label.shape[1] != sum(dims) or (spec.dense_dim and batch.dense.shape[1] != spec.dense_dim):

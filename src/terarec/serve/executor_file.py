@@ -1,4 +1,4 @@
-"""The choice of executors that a run stores: for each machine the fastest for each size of batches."""
+"""The choice of executors that a model stores: for each machine the fastest for each size of batches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 from terarec.errors import FormatError, StorageError
 from terarec.io import file_lock, read_versioned_json, write_versioned_json
 from terarec.kernels.processor import processor_generation
-from terarec.spec import EXECUTOR_NAMES
+from terarec.spec import EXECUTOR_MODES, EXECUTOR_NAMES, FieldError
 
 EXECUTORS_FILE = "executors.json"
+"""Name of the file in a run. The one of a graph file ``NAME.json`` is `graph_executors_file`."""
 _NAME, _VERSION = "terarec.executors", 1
 
 
@@ -62,13 +63,41 @@ def this_machine() -> dict[str, object]:
     return {"torch": torch.__version__, "processor": processor_generation(), "threads": torch.get_num_threads()}
 
 
-def kept_choices(run: Path) -> list[ExecutorChoice]:
-    """Return the choices that a run stores; none for a run without any.
+def graph_executors_file(graph: Path) -> Path:
+    """Return the file beside a graph file that stores the choices for its model."""
+    return graph.with_name(f"{graph.name}.{EXECUTORS_FILE}")
+
+
+def wants_programs(executor: str, file: Path, *, device: torch.device, is_fp32: bool) -> bool:
+    """Return whether a model needs programs at all; it loads none of what makes them, which takes seconds.
+
+    Args:
+        executor: "auto", "measure" or the name of an executor.
+        file: The file that stores the choice for the model.
+        device: Device of the model.
+        is_fp32: Whether it computes in float32, with rows as they are.
+
+    Raises:
+        ConfigError: An unknown name, or an executor that is named for a model that only eager torch computes.
+    """
+    if executor not in EXECUTOR_MODES:
+        raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
+    if executor == "eager" or (executor == "auto" and not file.is_file()):
+        return False
+    if device.type == "cpu" and is_fp32:
+        return True
+    if executor in ("auto", "measure"):
+        return False
+    got = f"{executor!r} on {device.type!r}" + ("" if is_fp32 else " for narrower numbers than fp32")
+    raise FieldError("", "executor", f"got {got}, expected 'eager', or a model on the CPU in fp32")
+
+
+def kept_choices(file: Path) -> list[ExecutorChoice]:
+    """Return the choices in `file`; none where there is no such file.
 
     Raises:
         FormatError: A damaged file.
     """
-    file = run / EXECUTORS_FILE
     if not file.is_file():
         return []
     content = read_versioned_json(file, _NAME, _VERSION)
@@ -97,16 +126,16 @@ def _choice(held: Mapping[str, Any]) -> ExecutorChoice:
     )
 
 
-def keep_choice(run: Path, choice: ExecutorChoice) -> None:
-    """Write a choice beside a run, in the place of a former one of this machine.
+def keep_choice(file: Path, choice: ExecutorChoice) -> None:
+    """Write a choice to `file`, in the place of a former one of this machine.
 
     Raises:
         FormatError: The file of other machines' choices is damaged.
         StorageError: It cannot be written, or another process writes it.
     """
-    busy = StorageError(run / EXECUTORS_FILE, "another process writes it, expected to be the only one")
-    with file_lock(run / f".{EXECUTORS_FILE}.lock", busy):
-        # Machines of other kinds may use the same run: each replaces its own choice alone.
-        others = [held for held in kept_choices(run) if not held.is_of(this_machine())]
+    busy = StorageError(file, "another process writes it, expected to be the only one")
+    with file_lock(file.with_name(f".{file.name}.lock"), busy):
+        # Machines of other kinds may use the same model: each replaces its own choice alone.
+        others = [held for held in kept_choices(file) if not held.is_of(this_machine())]
         content = {"choices": [dataclasses.asdict(held) for held in (*others, choice)]}
-        write_versioned_json(run / EXECUTORS_FILE, _NAME, _VERSION, content)
+        write_versioned_json(file, _NAME, _VERSION, content)

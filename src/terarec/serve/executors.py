@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from terarec.batch import Batch
 from terarec.errors import ConfigError, FormatError, MissingDependencyError, StorageError
+from terarec.export.dense_part import DensePart
 from terarec.export.files import TOLERANCE, quiet, save_aotinductor, save_onnx, trace
-from terarec.export.scoring import DensePart, Scores
-from terarec.models.contract import device_of
-from terarec.nn.objectives import build_objective
 from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
-from terarec.spec import DatasetSpec, RunSpec
 
 SIZES = (1, 16, 256, 4096)
 """Samples of the batches that are measured; the choice for one of them counts for batches up to this size."""
@@ -215,22 +212,19 @@ class Programs:
         found = program(self._part.look_up(batch))
         return found[0] if len(found) == 1 else torch.cat(list(found), dim=1)
 
-    def moved(self, model: nn.Module, dataset: DatasetSpec, scores: Scores) -> Programs:
-        """Return these for a model of other weights; arguments are those of `DensePart`."""
-        part = DensePart(model, dataset, scores)
+    def moved(self, part: DensePart) -> Programs:
+        """Return these for the same layers with other weights."""
         names = sorted(self._programs)
         programs = {name: build_program(name, part, Path(self._folder.name)) for name in names}
         return Programs(part, programs, self.chosen, self._folder)
 
 
-def open_programs(model: nn.Module, spec: RunSpec, dataset: DatasetSpec, run: Path, executor: str) -> Programs | None:
-    """Return the programs of a session.
+def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> Programs | None:
+    """Return the programs of a model on the CPU in fp32.
 
     Args:
-        model: The model.
-        spec: The run's spec.
-        dataset: The columns that the model reads.
-        run: Directory of the run, which keeps the choice.
+        split: Returns its dense part; raises `ConfigError` for a model that has none.
+        file: The file that keeps the choice.
         executor: "auto" for what is kept for this machine, eager torch if nothing is; "measure" to choose, and keep the
             choice, unless one is kept; or the name of one, for all batches.
 
@@ -238,12 +232,11 @@ def open_programs(model: nn.Module, spec: RunSpec, dataset: DatasetSpec, run: Pa
         None for eager torch.
 
     Raises:
-        ConfigError: An unknown name, or an executor that was named and cannot compute the model.
+        ConfigError: An executor that was named and cannot compute the model.
         MissingDependencyError: The library of such an executor is not installed.
     """
     try:
-        _check_model(model, spec, executor)
-        part = DensePart(model, dataset, build_objective(spec.objective).scores)
+        part = split()
     except ConfigError as error:
         if executor in EXECUTORS:
             raise
@@ -252,7 +245,7 @@ def open_programs(model: nn.Module, spec: RunSpec, dataset: DatasetSpec, run: Pa
     if executor in EXECUTORS:
         return Programs.of(part, {SIZES[-1]: executor})
     try:
-        kept = next((choice for choice in kept_choices(run) if choice.is_of(this_machine())), None)
+        kept = next((choice for choice in kept_choices(file) if choice.is_of(this_machine())), None)
     except FormatError as error:
         _LOGGER.warning("%s; the model runs in eager torch", error)
         kept = None
@@ -266,17 +259,10 @@ def open_programs(model: nn.Module, spec: RunSpec, dataset: DatasetSpec, run: Pa
         return None
     programs, choice = Programs.measured(part)
     try:
-        keep_choice(run, choice)
+        keep_choice(file, choice)
     except (FormatError, StorageError) as error:
         _LOGGER.warning("the choice of executors is not kept: %s", error)
     return programs
-
-
-def _check_model(model: nn.Module, spec: RunSpec, executor: str) -> None:
-    device, precision = device_of(model), spec.training.precision
-    if device.type != "cpu" or precision != "fp32":
-        got = f"{executor!r} for a model on {device.type!r} in {precision!r}"
-        raise ConfigError("executor", f"got {got}, expected 'eager', or a model on the CPU in fp32")
 
 
 def _check_scores(name: str, program: Program, part: DensePart) -> None:

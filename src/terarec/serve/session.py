@@ -28,11 +28,12 @@ from terarec.models.narrow import Numbers, narrow
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
-from terarec.serve.executor_file import EXECUTORS_FILE
+from terarec.serve.executor_file import EXECUTORS_FILE, wants_programs
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
-from terarec.spec import EXECUTOR_MODES, DatasetSpec, FieldError, RunSpec
+from terarec.spec import DatasetSpec, RunSpec
 
 if TYPE_CHECKING:
+    from terarec.export.dense_part import DensePart
     from terarec.serve.executors import Programs
 
 ColumnKind = Literal["number", "integer", "string"]
@@ -224,7 +225,7 @@ class InferenceSession:
         narrowed = self._narrowed(model)
         self._model, self.step, self.state = narrowed, checkpoint.step, checkpoint.state
         if programs is not None:
-            self._programs = programs.moved(model, self._dataset, self._objective.scores)
+            self._programs = programs.moved(_dense_part(model, self.run, self._dataset))
 
     def __enter__(self) -> Self:
         return self
@@ -314,18 +315,19 @@ def _open_programs(
     numbers: Numbers | None,
 ) -> Programs | None:
     """Return what computes the dense part of a session's model; None for eager torch."""
-    if executor not in EXECUTOR_MODES:
-        raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
-    if executor == "eager" or (executor == "auto" and not (run_dir / EXECUTORS_FILE).is_file()):
+    given, file = numbers or Numbers(), run_dir / EXECUTORS_FILE
+    is_fp32 = given.row_type == "fp32" and given.precision != "int8" and given.products(run) == "fp32"
+    if not wants_programs(executor, file, device=device_of(model), is_fp32=is_fp32):
         return None
-    is_narrow = numbers is not None and (numbers.row_type != "fp32" or numbers.precision not in (None, "fp32"))
-    if is_narrow and executor in ("auto", "measure"):
-        return None
-    if is_narrow:
-        raise FieldError("", "executor", f"got {executor!r} for narrower numbers than fp32, expected 'eager'")
     from terarec.serve.executors import open_programs  # which loads torch's exporters
 
-    return open_programs(model, run, dataset, run_dir, executor)
+    return open_programs(lambda: _dense_part(model, run, dataset), file, executor)
+
+
+def _dense_part(model: nn.Module, run: RunSpec, dataset: DatasetSpec) -> DensePart:
+    from terarec.export.dense_part import DensePart
+
+    return DensePart.of(model, dataset, build_objective(run.objective).scores)
 
 
 class RecordBatches:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from terarec.batch import Batch, select
-from terarec.data import open_reader, read_spec
-from terarec.formats import METADATA_TYPES, check_suffix, table_file
+from terarec.config import load_run
+from terarec.data import BatchReader, open_reader, read_spec
+from terarec.formats import METADATA_TYPES, check_suffix, read_dataset, table_file
 from terarec.io import check_new_file
 from terarec.metrics import Throughput
-from terarec.models.artifact import check_columns, load_model
+from terarec.models.artifact import RUN_FILE, check_columns, load_model
 from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
-from terarec.spec import DatasetSpec, FieldError
+from terarec.spec import DatasetSpec, FieldError, RunSpec
 from terarec.spec.quoting import did_you_mean, quoted
 from terarec.train.evaluation import score
 from terarec.train.run_dir import RunDirectory, check_run
+
+
+class BatchScorer(Protocol):
+    """Scores batches of a run's columns, as `terarec.serve.InferenceSession` does.
+
+    Attributes:
+        step: Training steps behind the weights.
+    """
+
+    step: int
+
+    def score_batch(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return the scores float32[B, C] of a batch."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,24 +97,84 @@ def predict(
         FormatError: A damaged file.
         StorageError: The disk is full.
     """
-    run_dir, dataset, out = Path(run_dir), Path(dataset), Path(out)
+
+    def scored(reader: BatchReader, spec: RunSpec) -> tuple[int, Iterator[tuple[Batch, Tensor]]]:
+        loaded = load_model(run, checkpoint, device=device, allow_import=allow_import)
+        outputs = score(loaded.model, reader, spec.training.precision)
+        to_scores = build_objective(spec.objective).scores
+        return loaded.step, ((batch, to_scores(logits)) for batch, logits, _ in outputs)
+
+    run = Path(run_dir)
+    return _write(run, Path(dataset), split, Path(out), scored, keep=keep, replace=replace, progress=progress)
+
+
+def predict_with(
+    scorer: BatchScorer,
+    run_dir: Path | str,
+    dataset: Path | str,
+    split: str,
+    out: Path | str,
+    *,
+    keep: Sequence[str] = (),
+    replace: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> PredictReport:
+    """Do what `predict` does with scores that something else computes, such as an executor.
+
+    Args:
+        scorer: What scores batches.
+        run_dir: The run that it is of.
+        dataset: Data set as in `predict`.
+        split: Its split.
+        out: File as in `predict`.
+        keep: Columns as in `predict`.
+        replace: Whether a file at `out` is replaced.
+        progress: Called after every batch with the samples done.
+
+    Raises:
+        ConfigError: As in `predict`, but for a checkpoint.
+        DataNotFoundError: `run_dir` is no run.
+        FormatError: A damaged file.
+        StorageError: The disk is full.
+    """
+
+    def scored(reader: BatchReader, spec: RunSpec) -> tuple[int, Iterator[tuple[Batch, Tensor]]]:
+        del spec
+        return scorer.step, ((batch, torch.from_numpy(scorer.score_batch(batch))) for batch in reader)
+
+    run = Path(run_dir)
+    return _write(run, Path(dataset), split, Path(out), scored, keep=keep, replace=replace, progress=progress)
+
+
+def _write(
+    run_dir: Path,
+    dataset: Path,
+    split: str,
+    out: Path,
+    open_scores: Callable[[BatchReader, RunSpec], tuple[int, Iterator[tuple[Batch, Tensor]]]],
+    *,
+    keep: Sequence[str],
+    replace: bool,
+    progress: Callable[[int], None] | None,
+) -> PredictReport:
+    """Write the file; `open_scores`, which loads the model, is called when all else is known to fit."""
     check_new_file(out, replace=replace)
     check_suffix(out)
     check_run(run_dir)
     throughput = Throughput()
-    model, spec, trained_on, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
+    spec, trained_on = load_run(run_dir / RUN_FILE), read_dataset(RunDirectory(run_dir).dataset)
     training = spec.training
     reader = open_reader(dataset, split, batch_size=training.batch_size, threads=training.reader_threads)
     described = read_spec(dataset)
     check_columns(described, dataset, trained_on, RunDirectory(run_dir).dataset)
     names = [label.name for label in trained_on.labels]
-    objective = build_objective(spec.objective)
-    scores = score_names(names, objective.num_outputs(len(names)))
+    scores = score_names(names, build_objective(spec.objective).num_outputs(len(names)))
     kept = _kept_columns(described, keep, reserved=(*scores, *names))
     schema = pa.schema([*kept.items(), *((name, pa.float32()) for name in (*scores, *names))])
+    step, scored = open_scores(reader, spec)
     with table_file(out, schema, replace=replace) as writer:
-        for batch, logits, _ in score(model, reader, training.precision):
-            columns = torch.cat([objective.scores(logits), batch.label], dim=1)
+        for batch, found in scored:
+            columns = torch.cat([found, batch.label], dim=1)
             arrays = [_kept(batch, described, name) for name in kept]
             arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]
             writer.write_table(pa.table(arrays, schema=schema))

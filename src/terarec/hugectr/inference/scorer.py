@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,12 +15,17 @@ from torch import Tensor
 from terarec.batch import Batch, Jagged, to_device
 from terarec.embedding import LookupCollection, RowLookup
 from terarec.embedding.tables import record_tables
+from terarec.export.dense_part import DensePart
 from terarec.hugectr.dense_weights import load_dense
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.inference.graph import InferenceGraph
 from terarec.models import GraphModel
 from terarec.models.artifact import without_tables
 from terarec.nn.precision import Precision, autocast
+from terarec.serve.executor_file import graph_executors_file, wants_programs
+
+if TYPE_CHECKING:
+    from terarec.serve.executors import Programs
 
 
 class Scorer:
@@ -29,17 +34,20 @@ class Scorer:
     Attributes:
         graph: Description of the model.
         model: The layers.
-        tensors: The tensors of the last batch by name, with probabilities in place of the logits that losses read.
+        programs: What computes the layers; None for eager torch.
 
     Args:
         graph: Description of the model.
+        graph_file: Its file, beside which the choice of executors is kept.
         dense_model_file: File of the dense weights.
         lookups: Rows of each embedding, in their order.
         device: Device of the layers.
         precision: Precision of products.
         statistics: File of BatchNorm statistics; None for the one next to the dense weights.
+        executor: "auto", "measure" or a name, as for `terarec.serve.InferenceSession.open`.
 
     Raises:
+        WrongInputError: An executor that is named and cannot compute the model.
         FileCannotOpenError: A file does not exist.
         BrokenFileError: A file of another model.
     """
@@ -47,15 +55,17 @@ class Scorer:
     def __init__(
         self,
         graph: InferenceGraph,
+        graph_file: Path,
         dense_model_file: str,
         lookups: Sequence[RowLookup],
         device: torch.device,
         *,
         precision: Precision = "fp32",
         statistics: str = "",
+        executor: str = "auto",
     ) -> None:
         self.graph = graph
-        self.tensors: Mapping[str, Tensor] = {}
+        self._inputs: dict[str, Tensor] | None = None
         with as_hugectr_errors("CreateInferenceSession"):
             with record_tables():
                 model = GraphModel(graph.plan.spec)
@@ -67,17 +77,55 @@ class Scorer:
         for module in self.model.modules():
             if isinstance(module, LookupCollection):
                 module.connect({table.name: by_name[table.name] for table in module.specs})
+        self.programs = self._open_programs(graph_executors_file(graph_file), executor)
+
+    def _open_programs(self, file: Path, executor: str) -> Programs | None:
+        with as_hugectr_errors("CreateInferenceSession"):
+            is_fp32 = self._precision == "fp32"
+            if not wants_programs(executor, file, device=self.model.device, is_fp32=is_fp32):
+                return None
+            from terarec.serve.executors import open_programs  # which loads torch's exporters
+
+            return open_programs(self._dense_part, file, executor)
+
+    def _dense_part(self) -> DensePart:
+        part = DensePart.of_graph(self.model)
+
+        def look_up(batch: Batch) -> list[Tensor]:
+            self._inputs = self.model.inputs(batch)
+            return [self._inputs[given.name] for given in part.inputs]
+
+        return DensePart(part.module, look_up)
 
     def score(self, batch: Batch) -> NDArray[np.float32]:
         """Return the probabilities float32[B, n] of all labels side by side."""
         batch = to_device(batch, self.model.device)
-        with as_hugectr_errors("predict"), torch.inference_mode(), autocast(self._precision, self.model.device):
-            tensors = self.model(batch)
-            predictions = self.model.predictions(tensors)
-        scores = {name: predictions[label] for name, label in self.model.logits().items()}
-        self.tensors = {**tensors, **scores}
-        found: NDArray[np.float32] = torch.cat(list(predictions.values()), dim=1).float().cpu().numpy()
+        with as_hugectr_errors("predict"), torch.inference_mode():
+            scores = None if self.programs is None else self.programs.scores(batch)
+            if scores is None:
+                self._inputs = self.model.inputs(batch)
+                scores = torch.cat(list(self._computed(self._inputs)[1].values()), dim=1).float().cpu()
+        found: NDArray[np.float32] = scores.numpy()
         return found
+
+    def tensors(self) -> Mapping[str, Tensor] | None:
+        """Return the tensors of the last batch by name, or None before the first one.
+
+        Those that losses read hold the probabilities in the place of the logits.
+        """
+        if self._inputs is None:
+            return None
+        # From the vectors of that batch: its keys may have other rows now. The layers are computed again, since
+        # executors give the scores alone.
+        with torch.inference_mode():
+            tensors, predictions = self._computed(self._inputs)
+        return {**tensors, **{name: predictions[label] for name, label in self.model.logits().items()}}
+
+    def _computed(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return all tensors, and the predictions of each label."""
+        with autocast(self._precision, self.model.device):
+            tensors = self.model.compute(inputs)
+            return tensors, self.model.predictions(tensors)
 
     def batch(self, dense_feature: Sequence[float], embeddingcolumns: Sequence[int], row_ptrs: Sequence[int]) -> Batch:
         """Return the batch of a request.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -15,7 +16,7 @@ from terarec.batch import Batch
 from terarec.embedding import RowLookup
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.inference.graph import InferenceGraph, read_inference_clause, read_inference_graph
+from terarec.hugectr.inference.graph import read_inference_clause, read_inference_graph
 from terarec.hugectr.inference.parameter_server import cache_of, device_of, served_model, tiers_of
 from terarec.hugectr.inference.scorer import Scorer
 from terarec.hugectr.objects import (
@@ -114,13 +115,23 @@ class InferenceSession:
     _has_long_keys = True
 
     @bind_arguments("InferenceSession")
-    def __init__(self, config_file: str, device_id: int, embedding_cache: EmbeddingCache) -> None:
+    def __init__(
+        self, config_file: str, device_id: int, embedding_cache: EmbeddingCache, *, executor: str = "auto"
+    ) -> None:
         if not isinstance(embedding_cache, LoadedEmbeddingCache):
             raise WrongInputError("InferenceSession", "embedding_cache", "expected what CreateEmbeddingCache makes")
         graph, clause = read_inference_graph(config_file), read_inference_clause(config_file)
         device = device_of([device_id])
         precision = mixed_precision(device, loss_scale=1.0) if clause.has_mixed_precision else "fp32"
-        self.scorer = Scorer(graph, clause.dense_model_file, embedding_cache.lookups, device, precision=precision)
+        self.scorer = Scorer(
+            graph,
+            Path(config_file),
+            clause.dense_model_file,
+            embedding_cache.lookups,
+            device,
+            precision=precision,
+            executor=executor,
+        )
         self.max_batchsize, self._caches = clause.max_batchsize, embedding_cache.caches
         self._has_long_keys = clause.key_bytes == 8
 
@@ -129,10 +140,11 @@ class InferenceSession:
         """Return a session of a graph file, with a parameter server of its own."""
         # Not `__init__`, which is the constructor of release 3.0 and takes a cache.
         session = object.__new__(cls)
-        session._open(read_inference_graph(model_config_path), params)
+        session._open(model_config_path, params)
         return session
 
-    def _open(self, graph: InferenceGraph, params: InferenceParams) -> None:
+    def _open(self, path: str, params: InferenceParams) -> None:
+        graph = read_inference_graph(path)
         device = device_of([params.device_id, *params.deployed_devices])
         model = served_model(params, graph.widths, has_slots=graph.has_slots)
         tiers = tiers_of(params.volatile_db, params.persistent_db)
@@ -140,9 +152,15 @@ class InferenceSession:
             self._server = Server(ParameterServerSpec(tiers=tiers, models=(model,)))
             lookups, self._caches = _lookups(self._server, model, device, cache_of(params))
         precision: Precision = mixed_precision(device, loss_scale=1.0) if params.use_mixed_precision else "fp32"
-        statistics = params.non_trainable_params_file
         self.scorer = Scorer(
-            graph, params.dense_model_file, lookups, device, precision=precision, statistics=statistics
+            graph,
+            Path(path),
+            params.dense_model_file,
+            lookups,
+            device,
+            precision=precision,
+            statistics=params.non_trainable_params_file,
+            executor=params.executor,
         )
         self.max_batchsize, self._has_long_keys = params.max_batchsize, params.i64_input_key
 
@@ -223,9 +241,10 @@ class InferenceSession:
         shapes = self.scorer.model.shapes
         if tensor_name not in shapes:
             raise WrongInputError("check_out_tensor", f"got {tensor_name!r}, expected one of {', '.join(shapes)}")
-        if not self.scorer.tensors:
+        tensors = self.scorer.tensors()
+        if tensors is None:
             raise IllegalCallError("check_out_tensor", "nothing was scored yet, expected a call of predict before")
-        found: NDArray[np.float32] = self.scorer.tensors[tensor_name].float().cpu().numpy()
+        found: NDArray[np.float32] = tensors[tensor_name].float().cpu().numpy()
         return found
 
     def close(self) -> None:
@@ -306,7 +325,7 @@ class InferenceModel(InferenceSession):
 
     @bind_arguments("InferenceModel")
     def __init__(self, model_config_path: str, inference_params: InferenceParams) -> None:
-        self._open(read_inference_graph(os.fspath(model_config_path)), inference_params)
+        self._open(os.fspath(model_config_path), inference_params)
 
 
 def _params_of(max_batchsize: int, name: str, files: Sequence[str], *, i64_input_key: bool) -> InferenceParams:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Generic, NoReturn, TypeVar
 
 from terarec.hugectr import enums
+from terarec.spec import EXECUTOR_MODES
 from terarec.spec.registry import Registry
 
 RELEASES = (
@@ -206,8 +207,8 @@ def parse_type(text: str, minimum: float | None = None, below: float | None = No
     """Return the type that a TOML file spells like a Python annotation, such as ``list[tuple[int, int]]``.
 
     Args:
-        text: The annotation, of bool, int, float, str, path, release, None, Literal, list, dict, tuple, ScalarOrList,
-            enumerations, `CLASSES` and ``|``.
+        text: The annotation, of bool, int, float, str, path, executor, release, None, Literal, list, dict, tuple,
+            ScalarOrList, enumerations, `CLASSES` and ``|``.
         minimum: Least value of its numbers.
         below: Bound of its floats.
     """
@@ -217,6 +218,7 @@ def parse_type(text: str, minimum: float | None = None, below: float | None = No
         "path": PATH,
         "int": integer(None if minimum is None else int(minimum)),
         "float": number(minimum, below),
+        "executor": _type(f"one of {', '.join(EXECUTOR_MODES)}", one_of(*EXECUTOR_MODES).read, "str"),
         "release": _type(f"one of {', '.join(RELEASES)}", one_of(*RELEASES).read, "str"),
     }
     generics: dict[str, Callable[..., Type[Any]]] = {

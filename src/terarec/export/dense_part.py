@@ -1,0 +1,142 @@
+"""`DensePart`: the layers of a model apart from its lookups, to compute them elsewhere than in eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from terarec.batch import Batch, Jagged
+from terarec.errors import ConfigError
+from terarec.export.graph_scoring import GraphScoring
+from terarec.export.inputs import ModelInput, given_vectors
+from terarec.export.scoring import Scores, Scoring, all_collections, without_lookups
+from terarec.models import GraphModel
+from terarec.spec import DatasetSpec
+
+_LIST_LENGTH = 5
+"""Vectors of a list among random values."""
+
+
+class DensePart:
+    """The layers of a model: dense columns and the vectors of its tables -> scores of each label.
+
+    Attributes:
+        inputs: Arguments, in order.
+        module: Takes their values and returns scores float32[B, n], side by side those of the model. It shares no
+            weights with the model, and needs no tables.
+        look_up: Returns the values of `inputs` for a batch.
+
+    Args:
+        module: See above.
+        look_up: See above.
+    """
+
+    def __init__(self, module: Scoring | GraphScoring, look_up: Callable[[Batch], list[Tensor]]) -> None:
+        self.inputs: tuple[ModelInput, ...] = module.inputs
+        self.module = module
+        self.look_up = look_up
+
+    @classmethod
+    def of(cls, model: nn.Module, dataset: DatasetSpec, scores: Scores) -> DensePart:
+        """Split a model.
+
+        Args:
+            model: Takes a `Batch`, on the CPU; in evaluation mode.
+            dataset: The columns that it reads.
+            scores: Scores of logits.
+
+        Raises:
+            ConfigError: A model whose lookups cannot be told from its layers.
+        """
+        if isinstance(model, GraphModel):
+            return cls.of_graph(model, scores)
+        collections = all_collections(model)
+        if not collections:
+            raise ConfigError(type(model).__name__, "has no tables, expected a model that looks keys up")
+        _check_lookups(model, dataset)
+        scoring = Scoring(model, dataset, tables=False, key_inputs=(), scores=scores)
+        # One sample would wait 2 us for a look at the poolings of its 26 features.
+        pooled_alone = {
+            path
+            for path, collection in collections.items()
+            if all(feature.pooling != "none" for feature in collection.features)
+        }
+
+        def look_up(batch: Batch) -> list[Tensor]:
+            values = [batch.dense] if dataset.dense else []
+            for path, collection in collections.items():
+                output = collection(batch.sparse)
+                if path in pooled_alone:
+                    values.append(output.pooled)
+                else:
+                    values += [value for _, value in given_vectors(path, collection, output)]
+            return values
+
+        return cls(without_lookups(scoring).eval(), look_up)
+
+    @classmethod
+    def of_graph(cls, model: GraphModel, scores: Scores | None = None) -> DensePart:
+        """Split a graph model.
+
+        Args:
+            model: The model, on the CPU; in evaluation mode.
+            scores: Scores of the logits of its labels; None for the predictions of its losses.
+
+        Raises:
+            ConfigError: A model whose predictions depend on labels.
+        """
+        scoring = GraphScoring(model, scores).eval()
+        names = [given.name for given in scoring.inputs]
+
+        def look_up(batch: Batch) -> list[Tensor]:
+            tensors = model.inputs(batch)
+            return [tensors[name] for name in names]
+
+        return cls(scoring, look_up)
+
+    def random_values(self, batch_size: int, seed: int = 0) -> list[Tensor]:
+        """Return values of `inputs` for a batch of `batch_size` samples, the same ones for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        found: list[Tensor] = []
+        for given in self.inputs:
+            shape = [batch_size, *(_LIST_LENGTH if dim is None else dim for dim in given.dims)]
+            values = torch.randn(shape, generator=generator)
+            if given.dtype == "bool":  # which vectors of the sequence before it are there; others are zeros
+                values = values > 0
+                found[-1] *= values.unsqueeze(-1)
+            found.append(values)
+        return found
+
+
+def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
+    """Check that the model gives each collection the keys of the batch, as they are, and once.
+
+    Raises:
+        ConfigError: One that does not.
+    """
+    num_columns = len(dataset.categorical)
+    sparse = Jagged(
+        names=tuple(column.name for column in dataset.categorical),
+        keys=torch.zeros(num_columns, dtype=torch.int64),
+        offsets=torch.arange(num_columns + 1),
+    )
+    batch = Batch(dense=torch.zeros(1, len(dataset.dense)), label=torch.zeros(1, len(dataset.labels)), sparse=sparse)
+    given: list[object] = []
+    found = all_collections(model)
+    handles = [
+        collection.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
+        for collection in found.values()
+    ]
+    try:
+        with torch.inference_mode():
+            model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(given) != len(found) or any(keys is not sparse for keys in given):
+        raise ConfigError(
+            type(model).__name__,
+            "looks up other keys than those of the batch, expected a model that takes them as given",
+        )
