@@ -41,8 +41,8 @@ class SparkRow(Row):
 
 def by_spark_engine(job: Job) -> float:
     """Return the seconds of terarec on Spark."""
+    from terarec.etl import prepare as prepare_data
     from terarec.etl.ready import criteo
-    from terarec.etl.spark import prepare as prepare_on_spark
     from terarec.etl.spark import spark_session
     from terarec.etl.workflow import Workflow
     from terarec.spec import PrepareOptions, SplitByFraction
@@ -52,7 +52,7 @@ def by_spark_engine(job: Job) -> float:
     with spark_session(MASTER, settings) as spark:
         spark.range(1).count()
         start = time.perf_counter()
-        prepare_on_spark(workflow, [job.whole], job.out / "spark", PrepareOptions(engine="spark", spark_master=MASTER))
+        prepare_data(workflow, [job.whole], job.out / "spark", PrepareOptions(engine="spark", spark_master=MASTER))
         return time.perf_counter() - start
 
 

@@ -50,6 +50,7 @@ ETL: dict[str, set[str]] = {
 ETL["engine"] = set(ETL)
 ETL["spark"] = set(ETL)
 ETL["preparation"] = set(ETL)
+ETL["dry_run"] = set(ETL)
 ETL["device"] = {"columns", "tensors", "ops", "workflow"}
 ETL["ready"] = {"ops"}
 ETL["sample"] = {"columns", "cleaning", "source"}

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import FormatError
-from terarec.etl import preparation
 from terarec.formats import open_shard, read_dataset
 from terarec.spec import SplitByFraction
 from tests.cli.conftest import figures, refused, terarec
@@ -50,7 +49,7 @@ def test_a_log_that_the_sample_holds_is_described_exactly(log: Path, tmp_path: P
 def test_the_rest_is_estimated_from_a_bounded_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(preparation, "SAMPLE_ROWS", 150)
+    monkeypatch.setattr(dry_run, "SAMPLE_ROWS", 150)
     source_format, write = WRITERS[ending]
     workflow(source_format, None).to_json(tmp_path / "w.json")
     for number in (0, 1, 2):

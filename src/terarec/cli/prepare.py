@@ -22,8 +22,8 @@ from terarec.spec import (
 )
 
 if TYPE_CHECKING:
+    from terarec.etl.dry_run import Preview
     from terarec.etl.engine import PrepareReport, Progress
-    from terarec.etl.preparation import Preview
     from terarec.etl.workflow import Workflow
     from terarec.spec import Split
 
@@ -77,8 +77,8 @@ def prepare(
     tables: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Prepare `sources` by `workflow`, whose side tables are `tables`, and show the report or, dry, the preview."""
-    from terarec.etl import prepare as prepare_data
-    from terarec.etl import preview
+    from terarec.etl.dry_run import preview
+    from terarec.etl.preparation import prepare as prepare_data
 
     preparation = dataclasses.replace(
         options.how,

@@ -1,23 +1,34 @@
-"""Fit a workflow, write or preview data sets with it, by the engine of the options. See docs/preparing.md."""
+"""Fit a workflow, and write data sets with it, by the engine of the options. See docs/preparing.md."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
-from terarec.etl import engine
+from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import OnProgress, PrepareReport
-from terarec.etl.engine.report import BadInput, TableSize
-from terarec.etl.source import open_source
+from terarec.etl.engine.fitting import add_bad_input
+from terarec.etl.engine.local import LocalRun
+from terarec.etl.engine.phases import BadInput, InputColumn, Phases, StartRun, output_columns, table_sizes
+from terarec.etl.sink import RECORD_KINDS
+from terarec.etl.source import Source, open_source
+from terarec.etl.source.files import read_best_auc
 from terarec.etl.workflow import Workflow
-from terarec.formats import ColumnBlock, open_shard, read_dataset, slice_rows
-from terarec.ragged import Ragged
-from terarec.spec import PrepareOptions
-from terarec.spec.dataset import DATASET_STORAGES
+from terarec.etl.workflow.plan import check_times
+from terarec.io import Journal, resumable_dir
+from terarec.kernels import memory
+from terarec.spec import FieldError, PrepareOptions, to_data
+from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
+from terarec.spec.workflow import Storage
+
+_FREE_OPTIONS = ("threads", "memory_bytes", "restart", "spark_master", "spark_conf")
+"""Options that change no result, so that an interrupted run may be resumed with others."""
 
 
 def prepare(
@@ -44,12 +55,48 @@ def prepare(
         MissingDependencyError: PySpark or Java are missing.
         StorageError: The disk is full.
     """
-    chosen = options or PrepareOptions()
-    if chosen.engine == "local":
-        return engine.prepare(workflow, sources, Path(out), chosen, progress)
-    from terarec.etl import spark  # not loaded for local work
-
-    return spark.prepare(workflow, sources, Path(out), chosen, progress)
+    options, out = options or PrepareOptions(), Path(out)
+    _check_storage(workflow, options)
+    source = _open(workflow, sources, options)
+    with (
+        _runs(options) as start,
+        resumable_dir(out, fingerprint(workflow, source, options), restart=options.restart) as journal,
+    ):
+        begun = time.perf_counter()  # a session of Spark has started by now
+        phases = Phases(journal, progress)
+        run = start(workflow, source, options, phases, journal.directory)
+        fitted = run.fit()
+        described = fitted.dataset_spec(dataset_storage(options.storage))
+        spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
+        written = run.write(spec, fitted, out.resolve())
+        # Each pass reads the files anew: states and rows must come from the same content.
+        if _open(workflow, sources, options).fingerprint() != source.fingerprint():
+            raise FormatError(source.files[0].path, "the sources changed while they were read")
+        # Steps that join the same side table read it alike: it counts once.
+        tables = {found["bad_table"]["table"]: found["bad_table"] for found in phases.results if "bad_table" in found}
+        bad_input = add_bad_input([*tables.values(), written["bad_input"]])
+        columns, rows, seconds = output_columns(spec), sum(written["rows"].values()), time.perf_counter() - begun
+        report = PrepareReport(
+            rows=rows,
+            splits=written["rows"],
+            input_bytes=source.num_bytes,
+            seconds=seconds,
+            rows_per_second=rows / seconds,
+            peak_memory_bytes=memory.peak_bytes(),
+            best_auc=spec.best_auc,
+            columns=columns,
+            inputs=tuple(
+                InputColumn(name=name, missing=missing, missing_share=missing / values if values else 0.0)
+                for name, (missing, values) in written["missing"].items()
+            ),
+            tables=table_sizes(columns),
+            bad_input=BadInput(policy=options.bad_input, **bad_input),
+            spilled=tuple(run.spilled),
+            phases=tuple(phases.reports),
+        )
+        report.save(journal.directory)
+        run.finish()
+    return report
 
 
 def fit(
@@ -58,182 +105,70 @@ def fit(
     options: PrepareOptions | None = None,
     progress: OnProgress | None = None,
 ) -> Workflow:
-    """Return `workflow` fitted on the training part of `sources`; arguments and errors as for `prepare`."""
-    chosen = options or PrepareOptions()
-    if chosen.engine == "local":
-        return engine.fit(workflow, sources, chosen, progress)
-    from terarec.etl import spark  # not loaded for local work
+    """Return `workflow` fitted on the training part of `sources`; arguments and errors as for `prepare`.
 
-    return spark.fit(workflow, sources, chosen, progress)
-
-
-SAMPLE_ROWS = 100_000
-"""Most rows of the sources that a preview reads."""
-_SHOWN_ROWS = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreviewInput:
-    """A column of the sources.
-
-    Attributes:
-        name: Its name.
-        type: Its type in the files.
-        format: Format of its times; None for other types and for seconds.
-        separator: Separator of the items of its lists in text; None for one value a row.
-        missing_share: Share of missing values in the sample.
+    Only temporary files are written. On a cluster executors load states from the system's directory of temporary files:
+    set ``TMPDIR`` to a shared one.
     """
-
-    name: str
-    type: str
-    format: str | None
-    separator: str | None
-    missing_share: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreviewColumn:
-    """A column of the data set.
-
-    Attributes:
-        name: Its name.
-        role: Its role, as in `OutputColumn`.
-        type: Its type in the shards.
-        rows: Ids in the sample, the reserved ones included; None where there are no ids.
-        hotness: Maximum number of ids a row, in the sample.
-    """
-
-    name: str
-    role: str
-    type: str
-    rows: int | None
-    hotness: int
+    options = options or PrepareOptions()
+    source = _open(workflow, sources, options)
+    with _runs(options) as start, tempfile.TemporaryDirectory(prefix="terarec-") as directory:
+        phases = Phases(Journal(Path(directory), {}), progress)
+        return start(workflow, source, options, phases, Path(directory)).fit()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preview:
-    """A preview of a preparation, from its first rows.
+@contextmanager
+def _runs(options: PrepareOptions) -> Iterator[StartRun]:
+    """Yield what starts a run of the engine; Spark's session ends with the block."""
+    if options.engine == "local":
+        yield LocalRun
+        return
+    from terarec.etl.spark import spark_runs  # not loaded for local work
 
-    Attributes:
-        workflow: Name of the workflow.
-        files: Source files.
-        input_bytes: Size of the source files, compressed as they are.
-        sample_rows: Rows of the sources that were read.
-        is_complete: Whether these are all that the preparation would read.
-        estimated_rows: Samples that it would write.
-        estimated_bytes: Bytes of the shards that it would write.
-        estimated_seconds: Time that it would take on this machine; None for Spark.
-        inputs: Columns of the sources.
-        columns: Columns of the data set.
-        rows: First samples, column by column.
-        tables: Embedding tables for the ids of the sample.
-        bad_input: Bad input in the sample.
-    """
-
-    workflow: str
-    files: int
-    input_bytes: int
-    sample_rows: int
-    is_complete: bool
-    estimated_rows: int
-    estimated_bytes: int
-    estimated_seconds: float | None
-    inputs: tuple[PreviewInput, ...]
-    columns: tuple[PreviewColumn, ...]
-    rows: Mapping[str, Sequence[object]]
-    tables: tuple[TableSize, ...]
-    bad_input: BadInput
+    with spark_runs(options) as start:
+        yield start
 
 
-def preview(
-    workflow: Workflow,
-    sources: Sequence[str | Path],
-    options: PrepareOptions | None = None,
-    progress: OnProgress | None = None,
-) -> Preview:
-    """Return what `prepare` would write, estimated from the first `SAMPLE_ROWS` rows; only temporary files are written.
-
-    The sample is prepared on this machine by the same code, so that errors in it are those of `prepare`.
-
-    Args:
-        workflow: Steps, split and result columns.
-        sources: Files, directories, patterns or URLs, in order.
-        options: Engine, storage, threads, memory and error policy.
-        progress: Callback for the progress of each phase of the sample.
-
-    Raises:
-        ConfigError, DataNotFoundError, FormatError, StorageError: As for `prepare`.
-    """
-    chosen = options or PrepareOptions()
-    limit = min(chosen.limit or SAMPLE_ROWS, SAMPLE_ROWS)
-    here = replace(chosen, engine="local", spark_master=None, spark_conf={}, limit=limit, shuffle=False)
-    spec = workflow.spec.source
-    everything = open_source(spec, sources, chosen.bad_input, chosen.threads)
-    sample = open_source(spec, sources, chosen.bad_input, chosen.threads, limit)
-    with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
-        out = Path(directory) / "data"
-        report = engine.prepare(workflow, sources, out, here, progress)
-        shards = [path for split in report.splits for path in (out / split).iterdir() if path.name[0] != "_"]
-        shard_bytes = sum(path.stat().st_size for path in shards)
-        if chosen.storage not in DATASET_STORAGES:  # HugeCTR's files hold the same samples
-            out = Path(directory) / "samples"
-            engine.prepare(workflow, sources, out, replace(here, storage="parquet"))
-        dataset = read_dataset(out)
-        shard = dataset.shards(next(iter(dataset.splits)))[0]
-        block = open_shard(dataset, out / shard.file, shard.rows).read_group(0)
-    sample_rows = sum(sample.count_rows())
-    is_complete = sample_rows < limit or limit == chosen.limit or sample.num_bytes >= everything.num_bytes
-    total_rows = sample_rows
-    if not is_complete:
-        total_rows = round(sample_rows * everything.num_bytes / sample.num_bytes)
-        if spec.format == "parquet":  # its footers hold the counts
-            total_rows = sum(everything.count_rows())
-        total_rows = min(total_rows, chosen.limit or total_rows)
-    scale = total_rows / sample_rows
-    values = _column_values(block)
-    missing = {column.name: column.missing_share for column in report.inputs}
-    return Preview(
-        workflow=workflow.spec.name,
-        files=len(everything.files),
-        input_bytes=everything.num_bytes,
-        sample_rows=sample_rows,
-        is_complete=is_complete,
-        estimated_rows=round(report.rows * scale),
-        estimated_bytes=round(shard_bytes * scale),
-        estimated_seconds=report.seconds * scale if chosen.engine == "local" else None,
-        inputs=tuple(
-            PreviewInput(
-                name=column.name,
-                type=column.type,
-                format=column.format,
-                separator=column.separator,
-                missing_share=missing[column.name],
-            )
-            for column in spec.columns
-            if column.name in missing
-        ),
-        columns=tuple(
-            PreviewColumn(name=column.name, role=column.role, type=kind, rows=column.rows, hotness=column.hotness)
-            for column, (kind, _) in zip(report.columns, values, strict=True)
-        ),
-        rows={column.name: shown for column, (_, shown) in zip(report.columns, values, strict=True)},
-        tables=report.tables,
-        bad_input=report.bad_input,
-    )
+def fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
+    """Return what an interrupted run must have in common with the one that resumes it, a digest for each part."""
+    chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE_OPTIONS}
+    return {
+        "workflow": _digest([to_data(workflow.spec), workflow.is_fitted]),
+        "options": _digest(chosen),
+        "sources": source.fingerprint(),
+    }
 
 
-def _column_values(block: ColumnBlock) -> list[tuple[str, list[object]]]:
-    """Return the type and the first values of each column, in the order of `PrepareReport.columns`."""
-    block = slice_rows(block, 0, min(_SHOWN_ROWS, block.num_rows))
-    found = [("float32", numbers.tolist()) for numbers in (*block.label.T, *block.dense.T)]
-    for keys in block.keys:
-        if isinstance(keys, Ragged):
-            lists = [items.tolist() for items in np.split(keys.values, keys.offsets[1:-1])]
-            found.append((f"list of {keys.values.dtype}", lists))
-        else:
-            found.append((str(keys.dtype), keys.tolist()))
-    if block.weight is not None:
-        found.append(("float32", block.weight.tolist()))
-    names = {"large_string": "text", "double": "float64"}
-    found += [(names.get(str(array.type), str(array.type)), array.to_pylist()) for array in block.metadata]
-    return found
+def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions) -> Source:
+    """Open the sources of a workflow that can be fitted with these options."""
+    for name in options.tables:
+        if name not in workflow.spec.tables:
+            known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
+            raise ConfigError(f"side table {name!r}", f"the workflow joins none of this name, expected {known}")
+    if not workflow.states:  # a fitted one goes on as it was fitted
+        check_times(workflow.spec)
+    return open_source(workflow.spec.source, sources, options.bad_input, options.threads, options.limit)
+
+
+def dataset_storage(storage: Storage) -> DatasetStorage:
+    """Return the storage of the data set's description; HugeCTR's files have that of Parquet."""
+    return next((known for known in DATASET_STORAGES if known == storage), "parquet")
+
+
+def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
+    """Raise where files cannot hold columns of the workflow, before anything is fitted."""
+    if workflow.spec.keys and options.storage != "parquet":
+        names = ", ".join(map(repr, workflow.spec.keys))
+        problem = f"got {options.storage!r}, which holds no keys of 64 bits ({names}), expected 'parquet'"
+        raise FieldError("", "storage", problem)
+    if workflow.spec.metadata and options.storage != "parquet":
+        names = ", ".join(map(repr, workflow.spec.metadata))
+        problem = f"got {options.storage!r}, which holds no metadata ({names}), expected 'parquet'"
+        raise FieldError("", "storage", problem)
+    if workflow.spec.weight is not None and options.storage in RECORD_KINDS:
+        problem = f"got {options.storage!r}, which holds no weights ({workflow.spec.weight!r})"
+        raise FieldError("", "storage", f"{problem}, expected 'parquet' or 'raw'")
+
+
+def _digest(data: object) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

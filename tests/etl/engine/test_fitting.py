@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.etl.ops import Categorify, LogOp
 from terarec.etl.source import source as source_module
 from terarec.etl.source.delimited import DelimitedReader

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from terarec.errors import ConfigError, FormatError, StorageError
-from terarec.etl import partitions
+from terarec.etl import fit, partitions, prepare
 from terarec.etl.columns import Rows, concatenate_rows, numpy_values
-from terarec.etl.engine import Progress, fit, grouped, prepare
+from terarec.etl.engine import Progress, grouped
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, merge, read_dataset, read_part_keys, read_parts

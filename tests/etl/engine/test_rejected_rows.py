@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from terarec.errors import FormatError
-from terarec.etl.engine import Progress, prepare
+from terarec.etl import prepare
+from terarec.etl.engine import Progress
 from terarec.etl.ops import Categorify, Explode, KeepRows, LogOp, Normalize, SplitText
 from terarec.etl.workflow import Workflow
 from terarec.spec import (

@@ -10,7 +10,8 @@ import pytest
 
 from terarec.data.synthetic import movielens
 from terarec.errors import ConfigError, RunInterruptedError
-from terarec.etl.engine import Progress, prepare
+from terarec.etl import prepare
+from terarec.etl.engine import Progress
 from terarec.etl.ready import PRESETS
 from terarec.etl.sink import RECORD_KINDS
 from terarec.etl.workflow import Workflow
@@ -25,7 +26,7 @@ from tests.processes import run_python
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.spec import PrepareOptions, SplitByTime
 from tests.etl.engine.logs import shop_workflow
 
@@ -112,7 +113,7 @@ import os, signal, sys
 from pathlib import Path
 from terarec.etl import shuffle as shuffling
 from terarec.etl.sink import FileSink
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.spec import PrepareOptions
 from tests.etl.engine.test_resume import WRITE_OPTIONS, write_workflow
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.etl.ops import Categorify, Explode, History, KeepRows, Normalize, Rename
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from terarec.data.synthetic import adult, amazon, avazu, mind, movielens, rees46
-from terarec.etl.engine import PrepareReport, prepare
+from terarec.etl import prepare
+from terarec.etl.engine import PrepareReport
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.formats import read_dataset

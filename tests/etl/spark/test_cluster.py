@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import MissingDependencyError
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.etl.spark import check_spark
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from terarec.errors import ConfigError, FormatError
-from terarec.etl import spark as spark_engine
-from terarec.etl.engine import Progress, prepare
+from terarec.etl import prepare
+from terarec.etl.engine import Progress
 from terarec.etl.ops import (
     Categorify,
     Explode,
@@ -53,7 +53,7 @@ def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any)
     """The reports of both engines, whose data sets lie in ``spark/`` and ``local/``."""
     asked, told = PrepareOptions(**options), list[Progress]()
     reports = (
-        spark_engine.prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked), told.append),
+        prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked), told.append),
         prepare(Workflow.of(spec), paths, directory / "local", asked),
     )
     assert_same(directory / "spark", directory / "local")
@@ -91,7 +91,7 @@ def test_states_of_many_pieces_are_merged_in_a_tree(tmp_path: Path) -> None:
     settings = {**asked.spark_conf, "spark.sql.files.maxPartitionBytes": "300"}
     assert sum(path.stat().st_size for path in paths) // 300 > _FAN_IN
     asked = dataclasses.replace(asked, spark_conf=settings)
-    spark_engine.prepare(Workflow.of(one_of_each()), paths, tmp_path / "spark", asked)
+    prepare(Workflow.of(one_of_each()), paths, tmp_path / "spark", asked)
     assert_same(tmp_path / "spark", tmp_path / "local")
 
 
@@ -100,7 +100,7 @@ def test_pieces_of_no_size_are_reported_before_any_work(tmp_path: Path, size: st
     log = shop_files(tmp_path / "raw")
     asked = dataclasses.replace(on_spark(PrepareOptions()), spark_conf={"spark.sql.files.maxPartitionBytes": size})
     with pytest.raises(FieldError) as caught:
-        spark_engine.prepare(shop_workflow(), log, tmp_path / "out", asked)
+        prepare(shop_workflow(), log, tmp_path / "out", asked)
     assert caught.value.field == "spark_conf"
     assert "spark.sql.files.maxPartitionBytes" in caught.value.problem
     assert not (tmp_path / "out").exists()
@@ -138,9 +138,9 @@ def test_bad_weights_are_reported_and_left_out_as_by_the_local_engine(tmp_path: 
         weight="w",
     )
     told = []
-    for engine, asked in ((prepare, PrepareOptions()), (spark_engine.prepare, on_spark(PrepareOptions()))):
+    for asked in (PrepareOptions(), on_spark(PrepareOptions())):
         with pytest.raises(FormatError, check=at(f"{log}: line 12, column 'w'")) as caught:
-            engine(Workflow.of(spec), [log], tmp_path / "refused", asked)
+            prepare(Workflow.of(spec), [log], tmp_path / "refused", asked)
         told.append(str(caught.value))
     assert told[0] == told[1]
     ours, theirs = both(spec, [log], tmp_path, bad_input="skip")
@@ -168,7 +168,7 @@ def test_all_rows_in_one_split(tmp_path: Path) -> None:
     log = shop_files(tmp_path / "raw")
     prepare(shop_workflow(), log, tmp_path / "fitted", PrepareOptions())
     fitted = Workflow.load(tmp_path / "fitted" / "workflow").with_split(OneSplit(split="test"))
-    report = spark_engine.prepare(fitted, log[1:], tmp_path / "spark", on_spark(PrepareOptions()))
+    report = prepare(fitted, log[1:], tmp_path / "spark", on_spark(PrepareOptions()))
     prepare(fitted, log[1:], tmp_path / "local", PrepareOptions())
     assert report.splits == {"test": 300}
     assert_same(tmp_path / "spark", tmp_path / "local")
@@ -311,4 +311,4 @@ def _assert_same_error(spec: WorkflowSpec, paths: list[Path], out: Path) -> None
 
 
 def _prepare(spec: WorkflowSpec, paths: list[Path], out: Path, **options: Any) -> None:
-    spark_engine.prepare(Workflow.of(spec), paths, out, PrepareOptions(engine="spark", **options))
+    prepare(Workflow.of(spec), paths, out, PrepareOptions(engine="spark", **options))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from terarec.etl import spark as spark_engine
+from terarec.etl import prepare
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
 from terarec.spec import PrepareOptions
@@ -20,5 +20,5 @@ def test_spark_gives_the_same_data_set(tmp_path, name):
     tables = {table: (str(made.raw / file),) for table, file in case.tables.items()}
     options = on_spark(PrepareOptions(tables=tables, **case.options))
     sources = [made.raw / file for file in case.sources]
-    spark_engine.prepare(Workflow.of(PRESETS[case.workflow](**layout)), sources, tmp_path / "spark", options)
+    prepare(Workflow.of(PRESETS[case.workflow](**layout)), sources, tmp_path / "spark", options)
     assert_same(tmp_path / "spark", made.out)

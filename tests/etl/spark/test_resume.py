@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, RunInterruptedError
-from terarec.etl import spark as spark_engine
-from terarec.etl.engine import Progress, prepare
+from terarec.etl import prepare
+from terarec.etl.engine import Progress
 from terarec.spec import PrepareOptions
 from tests.errors import at
 from tests.etl.engine.logs import shop_files
@@ -26,7 +26,7 @@ PHASES = ["count", "group", "fit 1", "fit 2", "write"]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from terarec.etl.spark import prepare
+from terarec.etl import prepare
 from tests.etl.spark.conftest import on_spark
 from tests.etl.spark.test_resume import OPTIONS, WORKFLOW
 
@@ -42,7 +42,7 @@ prepare(WORKFLOW, [Path(path) for path in log], Path(out), on_spark(OPTIONS), ki
 
 def resumed(log: list[Path], out: Path) -> list[str]:
     """Go on with a preparation; returns the phases that were done."""
-    report = spark_engine.prepare(WORKFLOW, log, out, on_spark(OPTIONS))
+    report = prepare(WORKFLOW, log, out, on_spark(OPTIONS))
     assert [phase.name for phase in report.phases] == PHASES
     assert (report.rows, report.inputs[1].name) == (600, "time")
     prepare(WORKFLOW, log, out.with_name("local"), OPTIONS)
@@ -60,11 +60,11 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterruptedError) as interrupted:
-        spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(OPTIONS), interrupt)
+        prepare(WORKFLOW, log, tmp_path / "out", on_spark(OPTIONS), interrupt)
     assert interrupted.value.phases == ("count", "group", "fit 1", "fit 2")
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, check=at("out", "with other options, ")):
-        spark_engine.prepare(WORKFLOW, log, tmp_path / "out", on_spark(PrepareOptions(seed=1)))
+        prepare(WORKFLOW, log, tmp_path / "out", on_spark(PrepareOptions(seed=1)))
     assert resumed(log, tmp_path / "out") == PHASES[:4]
     assert not (tmp_path / "out.partial").exists()
 

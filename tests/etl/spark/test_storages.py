@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from terarec.etl import spark as spark_engine
-from terarec.etl.engine import prepare
+from terarec.etl import prepare
 from terarec.spec import STORAGES, PrepareOptions
 from tests.etl.engine.logs import shop_files
 from tests.etl.spark.conftest import on_spark
@@ -22,5 +21,5 @@ def test_files_of_a_storage_are_the_same(tmp_path: Path, storage: str) -> None:
     workflow = fixed_width("user", "item", *(() if storage in ("hugectr_raw", "hugectr_raw_async") else ("seen",)))
     options = PrepareOptions(storage=storage, rows_per_shard=100, shuffle=True)  # type: ignore[arg-type]
     prepare(workflow, log, tmp_path / "local", options)
-    spark_engine.prepare(workflow, log, tmp_path / "spark", on_spark(options))
+    prepare(workflow, log, tmp_path / "spark", on_spark(options))
     assert data_files(tmp_path / "spark") == data_files(tmp_path / "local")

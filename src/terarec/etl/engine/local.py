@@ -22,8 +22,7 @@ from terarec.etl.engine.fitting import (
 )
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.passes import Passes, Pipeline
-from terarec.etl.engine.preparation import WORK, WORKFLOW, Phases, Result, fit_with, prepare_with
-from terarec.etl.engine.report import OnProgress, PrepareReport
+from terarec.etl.engine.phases import WORK, WORKFLOW, Phases, Result
 from terarec.etl.engine.split import (
     Bounds,
     RowBounds,
@@ -55,27 +54,6 @@ from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFract
 BYTES_PER_TEXT_BYTE = 3
 """Rows take about this multiple of the bytes of their text in memory; text of compressed files is estimated in turn."""
 _UNKNOWN_MEMORY = 8 << 30
-
-
-def prepare(
-    workflow: Workflow,
-    sources: Sequence[str | Path],
-    out: Path,
-    options: PrepareOptions,
-    progress: OnProgress | None = None,
-) -> PrepareReport:
-    """Fit `workflow`, unless it is fitted, and write the data set of `sources`; see `terarec.etl.prepare`.
-
-    ``<out>.partial`` takes the work; the same call resumes a killed run.
-    """
-    return prepare_with(LocalRun, workflow, sources, out, options, progress)
-
-
-def fit(
-    workflow: Workflow, sources: Sequence[str | Path], options: PrepareOptions, progress: OnProgress | None = None
-) -> Workflow:
-    """Return `workflow` fitted on the training part of `sources`; only temporary files are written."""
-    return fit_with(LocalRun, workflow, sources, options, progress)
 
 
 def _keep_files(directory: Path, kept: set[Path]) -> None:

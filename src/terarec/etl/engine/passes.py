@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import RowFaultError, Rows
-from terarec.etl.engine.report import ProgressMeter
+from terarec.etl.engine.phases import ProgressMeter
 from terarec.etl.ops import State, Statistic
 from terarec.etl.source import InputFault, RawBlock, Source
 from terarec.etl.source.source import blocks_ahead

@@ -17,7 +17,7 @@ from terarec.etl.columns import Rows, is_list, kind_of
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.local import BYTES_PER_TEXT_BYTE
 from terarec.etl.engine.passes import Passes, Pipeline, ReadRows
-from terarec.etl.engine.report import OnProgress, ProgressMeter
+from terarec.etl.engine.phases import OnProgress, ProgressMeter
 from terarec.etl.engine.split import assign
 from terarec.etl.ops import Operator
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS

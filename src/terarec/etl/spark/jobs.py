@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from terarec import errors
 from terarec.errors import ClusterError, StorageError, TerarecError
-from terarec.etl.engine.report import ProgressMeter
+from terarec.etl.engine.phases import ProgressMeter
 from terarec.spec.quoting import shortened
 
 _PERIOD = 1.0

@@ -1,15 +1,18 @@
-"""Progress of a preparation while it runs, and ``report.json``, the summary at its end."""
+"""Phases of a preparation, their progress while they run, and ``report.json``, the summary at its end."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from terarec.io import write_versioned_json
-from terarec.spec import DatasetSpec, to_data
+from terarec.etl.source import Source
+from terarec.etl.workflow import Workflow
+from terarec.io import Journal, write_versioned_json
+from terarec.spec import DatasetSpec, PrepareOptions, to_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +120,89 @@ class ProgressMeter:
             bytes_per_second=self._phase_bytes / seconds,
             seconds_left=None if left is None else max(left, 0.0),
         )
+
+
+WORK = "work"
+"""Directory of what phases pass on through the disk."""
+WORKFLOW = "workflow"
+"""Directory of the fitted workflow in a data set."""
+
+Result: TypeAlias = dict[str, Any]
+"""Result of a phase, as JSON."""
+
+
+class EngineRun(Protocol):
+    """The phases of one preparation; complete ones are not run again.
+
+    It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW` of its directory.
+
+    Attributes:
+        spilled: Names of the steps whose statistics did not fit in memory.
+    """
+
+    spilled: list[str]
+
+    def fit(self) -> Workflow:
+        """Return the fitted workflow."""
+        ...
+
+    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
+        """Write all rows as `spec` describes them into the directory, which will lie at `location`.
+
+        Returns:
+            "rows": split -> rows; "missing": column of the sources -> its missing and all values; "bad_input": "counts"
+            of each kind, and the "first" faults.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Remove what phases passed on."""
+        ...
+
+
+class Phases:
+    """Runs phases and commits them, so that each is run once, by this run or by an interrupted one before it.
+
+    Args:
+        journal: Record of the phases that are done.
+        progress: Callback, called after every block.
+
+    Attributes:
+        meter: Progress meter, to be called for every block.
+        reports: Report of each phase.
+        results: Result of each phase.
+    """
+
+    def __init__(self, journal: Journal, progress: OnProgress | None) -> None:
+        self.meter = ProgressMeter(progress)
+        self.reports: list[PhaseReport] = []
+        self.results: list[Result] = []
+        self._journal = journal
+
+    def run(self, name: str, work: Callable[[], Result], num_bytes: int) -> Result:
+        """Return the result of phase `name`, computed by `work` unless it is done already.
+
+        Args:
+            name: Name of the phase.
+            work: Function that does it; its result goes to the journal.
+            num_bytes: Bytes of the sources that it reads.
+        """
+        known = self._journal.result(name)
+        if known is not None:
+            self.meter.skip(num_bytes)
+            report, result = PhaseReport(**{**known["report"], "resumed": True}), dict(known["result"])
+        else:
+            self.meter.begin(name)
+            result = work()
+            report = self.meter.end()
+            self._journal.commit(name, {"report": dataclasses.asdict(report), "result": result})
+        self.reports.append(report)
+        self.results.append(result)
+        return result
+
+
+StartRun: TypeAlias = Callable[[Workflow, Source, PrepareOptions, Phases, Path], EngineRun]
+"""Makes the run of a workflow over a source, in a directory that becomes the data set."""
 
 
 REPORT_FILE = "report.json"
