@@ -29,7 +29,7 @@ import torch
 
 from terarec.batch import Batch, one_hot
 from terarec.models import DLRM
-from terarec.reports.numbers import byte_text, number_text
+from terarec.reports.text import byte_text, number_text
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,

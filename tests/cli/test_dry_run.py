@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import FormatError
+from terarec.etl import dry_run
 from terarec.formats import open_shard, read_dataset
 from terarec.spec import SplitByFraction
 from tests.cli.conftest import figures, refused, terarec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from terarec.cli.show import Show
 from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from terarec.data.synthetic import GenerateReport
     from terarec.etl.drift import DataSummary
     from terarec.spec import RecordsSpec
 
@@ -51,62 +51,29 @@ class GenerateAmazonOptions(GenerateOptions):
     layout: Annotated[Literal["2018", "2023"], typer.Option(help="Release of the reviews.")] = "2018"
 
 
-def criteo(options: GenerateCriteoOptions, show: Show) -> None:
-    """Run ``terarec generate criteo``."""
-    from terarec.data.synthetic import criteo as source
+def _generator(name: str, unit: str, options_type: type[GenerateOptions] = GenerateOptions) -> Callable[..., None]:
+    """Return the function of ``terarec generate NAME``, whose generator counts in `unit`."""
 
-    _generate(source.generate, "rows", options, show)
+    def generate(options: GenerateOptions, show: Show) -> None:
+        generator = importlib.import_module(f"terarec.data.synthetic.{name}")
+        arguments = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+        out = arguments.pop("out")
+        with show.progress("generating", unit) as progress:
+            report = generator.generate(out, **arguments, progress=progress)
+        known = {"days": arguments["days"]} if "days" in arguments else {}
+        show.result(f"Generated {out}", {**known, "out": str(out), **dataclasses.asdict(report)})
 
-
-def avazu(options: GenerateOptions, show: Show) -> None:
-    """Run ``terarec generate avazu``."""
-    from terarec.data.synthetic import avazu as source
-
-    _generate(source.generate, "rows", options, show)
-
-
-def rees46(options: GenerateOptions, show: Show) -> None:
-    """Run ``terarec generate rees46``."""
-    from terarec.data.synthetic import rees46 as source
-
-    _generate(source.generate, "events", options, show)
+    generate.__annotations__["options"] = options_type  # its fields become the options of the command
+    return generate
 
 
-def mind(options: GenerateOptions, show: Show) -> None:
-    """Run ``terarec generate mind``."""
-    from terarec.data.synthetic import mind as source
-
-    _generate(source.generate, "pages", options, show)
-
-
-def movielens(options: GenerateMovielensOptions, show: Show) -> None:
-    """Run ``terarec generate movielens``."""
-    from terarec.data.synthetic import movielens as source
-
-    _generate(source.generate, "ratings", options, show)
-
-
-def adult(options: GenerateOptions, show: Show) -> None:
-    """Run ``terarec generate adult``."""
-    from terarec.data.synthetic import adult as source
-
-    _generate(source.generate, "people", options, show)
-
-
-def amazon(options: GenerateAmazonOptions, show: Show) -> None:
-    """Run ``terarec generate amazon``."""
-    from terarec.data.synthetic import amazon as source
-
-    _generate(source.generate, "reviews", options, show)
-
-
-def _generate(generate: Callable[..., GenerateReport], unit: str, options: GenerateOptions, show: Show) -> None:
-    arguments = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    out = arguments.pop("out")
-    with show.progress("generating", unit) as progress:
-        report = generate(out, **arguments, progress=progress)
-    known = {"days": arguments["days"]} if "days" in arguments else {}
-    show.result(f"Generated {out}", {**known, "out": str(out), **dataclasses.asdict(report)})
+criteo = _generator("criteo", "rows", GenerateCriteoOptions)
+avazu = _generator("avazu", "rows")
+rees46 = _generator("rees46", "events")
+mind = _generator("mind", "pages")
+movielens = _generator("movielens", "ratings", GenerateMovielensOptions)
+adult = _generator("adult", "people")
+amazon = _generator("amazon", "reviews", GenerateAmazonOptions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 from terarec.cli.options import AllowImport, CheckpointOption, Force
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.reports.numbers import label
+from terarec.reports.text import label
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from terarec.reports.numbers import label, text
-from terarec.reports.progress import Bar
+from terarec.reports.text import Bar, label, text
 from terarec.spec.codec import finite_data
 from terarec.spec.quoting import printable
 

@@ -17,7 +17,6 @@ from terarec.io.json_files import (
     write_json,
     write_versioned_json,
 )
-from terarec.io.locks import file_lock, remove_abandoned
 from terarec.io.remote import (
     PARTIAL_SUFFIX,
     Location,
@@ -28,7 +27,7 @@ from terarec.io.remote import (
     locate,
     read_text,
 )
-from terarec.io.resumable import Journal, resumable_dir
+from terarec.io.resumable import Journal, file_lock, remove_abandoned, resumable_dir
 
 __all__ = [
     "PARTIAL_SUFFIX",

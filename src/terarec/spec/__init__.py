@@ -41,7 +41,6 @@ from terarec.spec.model import (
     WideDeepSpec,
     XDeepFMSpec,
 )
-from terarec.spec.operator import OperatorSpec, register
 from terarec.spec.optimizer import (
     AdaGradSpec,
     AdamSpec,
@@ -73,6 +72,7 @@ from terarec.spec.parameter_server import (
     TierSpec,
     TLSSpec,
 )
+from terarec.spec.registry import OperatorSpec, register
 from terarec.spec.run import (
     RECIPE_SPLITS,
     BinarySpec,

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
 from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
-from terarec.spec.operator import OperatorSpec
 from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.registry import OperatorSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

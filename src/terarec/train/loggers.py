@@ -17,7 +17,7 @@ from torch import Tensor
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.io import write_bytes
 from terarec.metrics import Throughput
-from terarec.reports.progress import Bar
+from terarec.reports.text import Bar
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import finite_data
 from terarec.train.devices import describe_environment

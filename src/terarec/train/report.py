@@ -27,7 +27,6 @@ from terarec.errors import FormatError
 from terarec.formats import DATASET_FILE, read_dataset
 from terarec.io import write_bytes
 from terarec.kernels.processor import processor_name
-from terarec.reports.numbers import byte_text, duration_text, setting_text
 from terarec.reports.page import (
     BLUE,
     GREEN,
@@ -46,6 +45,7 @@ from terarec.reports.page import (
     render,
     svg_element,
 )
+from terarec.reports.text import byte_text, duration_text, setting_text
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.storage import TierUse
 from terarec.train.report_log import RunLog, read_log

@@ -14,7 +14,7 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.etl.ops import LogOp, MappedColumns, State
 from terarec.etl.workflow import Workflow
-from terarec.spec import LabelSpec, OperatorSpec, SourceColumn, SourceSpec, operator, register
+from terarec.spec import LabelSpec, OperatorSpec, SourceColumn, SourceSpec, register, registry
 from terarec.spec.registry import Registry
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
@@ -91,7 +91,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A workflow with two operators of a module that is not imported yet."""
     (tmp_path / "shop_ops.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(operator, "_OPERATORS", Registry("operator", OperatorSpec.members()))
+    monkeypatch.setattr(registry, "_OPERATORS", Registry("operator", OperatorSpec.members()))
     columns = (("price", "number"), ("brand", "text"), ("bought", "integer"))
     source = SourceSpec(format="delimited", columns=tuple(SourceColumn(name=name, type=kind) for name, kind in columns))
     workflow = Workflow(

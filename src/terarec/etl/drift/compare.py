@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError
 from terarec.etl.drift.summary import CategorySummary, DataSummary, NumberSummary
 from terarec.io import check_new_file, write_bytes, write_versioned_json
-from terarec.reports.numbers import number_text, percent_text
 from terarec.reports.page import (
     BLUE,
     INK,
@@ -32,6 +31,7 @@ from terarec.reports.page import (
     render,
     svg_element,
 )
+from terarec.reports.text import number_text, percent_text
 from terarec.spec.quoting import shortened
 
 SMOOTHING = 0.5
