@@ -236,7 +236,7 @@ class Checkpoint:
 def load(path: Path) -> Checkpoint:
     """Open the checkpoint at `path`; read and check its manifest and ``state.json``, the rest when requested.
 
-    A delta needs the checkpoints that it builds on beside it.
+    A delta needs the checkpoints that it builds on in the same directory.
 
     Raises:
         DataNotFoundError: `path` is no complete checkpoint.
@@ -351,8 +351,8 @@ def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStac
             checkpoint = stack.enter_context(staged(directory, state.step))
         except Exception as raised:
             error = raised
-    told = {"error": None if error is None else one_line(str(error)), "path": str(checkpoint)}
-    found = writers.gather("place of a checkpoint", told)
+    report = {"error": None if error is None else one_line(str(error)), "path": str(checkpoint)}
+    found = writers.gather("place of a checkpoint", report)
     if error is not None:
         raise error
     _check_all(found[:1])
@@ -360,6 +360,6 @@ def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStac
 
 
 def _check_all(found: list[dict[str, Any]]) -> None:
-    failed = [f"rank {rank}: {told['error']}" for rank, told in enumerate(found) if told["error"] is not None]
+    failed = [f"rank {rank}: {report['error']}" for rank, report in enumerate(found) if report["error"] is not None]
     if failed:
         raise StorageError("checkpoint", failed[0])

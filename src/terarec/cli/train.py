@@ -269,7 +269,7 @@ def _fit(run: Run, options: TrainOptions, show: Show) -> None:
         return
     if options.resume and not run.directory.has_checkpoint:
         show.line(f"{options.out}: no checkpoint to resume from, starting from the first step")
-    report = run.fit(resume=options.resume, tell=show.line)
+    report = run.fit(resume=options.resume, log=show.line)
     show.result(f"Trained {options.out}", _figures(run, report, _draw(options.out, show)))
 
 

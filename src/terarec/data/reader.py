@@ -366,7 +366,7 @@ class Reader(IterableDataset[Batch]):
         """Return the position of the reader as small JSON data.
 
         ``epoch`` counts finished epochs, ``rows_read`` the samples of the current one that the consumer has received.
-        The other fields tell which order and cut they refer to.
+        The other fields describe the order and the batches to which they refer.
         """
         return self._stream.state_dict()
 

@@ -82,7 +82,7 @@ class EmbeddingCollection(nn.Module):
     Attributes:
         rows: Parameter float32[0] that represents the tables in ``parameters()``.
         pending: Gradients for the row optimizer.
-        specs: The tables as they were asked for.
+        specs: The tables as the caller described them.
         seed: Seed of the initial weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
         split_columns: Tables of which it has some columns alone; None for none.
@@ -299,7 +299,7 @@ class EmbeddingCollection(nn.Module):
     def preload_beside(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """Load rows of the next part of the data beside those of the present one; another thread may train meanwhile.
+        """Load rows of the next part of the data next to those of the present one; another thread may train meanwhile.
 
         They take the room in the fastest memory that the rows of neither part need; of those beyond, some MiB wait in
         host memory.

@@ -236,7 +236,7 @@ def replace_embeddings(model: _Model) -> _Model:
 
 
 def _obstacle(module: nn.EmbeddingBag | nn.Embedding) -> str:
-    """Why `module` cannot be replaced; empty if it can."""
+    """Return why `module` cannot be replaced; empty if it can."""
     if type(module) not in _REPLACEMENTS:
         return f"{type(module).__name__} is a subclass, which may compute something else"
     if "forward" in vars(module):

@@ -336,7 +336,7 @@ class RecordedTables:
     """The tables of one collection.
 
     Attributes:
-        tables: Tables as the model asked for them.
+        tables: Tables as the model describes them.
         features: Features that look them up.
     """
 

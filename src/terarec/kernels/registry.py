@@ -63,7 +63,7 @@ class Choice:
 
 @functools.cache
 def available() -> dict[str, str]:
-    """Every implementation -> "" if it runs in this process, else the reason why it does not."""
+    """Return every implementation -> "" if it runs in this process, else the reason why it does not."""
     return {name: _loading_fault(name) for name in IMPLEMENTATIONS}
 
 
@@ -165,7 +165,7 @@ def _lack(op: str, name: str, among: tuple[str, ...]) -> str:
 
 
 def _loading_fault(name: str) -> str:
-    """Why an implementation does not load; Triton is loaded only where it can run, for it takes a while."""
+    """Return why an implementation does not load; load Triton only where it can run, since that takes long."""
     if name == "triton":
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"

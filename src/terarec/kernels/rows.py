@@ -20,7 +20,7 @@ class ReservedRows:
     """Address space for an array ``[most_rows, ...]`` of which the first rows have memory.
 
     Growing never copies: every array has the same address, and one that was taken before sees the same memory. The
-    address space is given back with the last of them.
+    address space is released with the last of them.
 
     Attributes:
         shape: The array that address space is reserved for.
@@ -111,7 +111,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
-    """Return address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory by and by.
+    """Return address space in host memory for an array ``[most_rows, ...]`` whose rows get zeroed memory as it grows.
 
     Args:
         shape: The most rows there may ever be, then the shape of a row. What is reserved costs no memory.

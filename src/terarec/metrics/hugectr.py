@@ -45,7 +45,7 @@ class NDCG:
         if bad.any():
             raise ConfigError("NDCG.update", f"got the label {label_columns[bad][0]}, expected finite numbers >= 0")
         self._expect_labels(score_columns.shape[1])
-        self._batches.append((score_columns.copy(), label_columns.copy()))  # the caller may reuse his buffers
+        self._batches.append((score_columns.copy(), label_columns.copy()))  # the caller may reuse the memory
         return self
 
     def merge(self, other: NDCG) -> NDCG:
@@ -74,7 +74,7 @@ class NDCG:
 
 
 def _gain(scores: FloatColumns, labels: FloatColumns) -> float:
-    """NDCG of one label's samples."""
+    """Return the NDCG of one label's samples."""
     discounts = 1.0 / np.log2(np.arange(2, len(scores) + 2))
     ideal = float(np.sort(labels)[::-1] @ discounts)
     if ideal == 0.0:

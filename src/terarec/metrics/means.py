@@ -185,7 +185,7 @@ class NormalizedEntropy(LabelMeanMetric):
 
     @classmethod
     def finish(cls, means: Floats) -> Floats:
-        """Cross-entropy / entropy of the mean label."""
+        """Return the cross-entropy / entropy of the mean label."""
         loss, mean_label = means
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -(mean_label * np.log(mean_label) + (1 - mean_label) * np.log1p(-mean_label))
@@ -303,7 +303,7 @@ class Accuracy(LabelMeanMetric):
 
     @classmethod
     def terms(cls, predictions: FloatColumns, labels: FloatColumns) -> Floats:
-        """1 for a sample whose class is predicted, 0 for another."""
+        """Return 1 for a sample whose class is predicted, 0 for another."""
         if predictions.shape != labels.shape:
             right = predictions.argmax(axis=1)[:, None] == labels
         else:
@@ -373,6 +373,6 @@ class Throughput:
         return self._clock() - self._start
 
     def compute(self) -> float:
-        """Samples a second; 0.0 before any time has passed."""
+        """Return the samples a second; 0.0 before any time has passed."""
         seconds = self.seconds
         return self.samples / seconds if seconds > 0 else 0.0

@@ -85,24 +85,24 @@ def ranks_of_samples(scores: FloatColumns, labels: FloatColumns, group: Integers
 
 
 def ndcg(ranks: RelevantRanks, k: int | None) -> Floats:
-    """DCG@k / ideal DCG@k with DCG@k = sum of gain / log2(rank + 1) over ranks <= k (Jarvelin & Kekalainen 2002)."""
+    """Return DCG@k / ideal DCG@k, DCG@k = sum of gain / log2(rank + 1) over ranks <= k (Jarvelin & Kekalainen 2002)."""
     return _share(_dcg(ranks, k), _dcg(ranks.ideal, k))
 
 
 def recall(ranks: RelevantRanks, k: int | None) -> Floats:
-    """Share of the relevant entries that are among the first k."""
+    """Return the share of the relevant entries that are among the first k."""
     group, _, _ = ranks.within(k)
     return _share(np.bincount(group, minlength=ranks.groups).astype(np.float64), ranks.counts)
 
 
 def hit_rate(ranks: RelevantRanks, k: int | None) -> Floats:
-    """1 if a relevant entry is among the first k, 0 otherwise."""
+    """Return 1 if a relevant entry is among the first k, 0 otherwise."""
     group, _, _ = ranks.within(k)
     return _defined(ranks, np.bincount(group, minlength=ranks.groups) > 0)
 
 
 def mrr(ranks: RelevantRanks, k: int | None) -> Floats:
-    """1 / rank of the first relevant entry, 0 if it is not among the first k."""
+    """Return 1 / rank of the first relevant entry, 0 if it is not among the first k."""
     group, rank, _ = ranks.within(k)
     best = np.zeros(ranks.groups)
     np.maximum.at(best, group, 1.0 / rank)
@@ -286,7 +286,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
     Raises:
         ConfigError: A NaN score.
     """
-    # One more than asked for shows whether the last place is tied.
+    # One more than `k` shows whether the last place is tied.
     beyond = min(k + 1, scores.shape[1])
     values, items = scores.topk(beyond, dim=1)
     if bool(values[:, :1].isnan().any()):  # the highest of all for `topk`
@@ -305,7 +305,7 @@ def best_items(scores: Tensor, k: int) -> Tensor:
 
 
 def _first_of_equals(scores: Tensor, values: Tensor, k: int) -> Tensor:
-    """The `k` best items of one row, in any order: all above the last of `values`, and the first ones equal to it."""
+    """Return the `k` best items of a row, in any order: all above the last of `values`, and the first equal to it."""
     least = values[-1]
     above = (scores > least).nonzero()[:, 0]
     equal = (scores == least).nonzero()[:, 0]

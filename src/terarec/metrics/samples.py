@@ -95,7 +95,7 @@ class SampleStore:
         return samples, known
 
     def column(self, name: str) -> tuple[Integers, pa.Array]:
-        """The code of each sample's value in a column, int64[N] (-1 for a missing value), and the distinct values."""
+        """Return the code of each sample's value in a column, int64[N] (-1 for missing), and the distinct values."""
         chunks = pa.chunked_array(self._columns[name])
         is_encoded = pa.types.is_dictionary(chunks.type)
         encoded = chunks.unify_dictionaries() if is_encoded else chunks.dictionary_encode()
@@ -106,7 +106,7 @@ class SampleStore:
 
 
 def column_array(name: str, values: ColumnValues, rows: int) -> pa.Array:
-    """`values` of a column as an array of int64, float64, booleans, or strings in a dictionary; NaN becomes null.
+    """Return `values` of a column as an array of int64, float64, booleans, or encoded strings; NaN becomes null.
 
     Raises:
         ConfigError: Not one value for each of the `rows` samples, or values of another type.
@@ -196,7 +196,7 @@ class PartedSamples:
         return self._mean_of_groups(values, grouped.weight)
 
     def ranking(self, values: Floats) -> Floats:
-        """The mean over the groups of each part of one value a group, weighted by the mean weight of their samples."""
+        """Return the mean of one value a group over the groups of each part, weighted by the samples' mean weight."""
         grouped = self._groups
         return self._mean_of_groups(values, grouped.weight / grouped.size)
 

@@ -38,7 +38,7 @@ class LoadedModel(NamedTuple):
         model: In evaluation mode; no optimizer and no optimizer state comes with it.
         spec: Spec of the run that trained it.
         dataset: Columns, without shards; its workflow is relative to ``RUN/dataset``.
-        step: Training steps behind its weights.
+        step: Training steps of its weights.
     """
 
     model: nn.Module

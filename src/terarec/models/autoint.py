@@ -58,7 +58,7 @@ class AutoInt(nn.Module):
         self.linear = LinearTerms(spec, dataset, outputs, seed=seed) if spec.wide else None
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         vectors, flat = self.vectors(batch)
         logits: Tensor = self.output(self.attention(vectors).flatten(1))
         if self.deep is not None:

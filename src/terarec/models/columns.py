@@ -84,14 +84,14 @@ def join(dense: Tensor, pooled: Tensor) -> Tensor:
 
 
 def input_width(spec: NetworkSpec, dataset: DatasetSpec) -> int:
-    """Width of what `side_by_side` gives."""
+    """Return the width of what `side_by_side` returns."""
     return len(dataset.dense) + spec.width * len(dataset.categorical)
 
 
 def mlp(
     spec: NetworkSpec, in_width: int, hidden: Sequence[int], outputs: int | None, generator: torch.Generator
 ) -> MLP:
-    """Hidden layers as `spec` describes them, and a linear layer to the outputs; without it for None."""
+    """Return hidden layers as `spec` describes them, and a linear layer to the outputs; without it for None."""
     widths = tuple(hidden) if outputs is None else (*hidden, outputs)
     return MLP(
         in_width,

@@ -42,7 +42,7 @@ class DCN(nn.Module):
         self.output = new_linear(last, outputs, weight=weight, bias=bias, generator=generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         x = side_by_side(self.embedding, batch)
         out = self.cross(x)
         if self.stacked is not None:

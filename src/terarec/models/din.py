@@ -75,7 +75,7 @@ class DIN(nn.Module):
         self.deep = mlp(spec, in_width, spec.hidden, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         pooled, sequences = self.embedding(_without(batch.sparse, self._missing))
         parts = [pooled]
         for module, (history, place) in zip(self.attention, self._places, strict=True):

@@ -53,7 +53,7 @@ class DLRM(nn.Module):
         self.top = mlp(spec, width, spec.top, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         logits: Tensor = self.top(self._interact(batch))
         return logits
 

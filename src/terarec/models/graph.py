@@ -61,7 +61,7 @@ class GraphModel(nn.Module):
     def __init__(self, spec: GraphSpec, *, seed: int = 0) -> None:
         super().__init__()
         self.spec = spec
-        # Moves with the model: a graph of tables alone has no parameter that tells its device.
+        # Moves with the model: a graph of tables alone has no parameter to take the device from.
         self.register_buffer("_place", torch.empty(0), persistent=False)
         self.shapes, built = _build(spec, torch.Generator().manual_seed(seed))
         self.layers = nn.ModuleList(module for _, module in built)
@@ -95,7 +95,7 @@ class GraphModel(nn.Module):
         return tensors
 
     def losses(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> dict[str, Tensor]:
-        """Name of each loss -> its mean over the batch, without the label's weight, from what `forward` gave.
+        """Return each loss by name: its mean over the batch, without the label's weight, from what `forward` gave.
 
         Args:
             tensors: Output of `forward`.
@@ -128,7 +128,7 @@ class GraphModel(nn.Module):
         return total
 
     def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Label -> its probabilities [B, n] under the loss that reads it, from what `forward` gave."""
+        """Return each label -> its probabilities [B, n] under the loss that reads it, from what `forward` gave."""
         return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
 
     def logits(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class GraphModel(nn.Module):
         return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
 
     def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B, L] of all labels side by side, in the order of ``spec.labels``, from what `forward` gave.
+        """Return the logits [B, L] of all labels, in the order of ``spec.labels``, from what `forward` gave.
 
         The logit of a softmax over two classes is their difference, whose sigmoid is the probability of the second.
 
@@ -166,7 +166,7 @@ class GraphModel(nn.Module):
         return self.training_loss(self(batch), batch)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Probabilities [B, n] of all losses side by side, in the order of the spec's layers."""
+        """Return the probabilities [B, n] of all losses side by side, in the order of the spec's layers."""
         return torch.cat(list(self.predictions(self(batch)).values()), dim=1)
 
     def tensor(self, batch: Batch, name: str) -> Tensor:
@@ -236,7 +236,7 @@ def graph_model(
 
 
 def tensor_shapes(spec: GraphSpec) -> dict[str, TensorShape]:
-    """Shape of every tensor of a graph but the losses; no table is made.
+    """Return the shape of every tensor of a graph but the losses; no table is made.
 
     Raises:
         ConfigError: Shapes or options of layers that do not fit.
@@ -278,7 +278,7 @@ def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | No
 
 
 def _loss_weights(spec: GraphSpec, losses: list[GraphLayer]) -> dict[str, float]:
-    """Top of each loss -> weight of the label that it reads."""
+    """Return the top of each loss -> weight of the label that it reads."""
     if not losses:
         raise ConfigError("graph", "got no loss layer, expected at least one, such as binary_cross_entropy")
     labels: dict[str, GraphLabel] = {label.name: label for label in spec.labels}
@@ -359,7 +359,7 @@ def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:
 
 
 def embedding_shapes(spec: GraphEmbedding) -> dict[str, TensorShape]:
-    """Shape of each top of `spec`."""
+    """Return the shape of each top of `spec`."""
     widths = [spec.width_of(feature) for feature in spec.features]
     if spec.output == "apart":
         return {top: TensorShape(1, (1, width)) for top, width in zip(spec.tops, widths, strict=True)}
@@ -389,7 +389,7 @@ def _renamed(jagged: Jagged, spec: GraphEmbedding) -> Jagged:
 
 
 def _side_by_side(spec: GraphEmbedding, output: EmbeddingOutput, batch_size: int) -> Tensor:
-    """[B, sum of widths] in the order of the features."""
+    """Return the vectors [B, sum of widths] in the order of the features."""
     if not output.sequences:
         return output.pooled
     pooled = _pooled_columns(spec, output.pooled)

@@ -78,7 +78,7 @@ class Numbers:
                 raise FieldError("", field, f"got {got!r}, expected one of {', '.join(name for name in known if name)}")
 
     def products(self, run: RunSpec) -> Precision:
-        """Return the precision of the products of a run's model; float32 beside layers of int8."""
+        """Return the precision of the products of a run's model; float32 for all but layers of int8."""
         if self.precision is None:
             return run.training.precision
         return "fp32" if self.precision == "int8" else cast(Precision, self.precision)

@@ -73,7 +73,7 @@ class TwoTower(nn.Module):
         return TowerVectors(self.user_vectors(batch), self.item_vectors(batch))
 
     def user_vectors(self, batch: Batch) -> Tensor:
-        """The users' vectors float[B, vector_width], divided by the temperature; only the user's columns are read.
+        """Return the users' vectors float[B, vector_width], divided by the temperature; reads the user's columns only.
 
         The dot of one of them with one of `item_vectors` is the logit of the pair.
         """
@@ -88,7 +88,7 @@ class TwoTower(nn.Module):
         return (output.user * output.item).sum(1, keepdim=True)
 
     def training_loss(self, output: TowerVectors, batch: Batch) -> Tensor:
-        """In-batch softmax, a scalar in nats; in training mode the items' frequencies are updated first."""
+        """Return the in-batch softmax, a scalar in nats; in training mode the items' frequencies are updated first."""
         keys = select(batch.sparse, [self.item_key]).keys
         if keys.shape[0] != batch.batch_size:
             raise ConfigError(
@@ -147,7 +147,7 @@ class Tower(nn.Module):
         self.mlp = mlp(spec, in_width, spec.hidden, spec.vector_width, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """float[B, vector_width]."""
+        """Return the vectors float[B, vector_width]."""
         x = batch.dense.index_select(1, self._dense)
         if self.embedding is not None:
             x = join(x, self.embedding(batch.sparse).pooled)
@@ -248,7 +248,7 @@ def in_batch_softmax(
     weights: Tensor | None = None,
     ranks: BatchRanks | None = None,
 ) -> Tensor:
-    """In-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
+    """Return the in-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
 
     Sample i has the loss -log(exp(s_ii) / sum over j of exp(s_ij)) with s_ij = u_i . v_j - log q_j. The samples j whose
     item is that of i, but for i itself, are left out of the sum: they are no negatives.

@@ -27,7 +27,7 @@ class LR(LinearTerms):
         super().__init__(spec, dataset, num_outputs or len(dataset.labels), seed=seed)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         return self.linear_terms(batch)
 
 
@@ -49,7 +49,7 @@ class DNN(nn.Module):
         self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         logits: Tensor = self.deep(side_by_side(self.embedding, batch))
         return logits
 
@@ -75,7 +75,7 @@ class WideDeep(LinearTerms):
         self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         logits: Tensor = self.linear_terms(batch) + self.deep(side_by_side(self.embedding, batch))
         return logits
 
@@ -148,7 +148,7 @@ class FM(FactorizationTerms):
         super().__init__(spec, dataset, num_outputs or len(dataset.labels), generator=generator, seed=seed)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         logits, _ = self.factorization_terms(batch)
         return logits
 
@@ -172,7 +172,7 @@ class DeepFM(FactorizationTerms):
         self.deep = mlp(spec, input_width(spec, dataset), spec.hidden, outputs, generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         terms, flat = self.factorization_terms(batch)
         logits: Tensor = terms + self.deep(flat)
         return logits
@@ -203,7 +203,7 @@ class XDeepFM(LinearTerms):
         self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits float[B, C]."""
+        """Return the logits float[B, C]."""
         vectors, flat = self.vectors(batch)
         logits: Tensor = self.linear_terms(batch) + self.cin_output(self.cin(vectors))
         return logits if self.deep is None else logits + self.deep(flat)

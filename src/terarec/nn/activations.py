@@ -173,7 +173,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
 
 
 def relu_dropout(x: Tensor, rate: float) -> Tensor:
-    """The `dropout` of the positive part of `x`. Its backward reads the result alone, so that no mask is kept."""
+    """Return the `dropout` of the positive part of `x`; its backward reads the result alone, so no mask is kept."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.nn.functional.dropout(torch.relu(x), rate)
     out: Tensor = _ReLUDropout.apply(x, rate)  # type: ignore[no-untyped-call]

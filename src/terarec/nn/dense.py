@@ -57,7 +57,7 @@ class Linear(nn.Linear):
 def new_linear(
     fan_in: int, fan_out: int, *, weight: Distribution, bias: Distribution | None, generator: torch.Generator
 ) -> Linear:
-    """A fully connected layer whose initial weights come from `generator` alone; without bias if `bias` is None."""
+    """Return a fully connected layer with initial weights from `generator` alone; without bias if `bias` is None."""
     # On "meta", so that torch draws no weights of its own from the global generator.
     layer = Linear(fan_in, fan_out, bias=bias is not None, device="meta").to_empty(device="cpu")
     weight.fill_(layer.weight, generator)
@@ -134,7 +134,7 @@ ACTIVATIONS = ("relu", "none")
 
 
 class MLP(nn.Module):
-    """Linear layers with an activation between them; batch norm goes before it, dropout behind it.
+    """Linear layers with an activation between them; batch norm goes before it, dropout after it.
 
     Args:
         in_width: Width of the input.
@@ -142,7 +142,7 @@ class MLP(nn.Module):
         generator: Source of the initial weights.
         relus: Whether the activation follows each layer; by default all but the last.
         biases: Whether each layer has a bias; by default all have.
-        dropout: Probability of zeroing a unit behind an activation while training.
+        dropout: Probability of zeroing a unit after an activation in training.
         initial: (fan_in, fan_out) -> distributions of a layer's initial weight and bias.
         activation: Name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
         batch_norm: Whether what goes into an activation is normalized over the batch.

@@ -54,12 +54,12 @@ def constant(value: float) -> Distribution:
 
 
 def xavier_normal(fan_in: int, fan_out: int) -> Distribution:
-    """Normal with variance 2 / (in + out) (Glorot and Bengio 2010)."""
+    """Return the normal distribution of variance 2 / (in + out) (Glorot and Bengio 2010)."""
     return normal(math.sqrt(2.0 / (fan_in + fan_out)))
 
 
 def xavier_uniform(fan_in: int, fan_out: int) -> Distribution:
-    """Uniform with variance 2 / (in + out) (Glorot and Bengio 2010)."""
+    """Return the uniform distribution of variance 2 / (in + out) (Glorot and Bengio 2010)."""
     return uniform(math.sqrt(6.0 / (fan_in + fan_out)))
 
 

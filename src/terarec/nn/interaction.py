@@ -22,7 +22,7 @@ _ALIGNMENT = 16
 
 
 class DotInteraction(nn.Module):
-    """The dots of all pairs of F vectors, behind the first vector itself.
+    """The first vector and the dots of all pairs of F vectors.
 
     Args:
         num_vectors: Number F of vectors a sample.

@@ -91,7 +91,7 @@ class TensorShape:
 
     Attributes:
         rows: Rows that each sample has: 1, unless a layer moved a dimension into the first one.
-        dims: The lengths behind the first dimension.
+        dims: The lengths after the first dimension.
     """
 
     rows: int
@@ -165,11 +165,11 @@ class WeightedLayer(Layer):
     """A layer with weights: its constructor also takes ``generator``, the source of the first ones."""
 
     def file_tensors(self) -> list[FileTensor]:
-        """Its weights as a file holds them: row-major, matrices [in, out], in the order of HugeCTR's dense files."""
+        """Return the weights as files hold them: row-major matrices [in, out], in the order of HugeCTR's files."""
         raise NotImplementedError
 
     def file_parameters(self) -> list[Tensor]:
-        """Views of the weights, in the order and orientation of `file_tensors`."""
+        """Return views of the weights, in the order and orientation of `file_tensors`."""
         return [entry.view(entry.tensor.detach()) for entry in self.file_tensors()]
 
     def set_file_parameters(self, tensors: Sequence[Tensor]) -> None:

@@ -51,7 +51,7 @@ _REGULARIZER = (
 
 
 def logistic_loss(logits: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean binary cross entropy, a scalar in nats.
+    """Return the mean binary cross entropy, a scalar in nats.
 
     Args:
         logits: Logits [B, L] of any float type; the loss is computed in float32.
@@ -83,7 +83,7 @@ class Loss(Layer):
         self.regularizer = None if kind == "none" else Regularizer(kind, strength)
 
     def predict(self, logit: Tensor) -> Tensor:
-        """Probabilities, float32, of the logits' shape."""
+        """Return probabilities, float32, of the logits' shape."""
         return logit.float().sigmoid()
 
 
@@ -125,7 +125,7 @@ class CrossEntropy(Loss):
         return (cross_entropy(logit.float(), classes, reduction="none") * weight).mean()
 
     def predict(self, logit: Tensor) -> Tensor:
-        """Probabilities of both classes, float32[B, 2]."""
+        """Return the probabilities of both classes, float32[B, 2]."""
         return logit.float().softmax(1)
 
 

@@ -161,5 +161,5 @@ def named(error: BadKeyError, layout: BagLayout) -> KeyOutOfRangeError:
 
 
 def name(tensor: Tensor) -> str:
-    """Element type and shape of `tensor`, for messages."""
+    """Return element type and shape of `tensor`, for messages."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

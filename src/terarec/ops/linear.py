@@ -118,12 +118,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """[B, n]. Products of bfloat16 are oneDNN's by torch's own choice."""
+    """Return [B, n]. Products of bfloat16 are oneDNN's by torch's own choice."""
     return _product(grad, weight.t()) if grad.dtype is torch.float32 else grad.mm(weight)
 
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """[m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
+    """Return [m, n]. The narrow side is the left one: for [4096, 13] and [4096, 512] 0.5 ms against 1.8 (Zen 5)."""
     if grad.dtype is not torch.float32 or not multiplies_weight_gradients(x.shape[1]):
         return grad.t().mm(x)
     if x.shape[1] < grad.shape[1]:
@@ -191,13 +191,13 @@ _linear_op.register_autograd(_backward, setup_context=_save)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-    """OneDNN's x W^T + b. It takes transposed and sliced matrices as they are, but reads a bias as a contiguous one."""
+    """Return oneDNN's x W^T + b. It takes transposed and sliced matrices, but reads a bias as a contiguous one."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, activation, [], "")
     return out
 
 
 def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether a product runs by oneDNN. What is decided first costs least: most products of small models are small."""
+    """Return whether a product runs by oneDNN; cheap conditions first, as most products of small models are small."""
     if not _is_eager_matrix(x, weight):
         return False
     width, in_width = weight.shape
@@ -215,7 +215,7 @@ def _is_by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product runs under bfloat16 autocast, and is large enough to be worth a call of oneDNN.
+    """Return whether a product runs under bfloat16 autocast, and is large enough to be worth a call of oneDNN.
 
     Exporters and tracers see torch's operations.
     """
@@ -229,7 +229,7 @@ def _is_fused_in_bfloat16(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product of a graph that is being compiled runs by oneDNN, in bfloat16 under autocast."""
+    """Return whether a product of a graph that is being compiled runs by oneDNN, in bfloat16 under autocast."""
     if is_exporting() or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
     from terarec.ops.traced import least_products
@@ -245,7 +245,7 @@ def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_eager_matrix(x: Tensor, weight: Tensor) -> bool:
-    """Whether no compiler, exporter or tracer sees the product, and `weight` is a matrix of torch's own classes."""
+    """Return whether no compiler or tracer sees the product, and `weight` is a matrix of torch's own classes."""
     if is_traced(x) or torch._C._get_tracing_state() is not None:
         return False
     return type(weight) in (Tensor, nn.Parameter) and weight.dim() == 2

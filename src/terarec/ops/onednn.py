@@ -29,7 +29,7 @@ class _Range:
     narrow: int = 0
 
     def smallest(self, in_width: int) -> int:
-        """Multiplications of the smallest product of a layer with such an input."""
+        """Return the multiplications of the smallest product of a layer with such an input."""
         return self.least if in_width >= self.narrow else LEAST_PRODUCTS
 
 
@@ -113,7 +113,7 @@ def _lack() -> str:
 
 
 def _why_mkl_is_fast() -> str:
-    """Why `torch.nn.functional.linear` is no slower than oneDNN; empty where it is slower."""
+    """Return why `torch.nn.functional.linear` is no slower than oneDNN; empty where it is slower."""
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return "this torch has no MKL, and multiplies by another library"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":

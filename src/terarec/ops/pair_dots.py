@@ -34,7 +34,7 @@ def supports_pair_dots(first: Tensor, others: Tensor) -> bool:
 
 
 def pair_dots(first: Tensor, others: Tensor, out_width: int, *, implementation: str = "auto") -> Tensor:
-    """Return the dots of all pairs of F vectors, behind the first vector itself, with gradients.
+    """Return the first vector and the dots of all pairs of F vectors, with gradients.
 
     One pass reads the vectors, rounds them to bfloat16 if the first is, multiplies them and packs the dots, where torch
     takes five: in bfloat16 8192 samples of 27 x 64 took 7 ms instead of 16 forward and 13 instead of 17 backward, to

@@ -290,7 +290,7 @@ def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | 
 def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | None = None) -> Tensor:
     """Return the gradient of the weights as a coalesced sparse COO tensor [V, D]: each touched row once, with its sum.
 
-    Needs memory for the touched rows and a few bytes a row or key beside; never a dense [V, D].
+    It takes memory for the touched rows and a few bytes for each row or key, never a dense [V, D].
 
     Args:
         gradient: Gradient of one lookup, in a layout of one table of V rows.

@@ -429,7 +429,7 @@ class RowOptimizer(optim.Optimizer):
                 )
 
     def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
-        """Whether the step is to be done; asks no more of the gradients than the rules of these `names` ask for."""
+        """Return whether the step is to be done; scan only the gradients of rules, by `names`, that need it."""
         policies = [self._rules.by_name[name].options.non_finite for name in names]
         if not {"raise", "skip"} & set(policies):
             return True

@@ -284,7 +284,7 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
     if with_dense and dense is not None:
         _load_state(dense, checkpoint.optimizer())
     if with_rows and rows is not None:
-        # The steps behind the state count on (bias correction of Adam); the rates are those of the new run.
+        # The number of steps continues, for the bias correction of Adam; the rates are those of the new run.
         rates = [group["lr"] for group in rows.param_groups]
         rows.load_step_state(checkpoint.progress["row_optimizer"])
         for group, rate in zip(rows.param_groups, rates, strict=True):

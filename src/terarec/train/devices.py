@@ -130,7 +130,7 @@ def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generato
 def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
     """Yield `batches` of this rank's samples, whose rows all ranks read ahead for each other.
 
-    Ranks tell each other the keys in the thread that takes the batches, since collectives have one order; another
+    Ranks exchange the keys in the thread that takes the batches, since collectives have one order; another
     thread reads the rows while the batch before trains.
     """
     collections = [held for held in collections_in_tiers(model) if isinstance(held, ShardedCollection)]

@@ -393,7 +393,7 @@ def evaluation_curves(evaluation: Evaluation, split: str) -> Iterator[tuple[str,
 
 
 def _flat(data: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path, without characters that MLflow rejects, and text of each setting."""
+    """Return each setting as its dotted path, without characters that MLflow rejects, and its text."""
     for name, value in data.items():
         path = f"{parent}{name}"
         if isinstance(value, Mapping):

@@ -48,7 +48,7 @@ class PartRows:
         self._present = keys
 
     def read_ahead(self, read_keys: Callable[[], PartKeys]) -> None:
-        """Begin to load rows of the next part beside those of the present one.
+        """Begin to load rows of the next part next to those of the present one.
 
         Its errors are raised by `begin`, or when the keys are read again.
 
@@ -81,7 +81,7 @@ class PartRows:
 class Passes(Callback):
     """Loads the rows of a part's keyset into the fast tiers before its first step, and writes changed ones back.
 
-    A thread reads the keyset of the next part meanwhile, and its rows, as far as they fit beside those of the present
+    A thread reads the keyset of the next part meanwhile, and its rows, as far as they fit next to those of the present
     one. Tables in memory have nothing to load. The reader checks that keysets hold the keys of their samples.
     """
 

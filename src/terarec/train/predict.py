@@ -47,7 +47,7 @@ class PredictReport:
     """Results of `predict`.
 
     Attributes:
-        step: Training steps behind the weights.
+        step: Training steps of the weights.
         rows: Samples scored.
         seconds: Wall-clock time, reading and writing included.
         samples_per_second: Rows / seconds.

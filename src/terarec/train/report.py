@@ -168,7 +168,7 @@ def _parameter_rows(newest: Path | None, sizes: Mapping[str, tuple[int, int]]) -
 
 
 def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
-    """Table -> (rows, width)."""
+    """Return table -> (rows, width)."""
     sizes: dict[str, tuple[int, int]] = {}
     chain = read_chain(checkpoint)
     base, manifest = chain[0]
@@ -282,7 +282,7 @@ def thin(values: Values, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
 
 
 def smooth(values: Values) -> npt.NDArray[np.float64]:
-    """Moving average over a twentieth of the points, over fewer near the ends."""
+    """Return the moving average over a twentieth of the points, over fewer near the ends."""
     array = np.asarray(values, dtype=np.float64)
     half = len(array) // 40
     sums = np.concatenate([[0.0], np.cumsum(array)])
@@ -346,7 +346,7 @@ def _axes(unit: str) -> tuple[Any, Any]:
 
 
 def _line(axes: Any, x: Values, y: Values, color: str, label: str, marker: str | None = None) -> None:
-    """One curve; a single point shows as a dot, since a line of one point does not show at all."""
+    """Draw a curve; a single point as a dot, since a line of one point is invisible."""
     mark = marker or ("o" if len(x) == 1 else None)
     axes.plot(thin(x), thin(y), color=color, label=label, marker=mark, markersize=4.5)
 

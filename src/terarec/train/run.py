@@ -187,13 +187,13 @@ class Run:
             raise ConfigError("training.eval_split", error.where, f"{error.problem}, or none") from None
         return self.reader(split) if has_rows else None
 
-    def fit(self, *, resume: bool = False, tell: Callable[[str], None] | None = None) -> FitReport:
-        """Train, log, save. ``threads`` and `keep_freed_memory` apply to the process.
+    def fit(self, *, resume: bool = False, log: Callable[[str], None] | None = None) -> FitReport:
+        """Train, log and save; set ``training.threads`` and the policy of freed memory for the process.
 
         Args:
             resume: Continue from the newest complete checkpoint, bit for bit as without a stop; from the start if there
                 is none yet.
-            tell: Function that gets lines for people before the first step.
+            log: Function called with lines about the run, such as the placement of tables, before the first step.
 
         Raises:
             ConfigError: The directory holds a run and `resume` is false, or something that is no run; another training
@@ -209,14 +209,14 @@ class Run:
         """
         with ExitStack() as stack:
             self.ranks.on_first("begin of a run", lambda: self._begin(stack, resume=resume))
-            return self._fit(tell)
+            return self._fit(log)
 
     def _begin(self, stack: ExitStack, *, resume: bool) -> None:
         """Lock the directory, which is that of all ranks, and check what is there."""
         stack.enter_context(self.directory.locked())
         self.directory.check(self.spec, self.dataset, resume=resume)
 
-    def _fit(self, tell: Callable[[str], None] | None) -> FitReport:
+    def _fit(self, log: Callable[[str], None] | None) -> FitReport:
         training = self.spec.training
         train_reader = self.reader("train")
         valid_reader = self._valid_reader()
@@ -240,9 +240,9 @@ class Run:
         # From here on dropout draws, and must draw other numbers on each rank.
         if self.ranks.size > 1:
             self.trainer.seed_rank()
-        if tell is not None:
+        if log is not None:
             for line in self.placements:
-                tell(line)
+                log(line)
         try:
             report = self.trainer.fit(train_reader, valid_reader)
         except RunInterruptedError as error:

@@ -40,31 +40,31 @@ class Callback:
     """
 
     def on_start(self, trainer: Trainer) -> None:
-        """`fit` begins, from the first step or from a restored state."""
+        """Called when `fit` begins, from the first step or from a restored state."""
 
     def on_step_start(self, trainer: Trainer) -> None:
-        """A batch was read and its step follows; learning rates may still be set for it."""
+        """Called after a batch was read and before its step, for which learning rates may still be set."""
 
     def on_step(self, trainer: Trainer) -> None:
-        """A step is complete, and the evaluation after it if one was due."""
+        """Called after a step, and after its evaluation if one was due."""
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """The validation split was scored after ``trainer.step`` steps; `on_step` of that step follows."""
+        """Called after the validation split was scored, and before `on_step` of that step."""
 
     def on_epoch_end(self, trainer: Trainer) -> None:
-        """All batches of an epoch are done; ``trainer.epoch`` counts it already."""
+        """Called after the last batch of an epoch, which ``trainer.epoch`` counts already."""
 
     def on_interrupt(self, trainer: Trainer) -> None:
-        """A signal asked to stop; the last step is complete. `on_end` follows."""
+        """Called when a signal stops the training after a complete step; `on_end` follows."""
 
     def on_finish(self, trainer: Trainer) -> None:
-        """All steps are done. `on_end` follows."""
+        """Called after the last step; `on_end` follows."""
 
     def on_error(self, trainer: Trainer) -> None:
-        """A hook, the reader or an evaluation raised an exception between two steps. `on_end` follows."""
+        """Called when a hook, the reader or an evaluation raises between two steps; `on_end` follows."""
 
     def on_end(self, trainer: Trainer) -> None:
-        """`fit` ends, with or without an error: release resources."""
+        """Called when `fit` ends, with or without an error: release resources."""
 
 
 _logger = logging.getLogger(__name__)
@@ -378,7 +378,7 @@ class Trainer:
     def _run_epoch(self, train_reader: BatchReader, valid_reader: BatchReader | None) -> None:
         """Train on the batches that are left of an epoch, or on fewer if ``max_steps`` comes first."""
         # Ranks exchange the keys of the next step during this one, so they draw its batches first. Others draw them
-        # after the callbacks: no batch is read behind the last step, and an error of the reader finds this one
+        # after the callbacks: no batch is read after the last step, and an error of the reader finds this one
         # complete.
         is_ahead = self._stepping.exchanges_keys
         is_shared = share_of_reader(train_reader) is not None

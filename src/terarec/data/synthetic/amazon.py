@@ -64,7 +64,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """Products, users and click model behind the reviews."""
+    """Products, users and click model of the reviews."""
 
     tastes: Tastes
     bias: float

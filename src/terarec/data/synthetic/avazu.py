@@ -102,7 +102,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Model behind the rows, any range of which can be drawn on its own."""
+    """Model of the rows, any range of which can be drawn on its own."""
 
     rows: int
     seed: int

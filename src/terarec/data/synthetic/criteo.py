@@ -66,7 +66,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Model behind the rows, any range of which can be drawn on its own."""
+    """Model of the rows, any range of which can be drawn on its own."""
 
     seed: int
     num_values: tuple[int, ...]

@@ -49,7 +49,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 
     The last fifth of the pages are of a later day and go to "valid". Both ``news.tsv`` hold all articles. A sample of
     the best AUC is an article on a page, four to eight of them; its label is whether it was clicked on. That depends
-    on the article and on whether its category is one of the user's two favourites, which his history shows.
+    on the article and on whether its category is one of the user's two favourites, which the history shows.
 
     Args:
         out: Directory to create; it must not exist, or be empty.
@@ -67,7 +67,7 @@ def generate(out: Path, *, rows: int, seed: int = 0, progress: Progress | None =
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Articles, users and click model behind the pages."""
+    """Articles, users and click model of the pages."""
 
     tastes: Tastes
     bias: float

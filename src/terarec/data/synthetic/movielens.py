@@ -29,7 +29,7 @@ _SECOND_GENRE_SHARE, _UNSORTED_SHARE = 0.6, 0.05
 """Shares of the films with a second genre, and with none listed."""
 _FIRST_SECOND = 1_000_000_000
 _YEARS, _STAY = 15 * 365 * 86_400, 90 * 86_400
-"""Seconds within which users come, and within which each gives his ratings."""
+"""Seconds within which users come, and within which each gives ratings."""
 
 _BLOCK_ROWS = 32_768
 _PILOT_ROWS = 32_768
@@ -67,7 +67,7 @@ def generate(
 
 @dataclass(frozen=True, slots=True)
 class _Films:
-    """Films, users and click model behind the ratings."""
+    """Films, users and click model of the ratings."""
 
     tastes: Tastes
     bias: float

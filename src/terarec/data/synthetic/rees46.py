@@ -89,7 +89,7 @@ class _Events:
 
 @dataclass(frozen=True, slots=True)
 class _Shop:
-    """Products, users and click model behind the visits."""
+    """Products, users and click model of the visits."""
 
     tastes: Tastes
     visits_a_second: float

@@ -15,7 +15,7 @@ from terarec.kernels.environment import forced_cpu
 
 
 def threads() -> tuple[int, str]:
-    """Threads that a kernel uses (torch's), and the runtime whose team they are."""
+    """Return the number of threads that a kernel uses, which is torch's, and the name of their OpenMP runtime."""
     return torch.get_num_threads(), _embedding.parallel_runtime()
 
 

@@ -26,7 +26,7 @@ def has_pair_dots(is_narrow: bool) -> bool:
 
 
 def pair_dots(first: Tensor, others: Tensor, out_width: int) -> Tensor:
-    """Return the dots of all pairs of F vectors, behind the first vector itself.
+    """Return the first vector and the dots of all pairs of F vectors.
 
     Args:
         first: T[B, D].

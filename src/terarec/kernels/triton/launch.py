@@ -24,7 +24,7 @@ _INTERPRETER = threading.RLock()
 
 
 def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
-    """`launcher` with the device of its first argument, a tensor, as the current one; on the CPU one call at a time."""
+    """Return `launcher` with the device of its first argument as the current one; on the CPU one call at a time."""
 
     @functools.wraps(launcher)
     def there(*args: P.args, **kwargs: P.kwargs) -> Result:

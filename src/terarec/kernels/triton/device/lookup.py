@@ -33,7 +33,7 @@ MAX = tl.constexpr(MAX_CODE)
 
 @triton.jit
 def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
-    """Sample, first key and number of keys of each of the program's bags; offsets that do not hold go to the status."""
+    """Return sample, first key and number of keys of each of the program's bags; report bad offsets to the status."""
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     is_bag = sample < batch
     bag = tl.program_id(1).to(tl.int64) * batch + sample
@@ -69,7 +69,7 @@ def load_keys(keys, position, is_key, rows, bad):
 
 @triton.jit
 def report_bad_keys(status, bad):
-    """Tell the status of the first of the positions ``bad [BAGS]``, `NOTHING` where all is well."""
+    """Write the first of the positions ``bad [BAGS]`` to the status; `NOTHING` stands for no fault."""
     first_bad = tl.min(bad, 0)
     if first_bad < NOTHING:
         tl.atomic_min(status + 1, first_bad)
