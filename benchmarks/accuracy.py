@@ -24,7 +24,7 @@ TERAREC = Path(sys.executable).with_name("terarec")
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRow(Row):
-    """The test AUC of one seed, and what else the run told."""
+    """The test AUC of one seed, and the other results of the run."""
 
     data: str
     model: str
@@ -40,8 +40,8 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
     published = load_recipe(data, model).published
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
     asked = [*map(str, command), "--resume", "--json"]
-    told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
-    for run in json.loads(told)["runs"]:
+    output = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for run in json.loads(output)["runs"]:
         yield AccuracyRow(
             case=f"{data}, {model}, seed {run['seed']}",
             metric="test AUC",

@@ -92,14 +92,14 @@ def _machine(row: Found) -> str:
 def settings(recipe: RecipeSpec) -> str:
     """The fields of the model in which recipes differ, and the rule of its tables."""
     run = recipe.run
-    told = [
+    parts = [
         f"{field.name} {_plain(getattr(run.model, field.name))}"
         for field in fields(run.model)
         if field.name not in _SAME_FOR_ALL
     ]
     rows = run.sparse_optimizer.rows
     l2 = f", L2 {rows.l2:g}" if rows is not None and rows.l2 else ""
-    return "; ".join((*told, f"tables: {run.sparse_optimizer.kind} {run.sparse_optimizer.lr:g}{l2}"))
+    return "; ".join((*parts, f"tables: {run.sparse_optimizer.kind} {run.sparse_optimizer.lr:g}{l2}"))
 
 
 def _plain(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a call costs besides the work: one sample of 26 features, one key each, rows of 16 floats in the caches.
+"""Overhead of a call: one sample of 26 features, one key each, rows of 16 floats in the caches.
 
 Peers are a `torch.nn.EmbeddingBag` for each feature, what a user would write, and one bag over all of them, the least
 that torch can do. The limit of a training call is the same backward pass through a bare leaf, which is torch's own: a

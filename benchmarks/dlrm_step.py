@@ -1,6 +1,6 @@
-"""A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its floor.
+"""A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its limit.
 
-The floor is the time of the step's matrix products alone, each by the fastest library or kernel, run beside it, plus
+The limit is the time of the step's matrix products alone, each by the fastest library or kernel, run beside it, plus
 that of its rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for
 the update.
 """
@@ -87,10 +87,10 @@ def seconds_of_rows(workload: Workload, repeats: int) -> float:
 
 
 def run(name: str, precision: str, repeats: int) -> list[Row]:
-    """The rows of one workload, as it is and compiled; only the one whose rows leave the caches has a floor."""
+    """The rows of one workload, as it is and compiled; only the one whose rows leave the caches has a limit."""
     seconds = medians(name, precision, repeats)
     workload = WORKLOADS[name]
-    floor = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
+    limit = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
     return [
         Row(
             case=f"{TITLES[name]}, {precision}{ours}",
@@ -99,7 +99,7 @@ def run(name: str, precision: str, repeats: int) -> list[Row]:
             unit="ms",
             peer=peer,
             peer_value=seconds[f"plain{side}"] * 1e3,
-            limit=None if floor is None else floor * 1e3,
+            limit=None if limit is None else limit * 1e3,
         )
         for side, ours, peer in (("", "", PEER), ("_compiled", f", {COMPILED}", f"{PEER}, {COMPILED}"))
     ]

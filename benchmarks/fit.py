@@ -144,11 +144,11 @@ def measure_memory(case: Case) -> Row:
         write_data(Path(folder) / "data", case)
         command = [sys.executable, __file__, "--memory-of", folder]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    told = json.loads(answer)
+    answered = json.loads(answer)
     return Row(
-        case=f"{case.name.removesuffix('SGD')}AdaGrad, tables and state {told['tables'] / 2**30:.2f} GiB",
+        case=f"{case.name.removesuffix('SGD')}AdaGrad, tables and state {answered['tables'] / 2**30:.2f} GiB",
         metric="peak memory beside tables and state",
-        value=(told["peak"] - told["tables"]) / 2**30,
+        value=(answered["peak"] - answered["tables"]) / 2**30,
         unit="GiB",
         limit=1.0,
     )

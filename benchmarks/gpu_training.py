@@ -1,4 +1,4 @@
-"""`Trainer` on a device: steps and fits of DLRM over tables of Criteo's sizes, beside plain PyTorch and the floor."""
+"""`Trainer` on a device: steps and fits of DLRM over tables of Criteo's sizes, against plain PyTorch and the limit."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def steps(samples: Samples, device: torch.device, batch_size: int, precision: Pr
         copy: Bytes a second that a large copy moves, with which the limit reads and writes rows.
     """
     batch = to_device(_first_batch(samples, batch_size), device)
-    floor = seconds(partial(floor_step(_workload(batch_size), precision, device), batch), device)
-    floor += 3 * batch.sparse.keys.numel() * WIDTH * 4 / copy  # read by the lookup, read and written by the update
+    limit = seconds(partial(floor_step(_workload(batch_size), precision, device), batch), device)
+    limit += 3 * batch.sparse.keys.numel() * WIDTH * 4 / copy  # read by the lookup, read and written by the update
     plain: dict[str, float] = {}
     for is_compiled in _ways(device):
         name = "nn.EmbeddingBag" + ", torch.compile" * is_compiled
@@ -182,7 +182,7 @@ def steps(samples: Samples, device: torch.device, batch_size: int, precision: Pr
             unit="ms",
             peer=fastest,
             peer_value=plain[fastest] * 1e3,
-            limit=floor * 1e3,
+            limit=limit * 1e3,
         )
         del trainer
         _free(device)

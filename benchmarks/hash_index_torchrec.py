@@ -1,8 +1,8 @@
 """The TorchRec side of hash_index.py, for the interpreter of `.venv-peers`: prints its figures as JSON.
 
-`MCHManagedCollisionModule` keeps its keys sorted and sorts them anew when it takes up others; the table, of a fixed
+`MCHManagedCollisionModule` keeps its keys sorted and sorts them anew when it inserts others; the table, of a fixed
 size, gets 1.5 slots a key, so that nothing is evicted. It takes the keys in four calls at most, which favours it. (Its
-multi-probe hash, `HashZchManagedCollisionModule`, takes up keys on a GPU alone.)
+multi-probe hash, `HashZchManagedCollisionModule`, inserts keys on a GPU alone.)
 """
 
 import json

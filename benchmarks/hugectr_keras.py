@@ -28,7 +28,7 @@ from record import Row, append_rows
 BATCHES = (512, 1024, 2048, 4096, 8192, 16384)
 MODES = ("global", "lazy_global", "local")
 KERAS = "keras"
-# Weights, two moments, and what Keras makes of the table's size in a step; terarec makes nothing.
+# Weights, two moments, and the tensors of the size of a table that Keras allocates in a step; terarec allocates none.
 KERAS_COPIES = 6
 PYTHONS = {"terarec": Path(sys.executable), KERAS: PEERS_PYTHON}
 

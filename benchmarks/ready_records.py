@@ -1,4 +1,4 @@
-"""Raw records of the ready workflows, as a server would get those of a log's rows."""
+"""Raw records of the presets, as a server would get those of a log's rows."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ ROWS = 20_000
 
 
 def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str, list[Any]]]:
-    """A ready workflow, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
+    """A preset, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
     log, raw = LOGS[name], directory / name
     log.generator.generate(raw, rows=ROWS)
     files = [raw / file for file in log.sources]

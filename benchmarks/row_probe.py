@@ -1,4 +1,4 @@
-"""What random rows cost at best on this machine: compiles ``row_probe.cpp`` and visits rows with it.
+"""The time of random rows at best on this machine: compiles ``row_probe.cpp`` and visits rows with it.
 
 A limit is only one beside the kernel that it limits: the same rows of the same memory in the same order, on the same
 threads, in turns. A probe from another process at another time was off by up to 1.7 x in both directions.

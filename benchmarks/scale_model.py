@@ -170,7 +170,7 @@ def local_rows(repeats: int) -> list[Row]:
     rows = []
     for size in SIZES:
         shared = max(1.0, size / cores)  # processes on each core
-        told = shared * (median[f"work {size}"] + exchange(LOCAL, LOCAL.batch / size, size, links))
+        predicted = shared * (median[f"work {size}"] + exchange(LOCAL, LOCAL.batch / size, size, links))
         seen = median["work 1"] if size == 1 else median[f"step {size}"]
         rows.append(
             Row(
@@ -179,7 +179,7 @@ def local_rows(repeats: int) -> list[Row]:
                 value=seen * 1e3,
                 unit="ms",
                 peer=f"model (alpha {alpha * 1e3:.2g} ms, {speed / 1e9:.2f} GB/s)",
-                peer_value=told * 1e3,
+                peer_value=predicted * 1e3,
             )
         )
     return rows

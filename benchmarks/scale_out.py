@@ -347,7 +347,7 @@ def speed_rows(size: int, repeats: int) -> list[Row]:
     """Return the speed of several ranks and the bytes that one of them sends."""
     sides = {"one": Side(1), "ranks": Side(size, ["--sharded"])}
     seconds = measure(sides, repeats)
-    told = sides["ranks"].ask("bytes")
+    counted = sides["ranks"].ask("bytes")
     for side in sides.values():
         side.close()
     case = f"{CASE}, {size} ranks by row"
@@ -366,7 +366,7 @@ def speed_rows(size: int, repeats: int) -> list[Row]:
             unit="MiB",
             limit=least / 2**20,
         )
-        for name, value, least in zip(TRAFFIC, told[: len(TRAFFIC)], told[len(TRAFFIC) :], strict=True)
+        for name, value, least in zip(TRAFFIC, counted[: len(TRAFFIC)], counted[len(TRAFFIC) :], strict=True)
     ]
     return [speed, *traffic]
 

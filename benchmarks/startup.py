@@ -1,4 +1,4 @@
-"""What starting costs beyond Python's own start: ``import terarec``, ``terarec --help``, and one command's help.
+"""Start-up time beyond Python's own: ``import terarec``, ``terarec --help``, and one command's help.
 
 Each is a process of its own, in turns with an empty Python. The limits are those that the project promises: 0.15 s and
 0.4 s. A command's help loads its options, and so the specs.

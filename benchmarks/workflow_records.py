@@ -1,6 +1,6 @@
 """How long a fitted workflow takes to encode raw records that a server holds as lists.
 
-Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a learnt shift, 26 hexadecimal categories
+Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a fitted shift, 26 hexadecimal categories
 through Categorify. A record of them should take at most 100 us, and 15 us among 1,000. Then the other ready workflows.
 """
 

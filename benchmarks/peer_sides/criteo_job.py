@@ -12,7 +12,7 @@ CATEGORIES = [f"C{number}" for number in range(1, 27)]
 MIN_COUNT = 15
 """Values that the training rows hold more rarely share one id."""
 VALID_FRACTION = 0.1
-"""Share of the last rows, from which nothing is learnt."""
+"""Share of the last rows, to which nothing is fitted."""
 
 Counts = Mapping[str, Sequence[int]]
 """Category -> training rows of each id: missing, rare, then the kept values by falling count."""
