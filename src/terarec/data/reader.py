@@ -158,6 +158,7 @@ class DatasetSource:
                 f"parts of {got[0]} row groups with {got[1]} rows, expected "
                 f"{expected[0]} with {expected[1]} as in the shards",
             )
+        # Where a key is missing in a keyset, the error names its row in the split.
         self._first_row = list(accumulate(self.group_rows, initial=0))
         self._part_ends = list(accumulate(part.groups for part in self.parts))
         has_keysets = by_parts and all(part.keyset is not None for part in self.parts)
@@ -309,6 +310,7 @@ class Reader(IterableDataset[Batch]):
         feed = Feed(
             group_rows=source.group_rows,
             read=partial(_read, source),
+            # Functions without `self`: the stream must not keep this reader alive, whose end stops its threads.
             to_batch=partial(to_batch, names, metadata=metadata),
             parts=[part.groups for part in self.parts] or None,
             empty=_no_rows(self.spec),
@@ -349,6 +351,7 @@ class Reader(IterableDataset[Batch]):
         Raises:
             ConfigError: A worker process of a `DataLoader` iterates: each worker would yield every batch.
         """
+        # A worker would be a copy of this reader, and each copy would read all batches.
         worker = get_worker_info()
         if worker is not None:
             raise ConfigError(

@@ -67,6 +67,7 @@ class Sampler:
         size = SHUFFLE_GROUPS if self._mixes_rows else 1
         found = []
         for part, end in enumerate(accumulate(self._parts)):
+            # Within a part, as the keys of another one may not be in memory.
             order = self._group_order(epoch, part, end - self._parts[part], end)
             found += [tuple(order[start : start + size]) for start in range(0, len(order), size)]
         return found
@@ -100,6 +101,7 @@ def _permutation(size: int, seed: int, epoch: int, stream: int, index: int) -> N
     # The lowest word counts the draws; the others keep the sequences of windows and streams apart.
     counter = np.array([0, index, stream, 0], dtype=np.uint64)
     words = np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64)).random_raw(size)
+    # Positions make all words distinct, so that any sort gives the same order.
     bits = np.uint64(max(size - 1, 1).bit_length())
     words = (words >> bits << bits) | np.arange(size, dtype=np.uint64)
     words.sort()

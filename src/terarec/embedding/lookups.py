@@ -197,12 +197,14 @@ def _groups(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> 
         names = tuple(table.name for table in tables if table.width == width)
         for poolings in POOLING_KINDS:
             members = [feature for feature in features if feature.table in names and feature.pooling in poolings]
+            # So that features of one table are looked up in one call.
             members.sort(key=lambda feature: order[feature.table])
             if not members:
                 continue
             layout = BagLayout(
                 table_names=names,
                 table_base=(0,) * len(names),
+                # Sizes are not known here: what a lookup gives for a key counts.
                 table_rows=(0,) * len(names),
                 feature_names=tuple(feature.name for feature in members),
                 feature_table=tuple(names.index(feature.table) for feature in members),

@@ -136,6 +136,7 @@ class LinearTerms(nn.Module):
         """Return the sum of all weights: float[B, C]."""
         logits = linear(batch.dense, self.linear_weight, self.linear_bias)
         if self.wide is not None:
+            # A table of width C for each column, so that pooling gives C numbers a column, which are added up.
             logits = logits + self.wide(batch.sparse).pooled.unflatten(1, (-1, self.num_outputs)).sum(dim=1)
         return logits
 

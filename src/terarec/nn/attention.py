@@ -24,6 +24,7 @@ def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
         x: float[..., n].
         mask: Ones for elements that count, zeros for the others; broadcast against `x`.
     """
+    # As HugeCTR's; with minus infinity a row of masked elements alone would be NaN.
     shifted = x - (1.0 - mask) * 10000.0
     exponents = (shifted - shifted.amax(-1, keepdim=True).detach()).exp()
     return exponents / (exponents.sum(-1, keepdim=True) + 1e-6)
@@ -92,6 +93,7 @@ class MultiHeadAttention(Layer):
         """Shapes as declared."""
         q, k, v = (_split_heads(x, self.num_heads) for x in (query, key, value))
         if mask is None:
+            # Not with a mask, where HugeCTR's softmax adds 1e-6 to the sum and torch's kernel does not.
             mixed = scaled_dot_product_attention(q, k, v)
         else:
             scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -324,6 +326,7 @@ class GRU(WeightedLayer):
             fans = (fan_in, num_output)
             by_scheme(weight_init, default=xavier_uniform(*fans), fans=fans).fill_(weight, generator)
         by_scheme(bias_init, default=own).fill_(bias, generator)
+        # torch's GRU has two biases, cuDNN's in HugeCTR one: the second stays zero and is not trained.
         constant(0.0).fill_(unused_bias.requires_grad_(False), generator)
 
     def file_tensors(self) -> list[FileTensor]:

@@ -188,6 +188,7 @@ class MLP(nn.Module):
             x = layer(x)
             if relu:
                 x = norm(x)
+                # One kernel for activation and dropout keeps the result alone for its backward, and no mask.
                 if not (self.training and self.dropout):
                     x = activation(x)
                 elif isinstance(activation, ReLUInPlace):
@@ -246,6 +247,7 @@ class MLPLayer(WeightedLayer):
         )
         for index, width in enumerate(num_outputs):
             if self.mlp.layers[index].bias is None:
+                # HugeCTR's files have a bias for every layer; a model that is loaded and saved has to return it.
                 self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
 
     def file_tensors(self) -> list[FileTensor]:

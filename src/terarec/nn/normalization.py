@@ -66,6 +66,7 @@ def _move(mean: Tensor, var: Tensor, found: Normalized, factor: float) -> None:
     """Move running statistics by `factor` towards those of a batch, of the variance the unbiased one."""
     with torch.no_grad():
         mean.lerp_(found.mean.to(mean.dtype), factor)
+        # Normalizing divides by n, running statistics hold the unbiased variance, as in torch.
         var.lerp_((found.var * (found.num_samples / (found.num_samples - 1))).to(var.dtype), factor)
 
 

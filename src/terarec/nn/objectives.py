@@ -78,6 +78,7 @@ class BinaryObjective:
         if self._weights:
             factors = torch.tensor(self._weights, device=logits.device)
             weight = factors if weight is None else weight * factors
+        # From logits in float32: the logarithm of a probability that is rounded to 0 or 1 is lost.
         return binary_cross_entropy_with_logits(logits.float(), batch.label, weight=weight)
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -194,6 +195,7 @@ class PairwiseObjective:
             is_pair = batch.label[:, column].unsqueeze(1) > labels[:, column]
             if same is not None:
                 is_pair = is_pair & same
+            # Only the pairs that count: of binary labels these are a small part of the B x B matrix.
             first, second = is_pair.nonzero(as_tuple=True)
             losses = -logsigmoid(own[first, column] - others[second, column])
             sums.append((losses if batch.weight is None else losses * batch.weight[first]).sum())

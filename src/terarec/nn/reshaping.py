@@ -263,6 +263,7 @@ class Scale(Layer):
         dim = 1 if self.axis == 1 else 2
         repeated = x.unsqueeze(dim)
         if self.first_copy_gradient:
+            # Detached, so that the gradients of the copies end here.
             copies = repeated.detach().repeat_interleave(self.factor - 1, dim=dim)
             return torch.cat([repeated, copies], dim=dim).reshape(-1, *self.output_shapes[0].dims)
         return repeated.repeat_interleave(self.factor, dim=dim).reshape(-1, *self.output_shapes[0].dims)

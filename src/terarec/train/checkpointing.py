@@ -189,6 +189,7 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
             error.where, f"{error.problem}; to train on with other data use --init-from with a new RUN"
         ) from None
     trainer.load_state_dict(progress["trainer"])
+    # Last, as building and loading draw random numbers.
     torch.set_rng_state(checkpoint.rng)
     _set_device_rng(trainer.device, progress.get("device_rng"))
 
@@ -293,6 +294,7 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load `state` but for the options of its groups."""
+    # torch replaces the options of groups, among them the rate, by those that were saved.
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, mine in zip(optimizer.param_groups, options, strict=True):

@@ -97,6 +97,7 @@ def _forward_on_ranks(
     """Return the logits of all samples and their mean loss; each rank computes those of its share."""
     total, part = batch.batch_size, ranks.share(batch.batch_size)
     logits, loss = _forward(model, slice_samples(batch, part.start, part.stop), precision, objective)
+    # All ranks take part in the collectives, those without a sample of the batch, too.
     joined = ranks.joined("scores of an evaluation", logits, total)
     if loss is None or objective is None:
         return joined, None
@@ -117,6 +118,7 @@ def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | 
     if columns:
         held = [column(batch, name) for name in columns]
         arrays = [pa.array(values.numpy()) if isinstance(values, Tensor) else values for values in held]
+        # Arrow columns as bytes, since collectives exchange tensors; the stream keeps their types.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(
             sink, pa.schema([(name, a.type) for name, a in zip(columns, arrays, strict=True)])

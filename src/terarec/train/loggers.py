@@ -157,6 +157,7 @@ class MetricsLog(PointLogger):
         assert self._file is not None, "the log is open while training runs"
         known = {name: value for name, value in finite_data(point).items() if value is not None}
         self._file.write(json.dumps(known, allow_nan=False) + "\n")
+        # Each line at once, so that curves can be followed and survive a kill.
         self._file.flush()
 
 
@@ -324,6 +325,7 @@ class MLflowLogger(PointLogger):
     def on_start(self, trainer: Trainer) -> None:
         """Begin a run of MLflow with the settings as its parameters."""
         super().on_start(trainer)
+        # Until `on_finish` or `on_interrupt` says otherwise.
         self._status = "FAILED"
         try:
             client = self._mlflow.MlflowClient(tracking_uri=self._uri)

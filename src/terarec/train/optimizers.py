@@ -77,6 +77,7 @@ class Optimizers:
             ConfigError: A table names a rule that is not there.
             StorageError: Not enough memory for the optimizers' state.
         """
+        # Without the empty parameters that represent tables.
         layers = [parameter for parameter in model.parameters() if parameter.numel()]
         return cls(
             build_dense_optimizer(dense, layers) if layers else None,

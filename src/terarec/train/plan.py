@@ -188,6 +188,7 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
     keys = sum(column.hotness for column in dataset.categorical)
     numbers = len(dataset.labels) + len(dataset.dense)
     sample = 4 * numbers + 16 * keys  # int64 keys, and offsets of bags
+    # The windows that threads of the reader decode ahead, see `Reader`.
     groups = SHUFFLE_GROUPS if training.shuffle else 1
     samples = dataset.num_rows("train") if "train" in dataset.splits else 0
     window = min(samples, groups * default_group_rows(dataset)) * (4 * numbers + 4 * keys)

@@ -102,6 +102,7 @@ class RunDirectory:
                 try:
                     yield
                 except BaseException:
+                    # A rejected start, such as of a wrong spec, leaves no trace; steps that were trained stay.
                     if not (self.has_checkpoint or self.holds_work):
                         self._remove_all_but(before)
                     raise
@@ -137,6 +138,7 @@ class RunDirectory:
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
         """Write ``run.json`` and the description of the data, as serving needs it: columns and what encodes them."""
+        # Before `run.json`, by which a directory counts as a run.
         for file in workflow_files(dataset, Path(spec.data)):
             _copy(Path(spec.data) / file, self.dataset / file)
         # Without shards: serving needs columns and workflow, and the data may move or go.

@@ -158,6 +158,7 @@ def _is_same(run: Run) -> bool:
 def _fit(run: Run, split: str, *, resume: bool, allow_import: Sequence[str]) -> SeedResult:
     training, directory = run.spec.training, run.directory.path
     report = run.fit(resume=resume)
+    # From its checkpoint, as a user would load it: the best step need not be the last one, which is in memory.
     loaded = load_model(directory, device=run.device, allow_import=allow_import)
     evaluation = run.trainer.evaluator.evaluate(loaded.model, run.reader(split))
     return SeedResult(

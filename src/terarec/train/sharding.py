@@ -243,6 +243,7 @@ def _rows(width: int, seconds: float) -> tuple[float, float]:
         optimizer.step()
         updates.append((time.perf_counter() - between) / _KEYS)
         lookups.append((between - start) / _KEYS)
+    # Without the first, which touches memory for the first time.
     return statistics.median(lookups[1:]), statistics.median(updates[1:])
 
 
@@ -259,6 +260,7 @@ def _message_seconds(ranks: Ranks, others: list[int], num_bytes: int, seconds: f
     values = torch.zeros(sum(sizes), dtype=torch.uint8)
 
     def once() -> float:
+        # Without it the time would be that of waiting for the slowest rank to begin.
         ranks.barrier("probe of links")
         start = time.perf_counter()
         ranks.all_to_all("probe of links", values, sizes, sizes)

@@ -127,6 +127,7 @@ class Interrupts:
         self._restore()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        # Only noted, as a handler runs between any two bytecodes, also within a step.
         self.received = signal.Signals(number).name
         self._restore()
 

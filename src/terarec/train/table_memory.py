@@ -93,6 +93,7 @@ class KeyCounts:
         """Return how many distinct keys some columns have together, or a bound, and where the number is from."""
         known = [self._columns[name] for name in columns if name in self._columns]
         if self._keysets and known:
+            # Columns that share a table share its keys, which are counted once.
             pieces = [keys[column.name] for keys in self._keysets for column in known if column.name in keys]
             return len(np.unique(np.concatenate(pieces))) if pieces else 0, "keysets"
         # No sample has more keys than the column allows, so a column has at most so many distinct ones.

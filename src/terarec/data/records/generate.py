@@ -71,6 +71,7 @@ def plant(
     weights = generator.standard_normal((layout.label_dim, layout.dense_dim))
     sizes = [min(size, _FREQUENT) for size in layout.slot_sizes[: layout.num_slots]]
     effects = [generator.standard_normal((layout.label_dim, size + 1)) for size in sizes]
+    # Rare keys have no effect: a model could not fit it from so few samples.
     for table in effects:
         table[:, -1] = 0.0
     raw = PlantedModel(weights, tuple(effects), np.zeros(layout.label_dim)).logits(*pilot)
@@ -169,6 +170,7 @@ class RowSource:
         if self._model is not None:
             logits = self._model.logits(self._decoded(dense), keys)
             probabilities = (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
+            # Against the float32 that are packed, so that the AUC is that of the labels drawn.
             label = (random.random(logits.shape) < probabilities).astype(np.float32)
         elif self._generator.kind in ("norm", "parquet"):
             label = random.random((count, self._generator.layout.label_dim), dtype=np.float32)

@@ -35,6 +35,7 @@ def traits(seed: int, stream: int, indices: IndexArray) -> FloatArray:
     """
     first = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)
     bits = _mixed(indices.astype(np.uint64) * _GOLDEN + first)
+    # The 53 bits that a double holds exactly.
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -119,6 +120,7 @@ class Tastes:
             positive_share: Their share.
             logits: Users and items of encounters -> logits without a bias.
         """
+        # Negative numbers, which no encounter of the log has.
         pilot = -1 - np.arange(num_encounters)
         users = self.draw_users(pilot)
         return bias_for(logits(users, self.draw_items(users, pilot)), positive_share)
@@ -148,4 +150,5 @@ def chance(logits: FloatArray) -> FloatArray:
 
 
 def _number(count: int, uniforms: FloatArray) -> IndexArray:
+    # A uniform number just below 1 may round up to `count`.
     return np.minimum((uniforms * count).astype(np.int64), count - 1)

@@ -29,6 +29,7 @@ def joined(columns: Sequence[Column], separator: str, end: str = "\n") -> bytes:
     parts = [_texts(column) for column in columns]
     lines = pc.binary_join_element_wise(*parts, separator, null_handling="replace", null_replacement="")
     lines = pc.binary_join_element_wise(lines, "", end)
+    # The texts lie one after the other in one buffer, which is the file already.
     first, last = lines.buffers()[1], len(lines)
     offsets = np.frombuffer(first, dtype=np.int32)
     text: bytes = lines.buffers()[2].slice(int(offsets[0]), int(offsets[last] - offsets[0])).to_pybytes()
@@ -102,6 +103,7 @@ def packed_auc(packed: NDArray[np.uint32]) -> float:
         stop = _end_of_ties(packed, min(start + _ROWS_AT_ONCE, len(packed)))
         part = packed[start:stop]
         scores, labels = part >> np.uint32(1), (part & np.uint32(1)).astype(np.int64)
+        # Blocks end at a change of the score, so that no tie crosses two of them.
         firsts = np.flatnonzero(np.r_[True, scores[1:] != scores[:-1]])
         group_positives = np.add.reduceat(labels, firsts)
         group_negatives = np.diff(np.r_[firsts, len(part)]) - group_positives

@@ -43,6 +43,7 @@ def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
         InvalidValueError: A value of another type, a lone surrogate, or an integer of more than 64 bits.
     """
     hashes = np.empty(len(values), dtype=np.int64)
+    # A position, of which callers make an error with the name of the column.
     invalid_row = _encoding.xxh64_list(values, seed, hashes)
     if invalid_row >= 0:
         raise InvalidValueError(invalid_row)

@@ -70,6 +70,7 @@ def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
     for row, value in enumerate(values):
         if value is None:
             continue
+        # Python counts True as an integer, a column does not.
         if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise InvalidValueError(row)
         try:
@@ -184,6 +185,7 @@ class TextCounts(_Counts):
     ) -> None:
         """Count n texts that are `valid` and not empty; text i ``times[i]`` times if given."""
         self._add((value.encode() for value in split_texts(text, offsets)), valid, times)
+        # An empty text is a missing value, as in delimited text.
         self._counts.pop(b"", None)
 
     def at_least(self, min_count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
