@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from terarec.dist import ColumnWise, DataParallel, RowWise, TableWise, load_plan, same_for_all
+from terarec.batch import Jagged
+from terarec.dist import ColumnWise, DataParallel, Hybrid, Ranks, RowWise, TableWise, load_plan, same_for_all, shard
 from terarec.dist.costs import MachineCosts, TableLoad
 from terarec.dist.planner import PlannedSharding, plan_tables, rate_plan
+from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, StorageError
-from terarec.spec import DynamicTableSpec, TableSpec, Tiers
+from terarec.optim import RowOptimizer
+from terarec.spec import DynamicTableSpec, FeatureSpec, RowOptions, RowWiseAdaGradSpec, TableSpec, Tiers
+from tests.dist.launch import Raised, run_ranks
 from tests.errors import at
 
 COSTS = MachineCosts()
@@ -177,3 +181,49 @@ def test_bags_of_deterministic_plans_and_of_copies_are_pooled_on_the_ranks_of_th
     with pytest.raises(ConfigError, check=at("TablePlan.pooling")):
         replace(plan.tables[0], placement=DataParallel(), pooling="rows")
     assert plan_tables([table], 2, COSTS, fixed={"tags": "data_parallel"}).plan.tables[0].pooling == "samples"
+
+
+BYTES = {
+    "rows": RowWise(),
+    "whole": TableWise(rank=1),
+    "columns": ColumnWise(),
+    "copies": DataParallel(),
+    "hot": Hybrid(hot_keys=(0, 1, 2)),
+}
+RULE = RowWiseAdaGradSpec(lr=0.1, rows=RowOptions(clip_norm=0.1))
+
+
+def share_of_keys(rank: int) -> torch.Tensor:
+    return torch.randint(0, 60, (50 + rank,), generator=torch.Generator().manual_seed(rank))
+
+
+def sent_by_a_step(ranks: Ranks, placement: str, is_exact: bool) -> dict[str, int]:
+    spec = TableSpec(name="item", rows=60, width=8)
+    plan = replace(same_for_all([spec], BYTES[placement], ranks.size), deterministic=is_exact)
+    module = shard(EmbeddingCollection([spec], [FeatureSpec(name="item", table="item")]), plan, ranks)
+    rows = RowOptimizer(module, RULE)
+    keys, before = share_of_keys(ranks.rank), ranks.sent_bytes.copy()
+    module(Jagged(names=("item",), keys=keys, offsets=torch.arange(len(keys) + 1))).pooled.sum().backward()
+    rows.step()
+    return dict(ranks.sent_bytes - before)
+
+
+def steps_of_all(ranks: Ranks) -> dict[str, dict[str, int]]:
+    found = {placement: sent_by_a_step(ranks, placement, False) for placement in BYTES}
+    return found | {"exact columns": sent_by_a_step(ranks, "columns", True)}
+
+
+def test_ranks_send_the_bytes_that_the_planner_counts() -> None:
+    sent = run_ranks(2, steps_of_all)
+    assert not any(isinstance(result, Raised | str) for result in sent), sent
+    spec, shares = TableSpec(name="item", rows=60, width=8), [share_of_keys(rank).unique() for rank in range(2)]
+    table = TableLoad(spec=spec, rows=60, num_bytes=60 * 36, row_bytes=36, batches=[shares], row_sums=2)
+    for name, placement in BYTES.items():
+        planned = rate_plan(same_for_all([spec], placement, 2), [table], COSTS)
+        for rank in planned.ranks:
+            of_rank = sent[rank.rank][name]
+            # The planner leaves out how many keys come, a few bytes for each table.
+            assert sum(n for what, n in of_rank.items() if "count" not in what) == rank.sent_bytes, (name, of_rank)
+    exact = replace(same_for_all([spec], ColumnWise(), 2), deterministic=True)
+    sums = [rate_plan(exact, [replace(table, row_sums=count)], COSTS).ranks[0].sent_bytes for count in (2, 0)]
+    assert sent[0]["exact columns"]["sums over columns"] == sums[0] - sums[1]

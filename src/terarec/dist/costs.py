@@ -23,6 +23,7 @@ HOT_SHARE = 0.5
 """A row is hot if at least so large a part of the ranks' shares of a batch has its key."""
 _KEY_BYTES = 8
 _BAG_BYTES = 4  # of the length of a bag, and of the place of each of its keys
+_SUM_BYTES = 4  # of a sum over columns; in deterministic mode of each of the columns
 _LESS = 0.9  # ranks of rows pool where so large a part of the bytes is left, since cutting bags takes time, too
 
 Numbers = NDArray[np.float64]
@@ -88,6 +89,7 @@ class TableLoad:
         bags: For each sampled batch and rank the keys of its share and the bag of each, int64[N] both; empty for tables
             with features that cannot be pooled in parts, such as sequences.
         forbids_copies: Whether its optimizer cannot have some rows, but not all, on every rank.
+        row_sums: Sums over all columns of a row that an update takes, such as that of row-wise AdaGrad.
     """
 
     spec: AnyTableSpec
@@ -97,6 +99,7 @@ class TableLoad:
     batches: Sequence[Sequence[Tensor]]
     bags: Sequence[Sequence[tuple[Tensor, Tensor]]] = ()
     forbids_copies: bool = False
+    row_sums: int = 0
 
     @property
     def hot_keys(self) -> tuple[int, ...]:
@@ -189,14 +192,24 @@ def cost_of(
     if pooling == "rows":
         vectors, integers = pooled.bags, integers + _BAG_BYTES * (pooled.bags + pooled.keys)
     spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
+    sums = _sums_over_columns(load, placed, size) * (placed.width if plan.deterministic else 1)
     for first, mask in ((4, is_near & ~np.eye(size, dtype=bool)), (8, ~is_near)):
         rows, grads = vectors * mask, (vectors + spread) * mask
-        numbers = (integers + _KEY_BYTES * spread) * mask
+        numbers = (integers + _KEY_BYTES * spread + _SUM_BYTES * sums) * mask
         block[first] = rows.sum(axis=0) * vector_bytes
         block[first + 1] = rows.sum(axis=1) * vector_bytes
         block[first + 2] = grads.sum(axis=1) * vector_bytes + numbers.sum(axis=1)
         block[first + 3] = grads.sum(axis=0) * vector_bytes + numbers.sum(axis=0)
     return Cost(block, pooling or "samples")
+
+
+def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> Numbers:
+    """Return float64[R, R], the rows of whose columns a rank sends sums to another, in the mean of the batches."""
+    found = np.zeros((size, size))
+    if placed.by_column and load.row_sums:
+        rows = [torch.unique(torch.cat(list(batch))).numel() for batch in load.batches]
+        found[np.ix_(placed.ranks, placed.ranks)] = load.row_sums * sum(rows) / max(1, len(rows))
+    return found
 
 
 class _PooledThere(NamedTuple):

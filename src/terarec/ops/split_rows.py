@@ -44,7 +44,12 @@ class SplitColumns(Protocol):
 
 def takes_whole_rows(rule: RowRule) -> bool:
     """Return whether an update by a rule takes all columns of a row."""
-    return bool(rule.row_states) or rule.clip_norm < math.inf
+    return num_row_sums(rule) > 0
+
+
+def num_row_sums(rule: RowRule) -> int:
+    """Return the sums over all columns of a row that an update by a rule takes."""
+    return len(rule.row_states) + (rule.clip_norm < math.inf)
 
 
 class _Touched(NamedTuple):

@@ -23,6 +23,7 @@ from terarec.embedding import EmbeddingCollection
 from terarec.embedding.tables import RecordedTables, record_tables
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
+from terarec.ops.split_rows import num_row_sums
 from terarec.optim import RowOptimizer
 from terarec.optim.rules import table_rules
 from terarec.spec import AdaGradSpec, FeatureSpec, GraphFeature, GraphModelSpec, RunSpec, TableSpec
@@ -98,6 +99,7 @@ def table_loads(
                 row_bytes=of_table.row_bytes,
                 batches=[[torch.unique(keys) for keys, _ in shares] for shares in sampled.get(table.name, ())],
                 bags=() if table.name in unpooled else sampled.get(table.name, ()),
+                row_sums=num_row_sums(rules[table.optimizer].row_rule),
                 forbids_copies=options.clip_global_norm is not None or spec.training.clip_norm is not None,
             )
         )
