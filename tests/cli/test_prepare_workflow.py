@@ -43,7 +43,7 @@ def test_what_people_read(shop: tuple[Path, list[Path]], tmp_path: Path) -> None
     ended = terarec("prepare", workflow, *log, "--out", tmp_path / "data", "--bad-input", "skip")
     assert ended.code == 0
     assert f"{log[0]}: line 301: found 2 fields, expected 6" in ended.out
-    for words in ("Splits", "Columns", "Tables that would follow", "Phases", "Bad input"):
+    for words in ("Splits", "Columns", "Embedding table sizes", "Phases", "Bad input"):
         assert words in ended.out
 
 

@@ -81,12 +81,12 @@ def describe_graph_file(path: Path) -> dict[str, Any]:
     """Return the executors that are kept for the model of a graph file of HugeCTR.
 
     Raises:
-        DataNotFoundError: No choice is kept beside the file.
+        DataNotFoundError: No choice is stored next to the file.
         FormatError: A damaged file.
     """
     file = graph_executors_file(path)
     if not path.is_file() or not file.is_file():
-        expected = "a data set, a RUN, a checkpoint, or a graph file with the choice of executors beside it"
+        expected = "a data set, a RUN, a checkpoint, or a graph file with the choice of executors next to it"
         raise DataNotFoundError(
             path, f"{'is no directory' if path.exists() else 'no such directory'}, expected {expected}"
         )

@@ -121,7 +121,7 @@ def _show(report: PrepareReport, out: Path, show: Show) -> None:
     show.table("Splits", [{"split": split, "rows": rows} for split, rows in report.splits.items()])
     show.table("Columns", figures["columns"])
     show.table("Read", figures["inputs"])
-    show.table("Tables that would follow (float32)", figures["tables"])
+    show.table("Embedding table sizes (float32, estimated)", figures["tables"])
     show.table("Phases", figures["phases"])
     show.table("Bad input", [{"kind": kind, "count": count} for kind, count in report.bad_input.counts.items()])
     for line in (*report.bad_input.first, *(f"counted through the disk: {name}" for name in report.spilled)):
@@ -141,7 +141,7 @@ def _show_preview(preview: Preview, show: Show) -> None:
         for name, values in preview.rows.items()
     ]
     show.table("First samples", samples)
-    show.table("Tables that would follow (float32)", figures["tables"])
+    show.table("Embedding table sizes (float32, estimated)", figures["tables"])
     show.table("Bad input", [{"kind": kind, "count": count} for kind, count in preview.bad_input.counts.items()])
     for line in preview.bad_input.first:
         show.line(line)

@@ -88,12 +88,12 @@ def export(options: ExportOptions, show: Show) -> None:
     report = dataclasses.asdict(_exported(options))
     figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
     spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
-    told = {**figures, "file": str(report["file"]), **spent}
+    shown = {**figures, "file": str(report["file"]), **spent}
     if isinstance(report.get("tables"), tuple):  # of vectors of all tables
-        told["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
-        show.table("tables", told["tables"])
-    show.figures(f"Exported {options.out}", told)
-    show.json(told)
+        shown["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
+        show.table("tables", shown["tables"])
+    show.figures(f"Exported {options.out}", shown)
+    show.json(shown)
 
 
 def _exported(options: ExportOptions) -> ExportReport | TableReport | EmbeddingsReport:

@@ -281,7 +281,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
     split = spec.training.eval_split
     if split is None:
         raise ConfigError("--seeds", "training.eval_split is none, expected a split whose metrics are compared")
-    read_spec(Path(spec.data)).num_rows(split)  # refuses a split that is not there before the first training
+    read_spec(Path(spec.data)).num_rows(split)  # rejects a missing split before the first training
 
     def done(result: SeedResult) -> None:
         tell_seed(result, show)

@@ -21,7 +21,7 @@ from terarec.errors import FormatError
 from terarec.kernels.cpu.encoding import nulls_hold
 from terarec.ragged import offsets_of
 
-REFUSED_SHOWN = 10
+REJECTED_SHOWN = 10
 """Largest number of rejected values in an error."""
 
 
@@ -31,7 +31,7 @@ class RowFaultError(FormatError):
     Attributes:
         column: Column of the values.
         rows: int64[k], the ids of these rows, rising.
-        got: Values of the first `REFUSED_SHOWN` of them.
+        got: Values of the first `REJECTED_SHOWN` of them.
         expected: Accepted values.
         kind: One word for the kind of fault.
     """
@@ -42,7 +42,7 @@ class RowFaultError(FormatError):
         super().__init__(f"column {column!r}, row {rows[0]}", f"{got[0]}, expected {expected}")
         self.column = column
         self.rows = rows
-        self.got = tuple(got[:REFUSED_SHOWN])
+        self.got = tuple(got[:REJECTED_SHOWN])
         self.expected = expected
         self.kind = kind
 

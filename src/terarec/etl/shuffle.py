@@ -158,6 +158,7 @@ class ShuffledSink:
         rows, sizes = self._committed
         # Shards of shuffled rows are of no use without the files of the others.
         shards = inner.closed.get(TRAIN_SPLIT, ()) if rows == self._rows else []
+        # A resumed run begins at the first file whose rows are not all in closed shards.
         while len(self._merged) > 1 and self._merged[1][1] <= sum(shards):
             del self._merged[0]
         files, merged = self._merged[0]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.etl.columns import (
-    REFUSED_SHOWN,
+    REJECTED_SHOWN,
     Kind,
     RowFaultError,
     flat,
@@ -139,7 +139,7 @@ def _row_fault(check: _ValueCheck) -> RowFaultError:
         offsets = column.offsets.cpu().numpy()
         rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-    shown = torch.from_numpy(items[:REFUSED_SHOWN]).to(check.wrong.device)
+    shown = torch.from_numpy(items[:REJECTED_SHOWN]).to(check.wrong.device)
     if check.of_lengths and isinstance(column, Ragged):
         got = [f"got a list of {length}" for length in column.offsets.diff()[shown].tolist()]
     else:

@@ -175,6 +175,7 @@ def partition_of(values: pa.Array) -> NDArray[np.int64]:
         hashes = xxh64_text(*text_buffers(values.fill_null("")), _SEED)
     else:
         hashes = xxh64_int64(values.fill_null(0).to_numpy().astype(np.int64, copy=False), _SEED)
+    # A mask, as PARTITIONS is a power of two: the bits of a negative hash count like those of others.
     return hashes & (PARTITIONS - 1)
 
 

@@ -42,6 +42,7 @@ class _Construction:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        # Its ends are safe to use without a lock: threads append while another one flushes what is there.
         self._waiting: deque[Path] = deque()
         self._flushed: dict[Path, tuple[int, int, int]] = {}
         self._flushing = threading.Lock()
@@ -57,6 +58,7 @@ class _Construction:
             while self._waiting:
                 path = self._waiting.popleft()
                 if path.exists():
+                    # Noted before the flush: what is written after it changes the version, and is flushed at the end.
                     self._flushed[path] = _version(path)
                     flush(path)
                     above = path.parents

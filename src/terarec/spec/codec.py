@@ -66,6 +66,7 @@ def summary_of(spec_type: type) -> str:
 def documentation_of(spec_type: type) -> dict[str, str]:
     """Return for each field its entry in an ``Attributes:`` section of the class or of one that it inherits from."""
     found: dict[str, str] = {}
+    # The class itself comes last, so that its entry replaces an inherited one.
     for owner in reversed(spec_type.__mro__):
         _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("\nAttributes:\n")
         section = re.split(r"\n(?=\S)", section)[0]
@@ -214,6 +215,7 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _mistyped(where, data, "an object")
     kind = getattr(spec_type, "kind", None)
+    # `to_data` writes the kind also where the field takes one class, which needs none.
     if kind is not None and data.get("kind") == kind:
         data = {key: value for key, value in data.items() if key != "kind"}
     hints = hints_of(spec_type)

@@ -158,6 +158,7 @@ class LocalRun:
                     positives=positives,
                     checkpoints=checkpoints,
                 )
+                # Before the sink is closed, so that no data set without a positive row appears.
                 label, rows = positives.absent, dict(totals.rows)
                 if label is not None and rows:
                     values = training_values(self._passes, self._pipeline, label.source, self._joined(work))

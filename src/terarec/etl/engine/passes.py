@@ -174,6 +174,7 @@ class Passes:
     def _items(
         self, joined: JoinedRows | None, blocks: Iterable[RawBlock] | None
     ) -> Iterator[tuple[RawBlock, Rows | None]]:
+        # Run by the one thread that reads: joined rows come in the order of the sources and are passed out once.
         for raw in self.source.raw_blocks() if blocks is None else blocks:
             end = (raw.first_row + raw.num_rows) << self.item_bits
             yield raw, None if joined is None else joined.rows_before(end)

@@ -215,6 +215,7 @@ class WriteCheckpoints:
 def split_parts(done: Rows, encoded: ColumnBlock) -> list[Part]:
     """Return the rows of each split, in their order."""
     assert done.split is not None
+    # A block of one split, as nearly all are where the split goes by position, needs no copy.
     first = int(done.split[0])
     if (done.split == first).all():
         return [(SPLIT_NAMES[first], done.ids, encoded)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
-    REFUSED_SHOWN,
+    REJECTED_SHOWN,
     ColumnType,
     RowFaultError,
     Rows,
@@ -194,7 +194,7 @@ class GivenIds(MappedColumns):
         lengths = np.diff(offsets)
         long = np.flatnonzero(lengths > most)
         if long.size:
-            got = [f"got a list of {length}" for length in lengths[long][:REFUSED_SHOWN].tolist()]
+            got = [f"got a list of {length}" for length in lengths[long][:REJECTED_SHOWN].tolist()]
             raise RowFaultError(name, rows.ids[long], got, accepted_list(most))
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:

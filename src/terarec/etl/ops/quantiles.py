@@ -363,6 +363,7 @@ class FillMissing(NumberOperator):
         for position, (name, output) in enumerate(self.pairs):
             array = rows.columns[name]
             value = self.fill_of(name, kind_of(array), state)
+            # The parser left 0 under the nulls: without its mask the buffer is the result, and nothing is copied.
             is_filled = name in rows.zero_nulls and value == 0
             made[output] = like(array, array_of(numpy_values(array)) if is_filled else _filled(flat(array), value))
             if self.indicator:

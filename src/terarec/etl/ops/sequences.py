@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
-    REFUSED_SHOWN,
+    REJECTED_SHOWN,
     ColumnType,
     Kind,
     RowFaultError,
@@ -226,7 +226,7 @@ def _refused(
     rows: Rows, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
 ) -> RowFaultError:
     """Return the error that the lists of these `lengths` in `wrong` rows are not what is `accepted`."""
-    got = [f"got a list of {length}" for length in lengths[wrong][:REFUSED_SHOWN].tolist()]
+    got = [f"got a list of {length}" for length in lengths[wrong][:REJECTED_SHOWN].tolist()]
     return RowFaultError(name, rows.ids[wrong], got, accepted)
 
 

@@ -129,6 +129,7 @@ class TargetEncoding(MappedColumns):
 
     def folds_of(self, rows: Rows) -> NDArray[np.int64]:
         """Return the fold of each row, int64[n]."""
+        # NumPy's remainder has the sign of the divisor, so a negative hash has a fold, too.
         return xxh64_int64(rows.ids, self.seed) % self.folds
 
     def transform(self, rows: Rows, state: State | None) -> Rows:
@@ -231,6 +232,7 @@ class TargetStatistic:
         self.merge_rows(rows)
         self.merge_rest(totals)
 
+    # Sums of floats depend on the order: on a cluster, too, rows are added in that of the sources.
     in_order = True
 
     def split(self, partial: _Partial) -> _Partial:

@@ -28,7 +28,7 @@ from terarec.errors import ConfigError
 from terarec.etl.columns import (
     ARROW_TYPES,
     DTYPES,
-    REFUSED_SHOWN,
+    REJECTED_SHOWN,
     ColumnType,
     Kind,
     RowFaultError,
@@ -72,7 +72,7 @@ def rejected(rows: Rows, name: str, wrong: NDArray[np.bool_], accepted: str) -> 
     if offsets is not None:
         places, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
-    found = values.take(array_of(items[:REFUSED_SHOWN])).to_pylist()
+    found = values.take(array_of(items[:REJECTED_SHOWN])).to_pylist()
     if kind_of(values) == "number":
         found = [math.nan if value is None else value for value in found]
     got = [f"got {quoted(value)}" for value in found]

@@ -212,7 +212,7 @@ class CsvOptions:
         split: Rows for validation and test; None for none.
         delimiter: Text between the fields; white space around a field is dropped, and it may be quoted.
         names: Names of all columns, in order, for files without a header line; empty to take the first line's.
-        missing: Fields that stand for a missing value, beside empty ones.
+        missing: Fields that mean a missing value, in addition to empty ones.
         name: Name of the data set.
     """
 
@@ -326,11 +326,11 @@ def _steps(options: CsvOptions) -> tuple[Operator, ...]:
     for count in sorted(set(options.buckets.values())):
         cut = tuple(column for column, intervals in options.buckets.items() if intervals == count)
         steps.append(Bucketize(columns=cut, outputs=tuple(f"{column}_bucket" for column in cut), intervals=count))
-    beside = tuple(column for column in options.ids if options.id_name(column) != column)
-    if beside:
-        names = tuple(map(options.id_name, beside))
-        steps.append(Categorify(columns=beside, outputs=names, min_count=options.min_count))
-    replaced = (*options.categorical, *(column for column in options.ids if column not in beside))
+    added = tuple(column for column in options.ids if options.id_name(column) != column)
+    if added:
+        names = tuple(map(options.id_name, added))
+        steps.append(Categorify(columns=added, outputs=names, min_count=options.min_count))
+    replaced = (*options.categorical, *(column for column in options.ids if column not in added))
     if replaced:
         steps.append(Categorify(columns=replaced, min_count=options.min_count))
     if options.log:

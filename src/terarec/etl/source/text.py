@@ -38,7 +38,7 @@ _LONGEST_RECORD = 1 << 24
 
 _AHEAD_BYTES = 1 << 25
 """The disk is asked for text so far ahead of where it is read. Medians of four turns of 60 MiB out of no cache of this
-machine, whose virtual disk others used, too: 430 MB/s so (asking for 64 MiB), 350 with the system told of sequential
+machine, whose virtual disk others used, too: 430 MB/s so (asking for 64 MiB), 350 with the system advised of sequential
 reading, 290 without; single turns overlap."""
 
 _LOOK_AHEAD_BYTES = 1 << 12

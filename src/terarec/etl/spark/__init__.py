@@ -132,15 +132,15 @@ def check_master(master: str) -> None:
     """Raise unless a standalone master answers; Spark itself would retry for a minute and print a stack trace."""
     if not master.startswith(_STANDALONE):
         return
-    refused = ""
+    unreachable = ""
     for address in master.removeprefix(_STANDALONE).split(","):
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
             return
         except (OSError, ValueError, OverflowError) as error:
-            refused = f"{address}: {error}"
-    raise ClusterError("spark_master", f"got {master!r}, where no master answers ({refused})")
+            unreachable = f"{address}: {error}"
+    raise ClusterError("spark_master", f"got {master!r}, where no master answers ({unreachable})")
 
 
 def _java_version(java: str) -> int | None:

@@ -280,6 +280,7 @@ def time_bounds(context: SparkContext, job: Job, pieces: Sequence[Piece], split:
         FormatError: Bad input.
     """
     rows = map_with_job(context, job, pieces, partial(_times, split.column))
+    # The bounds are found digit by digit, a job each: without this every job would parse the sources again.
     rows.persist(StorageLevel.DISK_ONLY)
     try:
         raise_first(rows.filter(lambda row: row[0] == REPORT).map(itemgetter(2)).collect())

@@ -129,6 +129,7 @@ class _Stages:
                 self._ended.add(job)
         if not self._tasks:
             return 0.0
+        # Stage ids rise, so the lowest is the first stage of the phase.
         whole = self._tasks[min(self._tasks)][0]
         return sum(done / max(tasks, whole) for tasks, done in self._tasks.values())
 

@@ -91,6 +91,7 @@ def cut_text(files: Sequence[SourceFile], spec: SourceSpec, piece_bytes: int, co
         ConfigError: A file lacks a column.
         FormatError: A damaged file, or one without rows.
     """
+    # `_text_parts` cuts text that was decoded by bytes of the file, which are the same for UTF-8 alone.
     cuttable = spec.format in ("delimited", "json_lines") and spec.encoding == "utf-8"
     ranges = [
         Range(number, begin, min(begin + piece_bytes, file.bytes) if cuttable else None)

@@ -307,6 +307,7 @@ def task_file(job: Job, path: Path) -> Iterator[Path]:
     attempt.mkdir(parents=True, exist_ok=True)
     yield attempt / path.name
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Whichever attempt ends last: all of them write the same bytes, and readers see one whole file.
     os.replace(attempt / path.name, path)
     shutil.rmtree(attempt, ignore_errors=True)
 

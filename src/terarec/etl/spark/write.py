@@ -117,6 +117,7 @@ def write_shards(
             for place in routes[split, unit]:
                 of_shards[place].append((number, begin))
     write = partial(_write_shard, spec, seed, encoded_to, directory)
+    # `count` runs the tasks, whose results are the files.
     map_with_job(context, job, list(zip(shards, of_shards, strict=True)), write).count()
     splits: dict[str, list[ShardSpec]] = {}
     for shard in shards:
@@ -256,6 +257,7 @@ def _write_shard(
     if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
         found = list(blocks)
         rows = np.concatenate([ids for ids, _ in found])
+        # Ties by row id, as in `ShuffledSink`: the engines write the same shards.
         order = np.lexsort((rows, _hashes(rows, seed)))
         blocks = iter([(rows[order], merge([block for _, block in found], order))])
         del found

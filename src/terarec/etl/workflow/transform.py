@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import (
-    REFUSED_SHOWN,
+    REJECTED_SHOWN,
     ColumnType,
     RowFaultError,
     Rows,
@@ -49,7 +49,7 @@ WEIGHT = "a number >= 0 that float32 holds"
 """Accepted values of the column of sample weights."""
 
 WORKFLOW_DIRECTORY = "workflow"
-"""Where a data set has the workflow that made it, beside ``dataset.json``."""
+"""Where a data set has the workflow that made it, next to ``dataset.json``."""
 _TYPES: dict[str, MetadataType] = {"text": "string", "integer": "int64", "number": "float64"}
 """Kind of a column -> type of the metadata column."""
 
@@ -211,7 +211,7 @@ def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
     missing = null_mask(array)
     if missing is not None:
         ids = rows.ids[missing]
-        got = ["got a missing value"] * min(len(ids), REFUSED_SHOWN)
+        got = ["got a missing value"] * min(len(ids), REJECTED_SHOWN)
         raise RowFaultError(label.source, ids, got, LABEL, kind="label")
     if label.positives:
         return is_among(array, label.positives).astype(np.float32)

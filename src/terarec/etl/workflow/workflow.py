@@ -45,7 +45,7 @@ STATES = "states"
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
 PRESET_FUNCTIONS = frozenset(f"{_ROW_FUNCTIONS}:{name}{of}" for name in _NAMES for of in ("", "_of_record"))
-"""The functions that the ready workflows name. No others of terarec: its modules reach the rest of Python."""
+"""The functions that the presets name. No others of terarec: its modules reach the rest of Python."""
 
 
 def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
@@ -299,7 +299,7 @@ class Workflow:
 
         Raises:
             ConfigError: A step among them is not fitted.
-            FormatError: A value that a step refuses, with its column and row.
+            FormatError: A value that a step rejects, with its column and row.
         """
         rows = with_metadata(rows, self.spec.metadata)
         for step in range(len(self.plan.operators) if upto is None else upto):
@@ -342,7 +342,7 @@ class Workflow:
 
         Raises:
             ConfigError: The workflow is not fitted; a column that is missing, unknown or of another length; a value of
-                another type, or one that a step refuses, with its column, row and what is accepted.
+                another type, or one that a step rejects, with its column, row and what is accepted.
         """
         return self._records.encode(columns)
 
