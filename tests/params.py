@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def in_every_run(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
@@ -17,6 +18,11 @@ def in_every_run(chosen: Collection[Any], values: Iterable[Any]) -> list[Any]:
     marks = [() if value in chosen else pytest.mark.slow for value in values]
     parts = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*part, marks=mark) for part, mark in zip(parts, marks, strict=True)]
+
+
+def examples(most: int) -> int:
+    """Return how many examples of a property are tried: `most` in `make test-all`, a quarter in other runs."""
+    return most if settings.get_current_profile_name() == "thorough" else most // 4
 
 
 def paired(first: Sequence[Any], second: Sequence[Any], third: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from terarec.checkpoint import load, save
 from terarec.errors import DataNotFoundError, FormatError
 from tests.checkpoint.small_state import make_state, make_tables
 from tests.errors import at
+from tests.params import examples
 
 STATE = make_state(7)
 FILES = (
@@ -46,7 +47,7 @@ def test_a_missing_file_is_named(whole_checkpoint, file):
 
 
 @pytest.mark.parametrize("file", FILES)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_named(whole_checkpoint, file, data):
     path = whole_checkpoint / file

@@ -24,6 +24,7 @@ from terarec.spec import (
     WideDeepSpec,
 )
 from tests.errors import at
+from tests.params import examples
 
 counts = st.integers(1, 2**31)
 widths = st.lists(st.integers(1, 4096), min_size=1, max_size=4).map(tuple)
@@ -56,7 +57,7 @@ runs = st.builds(
 
 
 @given(run=runs)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_is_saved_is_loaded(run: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("run") / "run.json"
     save_run(run, path)

@@ -24,6 +24,7 @@ from terarec.spec import (
     lru,
 )
 from tests.errors import at
+from tests.params import examples
 
 RUN = RunSpec(data="d")
 
@@ -35,7 +36,7 @@ RUN = RunSpec(data="d")
     top=st.lists(st.integers(1, 9999), min_size=1, max_size=5),
     joint=st.sampled_from(["-", ",", ", "]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_texts_are_read_as_the_type_of_their_field(
     batch_size: int, lr: float, shuffle: bool, top: list[int], joint: str
 ) -> None:

@@ -13,6 +13,7 @@ from terarec.models import GraphModel
 from terarec.spec import DynamicTableSpec, GraphEmbedding, GraphFeature, GraphLabel, GraphSpec, TableSpec
 from tests.errors import at
 from tests.export.samples import close, layer, run
+from tests.params import examples
 
 KEYS = torch.tensor([7, -3, 0, 2**63 - 1, 12, 2**40])
 ANY = KeyInput(name="keys", columns=("a", "b", "c"), max_keys=3)
@@ -106,7 +107,7 @@ def test_an_input_for_each_column_by_default(tmp_path):
 
 
 @given(keys=st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=9, unique=True), absent=st.integers(-20, 20))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_any_set_of_keys_is_found(tmp_path_factory, keys, absent):
     embedding = GraphEmbedding(name="e", tables=(DYNAMIC,), features=(feature("a"),))
     model = graph(embedding, elements=4)

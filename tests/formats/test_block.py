@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from terarec.formats import empty_from_pool, merge, slice_rows
 from tests.formats.samples import METADATA, make_block, make_spec
+from tests.params import examples
 
 
 def rows_of(block):
@@ -33,7 +34,7 @@ def rows_of(block):
     seed=st.integers(0, 99),
     hotness=st.tuples(st.integers(1, 4)),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_merge_takes_rows_in_the_order_requested(sizes, seed, hotness):
     spec = make_spec(hotness=(1, *hotness), weight="w" if seed % 2 else None, metadata=METADATA[: seed % 4])
     blocks = [make_block(spec, size, seed + index) for index, size in enumerate(sizes)]

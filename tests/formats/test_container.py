@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays_of
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import BFLOAT16, read_tensors, widen_bfloat16, write_tensors
 from tests.errors import at
+from tests.params import examples
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 tensors_of = st.dictionaries(
@@ -29,7 +30,7 @@ tensors_of = st.dictionaries(
 
 
 @given(tensors=tensors_of, metadata=st.dictionaries(st.sampled_from("abc"), st.just("text"), max_size=2))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_tensors_come_back_and_safetensors_agrees(tmp_path_factory, tensors, metadata):
     path = tmp_path_factory.mktemp("container") / "x.safetensors"
     digest = write_tensors(path, tensors, metadata)

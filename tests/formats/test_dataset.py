@@ -18,6 +18,7 @@ from terarec.spec import (
     ShardSpec,
 )
 from tests.errors import at
+from tests.params import examples
 
 SPEC = DatasetSpec(
     name="golden",
@@ -130,7 +131,7 @@ def test_a_description_of_version_2_has_neither_weight_nor_metadata(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_any_description_comes_back(tmp_path_factory, data):
     name = st.text(min_size=1, max_size=9).filter(lambda text: not set(text) & set("/\\") and text not in (".", ".."))
     name = name.filter(lambda text: text.isprintable())

@@ -14,6 +14,7 @@ from terarec.formats import ParquetShardWriter, create_shard, merge, open_shard,
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.samples import METADATA, assert_same_rows, make_block, make_spec, specs
+from tests.params import examples
 
 STORAGES = ("parquet", "raw")
 
@@ -31,7 +32,7 @@ def read_all(shard):
 
 @pytest.mark.parametrize("storage", STORAGES)
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_rows_come_back_as_written(tmp_path_factory, storage, data):
     spec = data.draw(specs(storage))
     num_rows = data.draw(st.integers(1, 40))

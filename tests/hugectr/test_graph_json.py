@@ -14,6 +14,7 @@ from terarec.hugectr.json_files import JsonObject, read_json, write_json
 from terarec.hugectr.layers import LOSSES, layer_formats
 from terarec.hugectr.schema.table import forms
 from tests.errors import at
+from tests.params import examples
 
 ADAM = hugectr.CreateOptimizer()
 DEFAULTS = forms()["DenseLayer"][0].defaults()
@@ -75,7 +76,7 @@ def layers(draw):
 
 
 @given(layer=layers())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_layer_comes_back(layer):
     assert through_json(INPUT, layer).parts == (INPUT, layer)
 

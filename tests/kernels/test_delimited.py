@@ -11,6 +11,7 @@ from terarec.etl.columns import flat, kind_of, null_mask, numpy_values
 from terarec.kernels.cpu import delimited as cpu
 from terarec.kernels.encoding_types import DelimitedField, DelimitedLayout
 from terarec.kernels.ref import delimited as ref
+from tests.params import examples
 
 F = DelimitedField
 WORDS = {
@@ -91,13 +92,13 @@ def random_text(random, layout):
 
 
 @given(layouts(), st.integers(0, 2**32))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_text_parses_as_in_plain_python(layout, seed):
     same(random_text(Random(seed), layout), layout)
 
 
 @given(layouts(), st.integers(0, 2**32), st.binary(max_size=12), st.integers(0, 400), st.integers(0, 12))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_damaged_text_parses_as_in_plain_python(layout, seed, patch, start, length):
     text = random_text(Random(seed), layout)
     same(text[:start] + patch + text[start + length :], layout)
@@ -107,7 +108,7 @@ def test_damaged_text_parses_as_in_plain_python(layout, seed, patch, start, leng
 @given(layouts(), st.binary(max_size=300))
 @example(DelimitedLayout(fields=(F("text"),)), b"")
 @example(DelimitedLayout(fields=(F("text"),)), b"\r\n\n\r")
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_random_bytes_parse_as_in_plain_python(layout, text):
     same(text, layout)
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from terarec.kernels.cpu import encoding as cpu
 from terarec.kernels.ref import encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
+from tests.params import examples
 
 
 @given(st.lists(ANYTHING | st.sampled_from([2**63 - 1, 2**63, -(2**63)]), max_size=8), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_lists_of_anything_are_read_as_numbers_or_rejected_as_in_plain_python(values, whole):
     numbers = [found_list(partial(module.numbers_of_list, whole=whole), values) for module in (cpu, ref)]
     if isinstance(numbers[0], str):

@@ -11,12 +11,13 @@ from terarec.kernels.encoding_types import InvalidValueError
 from terarec.kernels.ref import encoding as ref
 from tests.kernels.anything import ANYTHING, found_list
 from tests.kernels.columns import INT64S, SMALL_TEXTS, text_of, validity_of
+from tests.params import examples
 
 BUCKETS = st.sampled_from([1, 1, 2, 10, 1000])
 
 
 @given(st.lists(ANYTHING, max_size=8), BUCKETS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_lists_of_anything_are_read_or_rejected_as_in_plain_python(values, buckets):
     for name, known in (
         ("Hex32Ids", [np.array([7, 10, 0], dtype=np.uint32)]),
@@ -29,7 +30,7 @@ def test_lists_of_anything_are_read_or_rejected_as_in_plain_python(values, bucke
 
 
 @given(st.lists(st.lists(ANYTHING, max_size=2), min_size=3, max_size=3), BUCKETS)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_values_of_several_columns_are_found_or_rejected_as_in_plain_python(columns, buckets):
     found = []
     for module in (cpu, ref):

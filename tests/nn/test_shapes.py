@@ -14,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.nn import TensorShape, build_layer
 from tests.errors import at
 from tests.nn.formula import Array, assert_gradcheck, compare, draw, make
+from tests.params import examples
 
 LENGTH = st.integers(1, 7)
 
@@ -36,7 +37,7 @@ def plain_concat(axis: int) -> Callable[..., Any]:
     return formula
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     batch_size=st.integers(1, 3), axis=st.integers(1, 2), lengths=st.lists(LENGTH, min_size=1, max_size=3), other=LENGTH
 )
@@ -47,7 +48,7 @@ def test_concat_equals_the_formula(batch_size: int, axis: int, lengths: list[int
     compare(make("concat", flat), plain_concat(1), draw(batch_size, *flat))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     batch_size=st.integers(1, 3),
     slots=LENGTH,
@@ -77,7 +78,7 @@ def test_reshape_is_the_row_major_view(batch_size: int, slots: int, width: int, 
     compare(layer, formula, [x])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(batch_size=st.integers(1, 3), slots=LENGTH, width=LENGTH, data=st.data())
 def test_reshape_takes_slots(batch_size: int, slots: int, width: int, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, slots - 1), max_size=4))
@@ -90,7 +91,7 @@ def test_reshape_takes_slots(batch_size: int, slots: int, width: int, data: st.D
     compare(layer, formula, draw(batch_size, (slots, width)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(batch_size=st.integers(1, 3), width=st.integers(1, 9), data=st.data())
 def test_slice_takes_ranges_and_sums_their_gradients(batch_size: int, width: int, data: st.DataObject) -> None:
     bounds = st.lists(st.integers(0, width), min_size=2, max_size=2, unique=True).map(sorted)
@@ -110,7 +111,7 @@ def test_slice_of_parts_and_of_copies(ranges: list[tuple[int, int]]) -> None:
     compare(layer, lambda x: tuple(x[:, start:end].copy() for start, end in ranges), draw(3, (7,)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(batch_size=st.integers(1, 3), dims=st.lists(LENGTH, min_size=1, max_size=3), data=st.data())
 def test_select_takes_entries(batch_size: int, dims: list[int], data: st.DataObject) -> None:
     dim = data.draw(st.integers(1, len(dims)))

@@ -33,6 +33,7 @@ from terarec.spec import (
 )
 from terarec.spec.codec import TooDeepError, parse_json
 from tests.errors import at
+from tests.params import examples
 
 sizes = st.integers(1, 4096)
 rates = st.floats(0.0, 10.0)
@@ -92,7 +93,7 @@ specs = st.one_of(
 
 
 @given(spec=specs)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_spec_comes_back_from_json(spec):
     text = json.dumps(to_data(spec), allow_nan=False)
     assert from_data(type(spec), json.loads(text)) == spec

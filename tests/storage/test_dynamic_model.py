@@ -12,6 +12,7 @@ from terarec.errors import StorageError
 from terarec.spec import DynamicTableSpec, EvictionSpec, by_score, freq, lfu, lru, ttl
 from terarec.storage import DynamicArena, Rows, dynamic_tables
 from tests.errors import at
+from tests.params import examples
 from tests.storage.indexes import FAST_INDEXES
 
 MAX_ROWS = 6
@@ -170,4 +171,4 @@ class TableMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("implementation", FAST_INDEXES)
 def test_a_table_is_a_dict_with_eviction(implementation: str) -> None:
     machine = type("Machine", (TableMachine,), {"implementation": implementation})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples(60), stateful_step_count=25))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from terarec.errors import ConfigError, StorageError
 from terarec.storage import MemoryRowStore, RowStore
 from terarec.storage.row_file import RowFile
+from tests.params import examples
 from tests.storage.row_stores import KINDS, Kind
 
 KEYS = np.array([5, -1, 0, 2**63 - 1, -(2**63), 77], dtype=np.int64)
@@ -252,7 +253,7 @@ OPERATIONS: st.SearchStrategy[tuple[str, list[int]]] = st.one_of(
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "memory"])
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=examples(50))
 @given(operations=st.lists(OPERATIONS, max_size=25), row_bytes=st.sampled_from([16, 40, 700]))
 def test_any_sequence_gives_what_the_reference_gives(
     name: str, operations: list[tuple[str, list[int]]], row_bytes: int

@@ -29,6 +29,7 @@ from terarec.storage import (
     tiered_tables,
 )
 from tests.errors import at
+from tests.params import examples
 from tests.storage.indexes import FAST_INDEXES, INDEXES
 
 Factory = Callable[[list[TableSpec]], list[Store]]
@@ -241,7 +242,7 @@ def test_a_wrong_import_changes_nothing(
     assert torch.equal(after.state["sum"], before.state["sum"])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     rows=st.integers(1, 40),
     keys=st.sets(st.integers(0, 39), max_size=40),

@@ -16,9 +16,10 @@ from terarec.etl.engine import split
 from terarec.etl.engine.split import OrderStatistics, RowBounds, TimeBounds, assign, share_counts
 from terarec.kernels.ref.encoding import xxh64
 from terarec.spec import SplitByFraction, SplitByHash, SplitByTime, SplitByUser
+from tests.params import examples
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60), st.data())
 def test_order_statistics_equal_sorting(tmp_path: Path, values: list[float], data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(values) - 1))

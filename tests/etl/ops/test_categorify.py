@@ -16,6 +16,7 @@ from terarec.kernels.ref.encoding import xxh64_int64, xxh64_text
 from tests.errors import at
 from tests.etl.column_values import block_of, values_of
 from tests.etl.ops.fitting import blocks_of, fit, run_record_functions, saved
+from tests.params import examples
 
 VALUES = {
     "text": st.none() | st.sampled_from(["", "a", "b", "B", "bb", "\u00fc", "\U0001f600", "\uffff"]),
@@ -42,7 +43,7 @@ def ids_of(kind, train, later, step):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_ids_by_frequency(kind, data):
     values = st.lists(VALUES[kind], max_size=40)

@@ -17,6 +17,7 @@ from terarec.kernels.ref.encoding import xxh64_int64
 from tests.errors import at
 from tests.etl.column_values import block_of, column_of, values_of
 from tests.etl.ops.fitting import blocks_of, files_of, fit, saved, types_of
+from tests.params import examples
 
 KEYS = {
     "text": st.none() | st.sampled_from(["a", "b", "\u00fc"]),
@@ -43,7 +44,7 @@ def encoding_of(step, rows, key, left_out):
 
 
 @KINDS
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_target_encoding(kind, data):
     number = data.draw(st.integers(0, 25))
@@ -104,7 +105,7 @@ def test_values_never_seen_have_the_prior():
 
 
 @KINDS
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_join_groupby(kind, data):
     number = data.draw(st.integers(0, 25))

@@ -10,6 +10,7 @@ from terarec.etl.columns import ColumnType, Rows, kind_of
 from terarec.etl.ops import DifferenceLag, History
 from tests.errors import at
 from tests.etl.column_values import column_of, values_of
+from tests.params import examples
 
 GROUPS = {
     "text": st.none() | st.sampled_from(["a", "b", "\u00fc"]),
@@ -56,7 +57,7 @@ def earlier_rows(rows, row):
 
 
 @pytest.mark.parametrize("kind", ITEMS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data(), max_length=st.integers(1, 4))
 def test_history_holds_strictly_earlier_rows(kind, data, max_length):
     rows, block = data.draw(logs(kind))
@@ -73,7 +74,7 @@ def test_history_holds_strictly_earlier_rows(kind, data, max_length):
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data(), lag=st.integers(1, 3))
 def test_difference_to_an_earlier_row(kind, data, lag):
     rows, block = data.draw(logs(kind))

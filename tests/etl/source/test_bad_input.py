@@ -15,6 +15,7 @@ from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of, write_lines
+from tests.params import examples
 
 SPEC = SourceSpec(
     format="delimited",
@@ -88,7 +89,7 @@ def test_a_dropped_line_counts_for_one_fault(tmp_path):
     assert [fault.number for fault in report.first] == [1, 1, 1, 3, 4]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.sampled_from([GOOD, *BAD_LINES.values(), "", "x,y,z,a"]), min_size=1, max_size=30), st.integers(1, 90)
 )

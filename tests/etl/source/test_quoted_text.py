@@ -14,6 +14,7 @@ from terarec.etl.source.delimited import DelimitedReader
 from terarec.spec import BAD_INPUT_POLICIES, SourceColumn, SourceSpec
 from tests.errors import at
 from tests.etl.source.samples import rows_of
+from tests.params import examples
 
 HOSTILE = [
     '"',
@@ -50,7 +51,7 @@ def write(path, table, delimiter, quoting, terminator):
     return path
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     TABLES,
     st.sampled_from([",", "\t", ";"]),
@@ -80,7 +81,7 @@ def test_tables_of_the_csv_module_are_read_exactly(
     assert not source.bad_input.counts
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(TABLES, st.sampled_from(BAD_INPUT_POLICIES), st.integers(0, 10**6), st.sampled_from(['"', 'x"', '"x']))
 def test_an_unbalanced_quote_ends_the_reading_or_is_plain_text(tmp_path_factory, table, policy, place, quote):
     """A10: after one more quote somewhere the rows are a first part of those that are right, or the file is refused."""

@@ -19,6 +19,7 @@ from terarec.etl.ops import Categorify, FillMissing, HashBucket, ListSlice, Norm
 from terarec.etl.source import open_source
 from terarec.etl.workflow import Workflow, raw_values
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec
+from tests.params import examples
 
 COLUMNS = (
     SourceColumn(name="y", type="integer"),
@@ -113,7 +114,7 @@ def assert_same(found, expected):
             assert mine.tolist() == theirs.tolist()
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(ROWS)
 def test_files_and_records_are_read_alike(tmp_path_factory, fitted, rows):
     """CSV with and without quotes, JSON lines, Parquet, and records by both of their ways."""

@@ -28,6 +28,7 @@ from terarec.etl.workflow import Workflow
 from terarec.spec import MISSING_KEY, LabelSpec, SourceColumn, SourceSpec
 from tests.errors import at
 from tests.etl.column_values import block_of
+from tests.params import examples
 
 SOURCE = SourceSpec(
     format="delimited",
@@ -156,7 +157,7 @@ RECORDS = st.fixed_dictionaries(
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, Any]]) -> None:
     columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
     expected = SHOP.encode(columns)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import DumpedTable, SparseRows, open_collection, write_collection
 from tests.errors import at
+from tests.params import examples
 
 TABLES = [DumpedTable(table_id=1, count=2, width=2), DumpedTable(table_id=4, count=1, width=3)]
 
@@ -39,7 +40,7 @@ def test_golden_bytes(tmp_path, key_bytes, key_type, code):
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=4), chunk=st.integers(1, 21)
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_tables_come_back_in_any_chunks(tmp_path_factory, sizes, chunk):
     folder = tmp_path_factory.mktemp("dump") / "embedding_collection_0"
     tables = [DumpedTable(2 * index, *size) for index, size in enumerate(sizes)]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats.hugectr import BatchNormStatistics, read_floats, read_statistics, write_floats, write_statistics
 from tests.errors import at
+from tests.params import examples
 
 shapes = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=3).map(tuple), max_size=5)
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6)
@@ -29,7 +30,7 @@ def test_columns_are_written_row_by_row(tmp_path):
 
 
 @given(shapes=shapes, seed=st.integers(0, 9))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_arrays_come_back(tmp_path_factory, shapes, seed):
     path = tmp_path_factory.mktemp("floats") / "x.model"
     generator = np.random.default_rng(seed)
@@ -71,7 +72,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @given(mean=floats)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_statistics_come_back_exactly(tmp_path_factory, mean):
     path = tmp_path_factory.mktemp("ntp") / "x.ntp.json"
     written = BatchNormStatistics(np.array(mean, np.float32), np.array(mean[::-1], np.float32))

@@ -21,6 +21,7 @@ from tests.formats.hugectr.samples import (
     norm_bytes,
     norm_payloads,
 )
+from tests.params import examples
 
 ONE_HOT = ((1, True),) * 3
 
@@ -55,7 +56,7 @@ def test_golden_bytes_without_checksums(tmp_path):
     assert (tmp_path / "x.data").read_bytes() == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layouts(), st.integers(0, 6), st.booleans(), st.integers(0, 2**32))
 def test_round_trip(tmp_path_factory, layout, num_rows, checksum, seed):
     path = tmp_path_factory.mktemp("norm") / "x.data"
@@ -79,7 +80,7 @@ def test_a_record_that_seems_to_begin_in_another_is_read_where_it_begins(tmp_pat
     assert_same_rows(block, label[1:], np.zeros((1, 0)), [(keys[0], np.array([0, 2]))])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(layouts(), st.integers(0, 20), st.booleans(), st.integers(0, 2**32), st.integers(1, 7), st.randoms())
 def test_groups_in_any_order_are_parts_of_the_whole(
     tmp_path_factory, layout, num_rows, checksum, seed, at_once, random

@@ -13,6 +13,7 @@ from terarec.formats.hugectr import FixedRecordFile, FixedRecordWriter, raw_asyn
 from terarec.ragged import Ragged
 from tests.errors import at
 from tests.formats.hugectr.samples import assert_same_rows, layouts, make_layout, make_rows
+from tests.params import examples
 
 ONE_HOT = ((1, True),) * 2
 
@@ -49,7 +50,7 @@ def test_a_record_of_multi_hot_criteo_takes_912_bytes(tmp_path):
     assert (tmp_path / "x.bin").stat().st_size == 2 * 912
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(layouts(fixed=True), st.integers(1, 6), st.integers(0, 2**32))
 def test_round_trip_of_raw_async(tmp_path_factory, layout, num_rows, seed):
     path = tmp_path_factory.mktemp("async") / "x.bin"
@@ -59,7 +60,7 @@ def test_round_trip_of_raw_async(tmp_path_factory, layout, num_rows, seed):
     assert_same_rows(FixedRecordFile(path, layout, types).read(0, num_rows), label, dense + 0.5, keys)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(layouts(one_hot=True), st.booleans(), st.integers(1, 6), st.integers(0, 2**32))
 def test_round_trip_of_raw(tmp_path_factory, layout, floats, num_rows, seed):
     path = tmp_path_factory.mktemp("raw") / "x.bin"

@@ -20,6 +20,7 @@ from terarec.formats.hugectr import (
     write_sparse_states,
 )
 from tests.errors import at
+from tests.params import examples
 
 GOLDEN = SparseRows(
     np.array([7, -1]), np.array([[1.0, 2.0], [3.0, 4.0]], np.float32), np.array([0, 5], dtype=np.uint64)
@@ -77,7 +78,7 @@ def test_golden_bytes_of_a_file(tmp_path, key_bytes, key_code, has_slots):
 
 
 @given(count=st.integers(1, 40), width=st.integers(1, 5), has_slots=st.booleans(), chunk=st.integers(1, 41))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_rows_come_back_in_any_chunks(tmp_path_factory, count, width, has_slots, chunk):
     path = tmp_path_factory.mktemp("sparse")
     rows = rows_of(count, width, has_slots=has_slots)
