@@ -159,7 +159,7 @@ def test_scores_are_the_models(tmp_path: Path, name: str, file_format: str, tabl
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "dcn" else pytest.mark.slow) for name in COLUMN_MODELS if "-" not in name],
+    [pytest.param(name, marks=() if name == "lr" else pytest.mark.slow) for name in COLUMN_MODELS if "-" not in name],
 )
 def test_without_dense_columns(tmp_path: Path, name: str) -> None:
     columns = dataset(dense=0)
@@ -170,7 +170,7 @@ def test_without_dense_columns(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "file_format"),
-    in_every_run([("dlrm", "torch")], itertools.product(["dlrm", "din"], ["onnx", "torch"])),
+    in_every_run([("lr", "torch")], itertools.product(["lr", "dlrm", "din"], ["onnx", "torch"])),
 )
 def test_dynamic_tables(tmp_path: Path, name: str, file_format: str) -> None:
     columns = dataset(rows=None)
@@ -227,7 +227,7 @@ def test_the_lowest_key_of_a_scalar_column_is_a_key(tmp_path: Path) -> None:
 
 def test_keys_of_several_columns_in_one_input(tmp_path: Path) -> None:
     columns = dataset()
-    model = trained("wide_deep", columns)
+    model = trained("lr", columns)
     keys = KeyInput(name="keys", columns=("b", "past", "a", "tags"), max_keys=4)
     report = export_model(model, tmp_path / "out", dataset=columns, key_inputs=[keys])
     assert report.inputs == ("dense", "keys")
@@ -242,7 +242,7 @@ def test_a_column_named_as_the_dense_input(tmp_path: Path) -> None:
         dense=(DenseColumn(name="x0"),),
         categorical=(CategoricalColumn(name="dense", rows=ROWS),),
     )
-    model = trained("wide_deep", columns)
+    model = trained("lr", columns)
     report = export_model(model, tmp_path / "out", dataset=columns)
     assert report.inputs == ("dense_columns", "dense")
     check(tmp_path / "out", model, random_batch(columns, 13))
