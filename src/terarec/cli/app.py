@@ -41,7 +41,7 @@ class Command(TyperCommand):
     """A command that rejects an option given twice, unless it takes several values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's, which would take the last value silently."""
+        """Parse like Typer, which would take the last value silently."""
         reject_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
@@ -50,7 +50,7 @@ class Group(TyperGroup):
     """A group of commands that rejects a repeated option as `Command` does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's, which would take the last value silently."""
+        """Parse like Typer, which would take the last value silently."""
         reject_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
 
@@ -73,7 +73,7 @@ class WorkflowOrCommand(Group):
     """Passes an unknown command on as the first argument of the command `WORKFLOW`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """As Click's, for ``prepare avazu day.csv``: ``prepare WORKFLOW avazu day.csv``."""
+        """Resolve like Click, but ``prepare avazu day.csv`` as ``prepare WORKFLOW avazu day.csv``."""
         is_command = self.get_command(ctx, args[0]) is not None
         return super().resolve_command(ctx, args if is_command else [WORKFLOW, *args])
 
@@ -82,7 +82,7 @@ class NameOrCommand(Group):
     """Passes an unknown command, and options before it, on as arguments of the command `NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click's, for ``workflow --out avazu.json avazu``: ``workflow NAME --out avazu.json avazu``."""
+        """Parse like Click, but ``workflow --out avazu.json avazu`` as ``workflow NAME --out avazu.json avazu``."""
         is_own = not args or args[0] in ctx.help_option_names or args[0] in self.commands
         return super().parse_args(ctx, args if is_own else [NAME, *args])
 

@@ -311,7 +311,7 @@ def drift(options: DriftOptions, show: Show) -> None:
     if options.out.suffix != ".html":
         raise ConfigError("--out", f"got {options.out}, expected a file that ends in .html")
     for file in (options.out, options.out.with_suffix(".json")):
-        check_new_file(file, replace=options.force)  # before a long look at the data
+        check_new_file(file, replace=options.force)  # before the data are read, which may take long
     splits = read_dataset(options.reference).splits
     before = options.reference_split or ("train" if "train" in splits else None)
     allowed = options.allow_import or ()

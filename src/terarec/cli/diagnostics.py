@@ -57,7 +57,7 @@ _FEATURES = {
 
 
 def processor() -> dict[str, Any]:
-    """Model, features that kernels care about, cores of the machine and cores that this process may use."""
+    """Return the model, features that kernels care about, cores of the machine and cores that this process may use."""
     text = _read("/proc/cpuinfo") or ""
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     words = set(flags.group(1).split()) if flags else set()
@@ -99,7 +99,7 @@ def disk(path: Path) -> dict[str, Any]:
 
 
 def openmp_runtimes() -> list[str]:
-    """Paths of the OpenMP runtimes in this process; more than one would mean two pools on the same cores."""
+    """Return paths of the OpenMP runtimes in this process; more than one would mean two pools on the same cores."""
     mapped = re.findall(r"(/\S*lib(?:gomp|omp|iomp5)[^/\s]*\.so\S*)$", _read("/proc/self/maps") or "", re.MULTILINE)
     return sorted(set(mapped))
 
@@ -129,7 +129,7 @@ EXTRAS = {
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of terarec, Python, the system and the libraries that terarec depends on."""
+    """Return versions of terarec, Python, the system and the libraries that terarec depends on."""
     return {
         "terarec": terarec.__version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -212,7 +212,7 @@ def can_compile() -> bool:
 
 
 def threads() -> dict[str, Any]:
-    """Torch's threads; the compiled core's, the runtime that they belong to, and the instruction set in use."""
+    """Return torch's threads; the compiled core's, the runtime that they belong to, and the instruction set in use."""
     counts: dict[str, Any] = {"torch": torch.get_num_threads()}
     if available()["cpu"]:
         return {**counts, "core": None, "core_runtime": None, "instruction_set": None}

@@ -86,7 +86,7 @@ def _usage(error: Any) -> str:
 
 
 def _near_options(typed: str, parameters: Sequence[Any]) -> str:
-    """The options whose words include those of `typed` (``--dense-lr`` for ``--lr``), or else the nearest one."""
+    """Return the options whose words include those of `typed` (``--dense-lr`` for ``--lr``), or the nearest one."""
     from terarec.spec.quoting import nearest
 
     known = [name[2:] for parameter in parameters for name in parameter.opts if name.startswith("--")]

@@ -21,9 +21,9 @@ from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
 
 def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[str, Any]:
-    """Splits and columns of the data set in `path`.
+    """Return splits and columns of the data set in `path`.
 
-    The shares of missing and rare ids are those of the first row group of the first split: a look, not a scan.
+    The shares of missing and rare ids are those of the first row group of the first split, so that no scan is needed.
 
     Raises:
         DataNotFoundError: No data set, or one of its shards is not there.
@@ -58,7 +58,7 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
 
 
 def first_split(spec: DatasetSpec) -> str:
-    """Return the split to look at where none is named: "train" if there is one."""
+    """Return the split to read where none is named: "train" if there is one."""
     if not spec.splits:
         raise ConfigError(f"data set {spec.name!r}", "has no split, expected one with samples")
     return "train" if "train" in spec.splits else next(iter(spec.splits))
@@ -73,7 +73,7 @@ def blocks(path: Path, spec: DatasetSpec, split: str) -> Iterator[ColumnBlock]:
 
 
 def reserved_shares(ids: NDArray[Any], counts: NDArray[np.int64] | None, num_reserved: int) -> dict[str, float | None]:
-    """Shares of the ids reserved for missing, rare and unseen values; None where there are none.
+    """Return the shares of the ids reserved for missing, rare and unseen values; None where there are none.
 
     Args:
         ids: int64[n], or any integers.

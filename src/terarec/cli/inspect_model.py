@@ -44,7 +44,7 @@ def choose_checkpoint(path: Path, which: str | None) -> Path:
 
 
 def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
-    """Tables and dense parameters of a checkpoint, or of one of a RUN; every checksum is compared.
+    """Return tables and dense parameters of a checkpoint, or of one of a RUN; every checksum is compared.
 
     Raises:
         DataNotFoundError: No complete checkpoint.

@@ -275,7 +275,7 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
 
 
 def _csv_split(options: PrepareCsvOptions) -> Split | None:
-    """Files for validation and test are the last ones; without any, the last rows are for validation if asked for."""
+    """Return the split of the options: the last files for validation and test, or a share of the last rows."""
     from terarec.etl.source import find_files
 
     fraction = last_rows(options.valid_fraction)

@@ -129,7 +129,7 @@ def _retrieval(
     options: EvaluateOptions,
     show: Show,
 ) -> dict[str, Any]:
-    """Metrics of the items that the model finds among all items of the data set."""
+    """Compute metrics of the items that the model finds among all items of the data set."""
     from terarec.data import open_reader
     from terarec.train.retrieval import evaluate_towers, user_column
 

@@ -31,7 +31,7 @@ class Advance(Protocol):
 
 
 class Show:
-    """Where a command's output goes: stdout; with ``--json`` stderr, so that stdout ends with the JSON object.
+    """Writes a command's output to stdout; with ``--json`` stderr, so that stdout ends with the JSON object.
 
     Attributes:
         console: For what a person keeps: figures and tables.
@@ -48,7 +48,7 @@ class Show:
         self.progress_console: Console = Console(stderr=True, highlight=False)
 
     def line(self, words: str) -> None:
-        """One plain line; square brackets are not markup."""
+        """Print one plain line; square brackets are not markup."""
         self.console.print(printable(words), markup=False, soft_wrap=True)
 
     def result(self, title: str, figures: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Show:
         self.console.print(table)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Equally shaped rows under a header, without columns of which nothing is known; nothing for no rows."""
+        """Print equally shaped rows under a header, without columns of which nothing is known; nothing for no rows."""
         from rich.text import Text
 
         if not rows:
@@ -90,7 +90,7 @@ class Show:
             self.console.print(table)
 
     def _groups(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Columns to show side by side: all, or on a narrow terminal as many as fit, each time with the first one."""
+        """Return columns to show side by side: all, or on a narrow terminal as many as fit with the first."""
         from rich.cells import cell_len
 
         widths = [max(map(cell_len, column)) + _GAP for column in zip(*rows, strict=True)]
@@ -108,7 +108,7 @@ class Show:
 
     @contextmanager
     def progress(self, words: str, unit: str) -> Iterator[Advance]:
-        """A progress bar on stderr while the block runs; nothing is drawn where stderr is no terminal."""
+        """Draw a progress bar on stderr while the block runs; nothing is drawn where stderr is no terminal."""
         bar = Bar(self.progress_console, words, unit)
 
         def advance(position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:

@@ -89,7 +89,7 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64
     """Return the seconds int64[n] of texts written as `form`, and which are invalid, bool[n]; 0 there and for a null.
 
     Args:
-        texts: large_string[n].
+        texts: Times as they are written, large_string[n].
         form: Directives %Y %m %d %H %M %S %I %p, and other characters as they are.
     """
     parts = [(name, literal.encode()) for name, literal in _PART.findall(form)]

@@ -1,4 +1,4 @@
-"""What a preparation would write, from its first rows. See docs/preparing.md."""
+"""Preview of what a preparation would write, from its first rows. See docs/preparing.md."""
 
 from __future__ import annotations
 

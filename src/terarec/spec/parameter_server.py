@@ -1,4 +1,4 @@
-"""Where the rows of served tables lie, which models a parameter server loads, and the caches in front of it."""
+"""Places of the rows of served tables, the models that a parameter server loads, and the caches in front of it."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ class ParameterServerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedTablesSpec:
-    """Where a server of a run finds the rows of its tables.
+    """Tiers of the rows of a served run, and the caches in front of them.
 
     Attributes:
         tiers: Memories of the rows, the fastest first.

@@ -1,4 +1,4 @@
-"""What descriptions name: registries of the entries of one kind, that of operators, and code of others.
+"""Registries of what descriptions name: entries of one kind, workflow operators, and code of other packages.
 
 `terarec.etl.ops` registers terarec's operators when it is imported; users register theirs with the same decorator.
 A run or a workflow from another party could run any code as ``package.module:name``, so it is imported only where the

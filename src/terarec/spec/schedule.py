@@ -1,4 +1,4 @@
-"""How the learning rates of all optimizers change while a model trains.
+"""Schedules of the learning rates of all optimizers.
 
 The rate of an optimizer's group at its making is its base rate. A schedule counts intervals: steps or epochs.
 """

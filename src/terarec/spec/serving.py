@@ -10,7 +10,7 @@ from terarec.spec import checks
 from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
 
 EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
-"""What may compute the dense part of a served model on a CPU; see docs/inference.md."""
+"""Executors of the dense part of a served model on a CPU; see docs/inference.md."""
 EXECUTOR_MODES = ("auto", "measure", *EXECUTOR_NAMES)
 
 

@@ -223,7 +223,7 @@ def summarize_raw(files: Sequence[str | Path], reference: Path, *, allow_import:
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
 
     Raises:
-        ConfigError: The steps of `reference` look at other rows, or name a function that is not allowed.
+        ConfigError: The steps of `reference` read other rows, or name a function that is not allowed.
         DataNotFoundError: A file that is not there.
         FormatError: Bad input, with its file and line.
     """

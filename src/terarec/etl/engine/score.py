@@ -72,7 +72,7 @@ class EncodedFiles:
     """Rows of raw files as a fitted workflow encodes records that are served.
 
     Every row is encoded, as every record is that is served: `KeepRows` leaves rows out only where a later step looks at
-    other rows, whose values it decides. Steps that look at other rows see those of the files.
+    other rows, whose values it decides. Steps that read other rows see those of the files.
 
     Args:
         workflow: A fitted workflow.

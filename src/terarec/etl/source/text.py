@@ -34,15 +34,15 @@ MAX_LINE_BYTES = 1 << 20
 """Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
 
 _LONGEST_RECORD = 1 << 24
-"""Where fields may stand between quotes, all of a line is kept, up to so much: one of its quotes may hide line ends."""
+"""Longest line of quoted text, all of which is kept: one of its quotes may hide line ends."""
 
 _AHEAD_BYTES = 1 << 25
-"""The disk is asked for text so far ahead of where it is read. Medians of four turns of 60 MiB out of no cache of this
+"""Bytes ahead of the position that the disk is asked to fetch. Medians of four turns of 60 MiB out of no cache of this
 machine, whose virtual disk others used, too: 430 MB/s so (asking for 64 MiB), 350 with the system advised of sequential
 reading, 290 without; single turns overlap."""
 
 _LOOK_AHEAD_BYTES = 1 << 12
-"""Where a line ends behind a block is looked for so far, so that the block is read whole and not put together."""
+"""Bytes behind a block that are searched for the end of its last line, so that the block is read whole."""
 
 _MAGIC = {
     b"\x1f\x8b": "gzip",

@@ -49,7 +49,7 @@ WEIGHT = "a number >= 0 that float32 holds"
 """Accepted values of the column of sample weights."""
 
 WORKFLOW_DIRECTORY = "workflow"
-"""Where a data set has the workflow that made it, next to ``dataset.json``."""
+"""Directory in a data set, next to ``dataset.json``, of the workflow that made it."""
 _TYPES: dict[str, MetadataType] = {"text": "string", "integer": "int64", "number": "float64"}
 """Kind of a column -> type of the metadata column."""
 
