@@ -45,6 +45,7 @@ from terarec.spec import (
     DynamicTableSpec,
     FeatureSpec,
     FTRLSpec,
+    RowOptions,
     RowWiseAdaGradSpec,
     SGDSpec,
     SparseOptimizerSpec,
@@ -68,6 +69,8 @@ ROW_BYTES = 3 * 4 * WIDTH + 64
 MODES = ("deterministic", "fp32", "bf16 wire", "pooled there")
 TOLERANCES = {"deterministic": 0.0, "fp32": 1e-6, "bf16 wire": 1e-2, "pooled there": 1e-6}
 """Largest difference of a weight from one process, relative to the table's largest weight."""
+CLIP_NORM = 0.1
+"""Bound of the norm of a row's gradient, which some rows of a batch exceed and others do not."""
 SIZES = (1, 2, 4)
 PLACEMENTS: dict[str, Placement] = {
     "data-parallel": DataParallel(),
@@ -83,6 +86,7 @@ OPTIMIZERS: dict[str, SparseOptimizerSpec] = {
     "row-wise AdaGrad": RowWiseAdaGradSpec(lr=0.05, initial_accumulator=0.1),
     "Adam": AdamSpec(lr=0.01, eps=1e-3),
     "FTRL": FTRLSpec(lr=0.05, l1=0.0, l2=0.0),
+    "clipped AdaGrad": AdaGradSpec(lr=0.05, initial_accumulator=0.1, rows=RowOptions(clip_norm=CLIP_NORM)),
 }
 NAMES = tuple(f"{pooling}.{kind}" for pooling, kind in product(POOLINGS, KINDS))
 
@@ -113,7 +117,8 @@ def cases() -> Iterator[Case]:
 def chosen_cases() -> list[Case]:
     """Return the runs of every suite: each placement with equal bits and without, and each optimizer and mode."""
     found = [Case(size=1, placement="row-wise", optimizer="Adam", mode="deterministic")]
-    rules = list(OPTIMIZERS)
+    # In this order, the rules that take whole rows come upon rows cut by column.
+    rules = ["clipped AdaGrad", "row-wise AdaGrad", "Adam", "FTRL", "SGD", "AdaGrad"]
     for p, placement in enumerate(PLACEMENTS):
         for m, mode in enumerate(("deterministic", ("fp32", "bf16 wire")[p % 2])):
             rule = rules[(2 * p + m) % len(rules)]
@@ -359,7 +364,8 @@ batch and ranks without samples. A cell is the largest difference of a weight fr
 largest weight; `=` says that all bits are equal, `refused` that the combination raises an error
 ([placements](scale-out.md#placements)), `missing` that it was not run. A run also trains a layer whose gradients are
 summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers. In "pooled there" the
-ranks of the rows pool the bags, but those of sequences.
+ranks of the rows pool the bags, but those of sequences. "clipped AdaGrad" has
+`clip_norm={CLIP_NORM:g}`, which bounds some gradients.
 `tiers` are static tables with two thirds of the rows in memory.
 
 `python -m tests.dist.matrix` makes this page; the test suite runs a part of it, and `make test-all` everything.
