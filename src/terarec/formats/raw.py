@@ -42,6 +42,7 @@ class RawShardWriter(ShardWriter):
         super().__init__(path, spec)
         self._words = record_words(spec)
         with self._file.guard():
+            # Records are written by whole blocks, which a buffer would copy once more.
             self._stream = self._file.partial.open("wb", buffering=0)
 
     def _append(self, rows: ColumnBlock) -> None:

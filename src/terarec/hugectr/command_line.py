@@ -102,7 +102,7 @@ def _report(problem: str, code: int) -> int:
     return code
 
 
-STANDS_FOR = {
+REPLACEMENTS = {
     "hugectr": "terarec.hugectr",
     "hugectr.data": "terarec.hugectr.data",
     "hugectr.inference": "terarec.hugectr.inference",
@@ -127,6 +127,7 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     provide_modules()
     if executor is not None:
         inference = sys.modules["hugectr.inference"]
+        # Scripts call HugeCTR's names, so options of this command reach them as defaults of these names.
         inference.InferenceParams = partial(inference.InferenceParams, executor=executor)  # type: ignore[attr-defined]
         inference.InferenceSession = partial(_open_session, executor=executor)  # type: ignore[attr-defined]
     if release is not None:
@@ -140,6 +141,7 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
     sys.path[0] = str(Path(path).resolve().parent)
     with ExitStack() as stack:
         if rank():
+            # Scripts print on every process; HugeCTR's log comes from the first alone.
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         runpy.run_path(path, run_name="__main__")
 
@@ -158,13 +160,13 @@ def provide_modules() -> None:
 
     A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
     """
-    for name, target in STANDS_FOR.items():
+    for name, target in REPLACEMENTS.items():
         sys.modules[name] = importlib.import_module(target)
     launched = launch()
     # The installed one would give each process of torchrun a world of its own, in which all have rank 0.
     if _is_missing("mpi4py") or (launched is not None and not launched.is_mpi):
-        mpi = _module("mpi4py.MPI", "Stands for mpi4py.MPI.", **_MPI_NAMES)
-        sys.modules |= {"mpi4py": _module("mpi4py", "Stands for mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
+        mpi = _module("mpi4py.MPI", "Replacement of mpi4py.MPI.", **_MPI_NAMES)
+        sys.modules |= {"mpi4py": _module("mpi4py", "Replacement of mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
     if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
         sys.modules |= _mlperf_modules()
 
@@ -181,7 +183,7 @@ def _module(name: str, doc: str, **members: object) -> ModuleType:
 
 def _mlperf_modules() -> dict[str, ModuleType]:
     """Return replacements of the modules of MLPerf's logger; they print lines for its compliance checker."""
-    doc = "Stands for the logger of MLPerf's rules."
+    doc = "Replacement of the logger of MLPerf's rules."
     constants = _Constants("mlperf_logging.mllog.constants")
     modules = [
         _module("mlperf_logging", doc),

@@ -180,6 +180,7 @@ def compile_network(
     together = ranks()
     device, message = placement(solver.vvgpu)
     if together.size > 1:
+        # Ranks exchange rows in host memory, by gloo.
         device, message = torch.device("cpu"), ""
         if cache is not None:
             raise WrongInputError("etc_params", f"got a training cache with {together.size} processes, expected one")

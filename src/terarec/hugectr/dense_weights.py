@@ -65,6 +65,7 @@ def load_dense(
     found = read_statistics(adjacent) if layers and (statistics or needs_statistics or adjacent.is_file()) else []
     if found:
         _check_widths(adjacent, found, layers)
+    # All files are read and checked by now, so that a damaged one changes nothing.
     with torch.no_grad():
         for (_, entry), array in zip(entries, arrays, strict=True):
             entry.view(entry.tensor).copy_(torch.from_numpy(array))

@@ -129,6 +129,7 @@ class Iterations(Callback):
         """
         self.index += 1
         self._log_progress(trainer)
+        # HugeCTR's loop returns at its target, so the iteration that reaches it writes no snapshot.
         if self._cadence.shows(self.index, self._every.evaluation) and self._evaluate():
             trainer.stop()
         elif self._cadence.saves(self.index, self._every.snapshot):
@@ -254,6 +255,7 @@ class Fit:
                 raise WrongInputError(
                     "fit", f"got {len(params.keyset)} keysets, expected one for each of {params.source}"
                 )
+            # HugeCTR's loop over passes writes no snapshots.
             every = replace(every, snapshot=0)
             self._train_all = partial(self._by_passes, max(1, num_epochs), cache)
         else:
@@ -330,6 +332,7 @@ class Fit:
             RunInterruptedError: SIGTERM did.
         """
         trainer, reader = self._made.trainer, self._made.train_reader
+        # In this order, a step that overfilled a workspace raises before it is displayed, evaluated or saved.
         trainer.callbacks = [LearningRate(self._model), self._made.capacity_check, self.iterations, *callbacks]
         self.is_running = True
         try:

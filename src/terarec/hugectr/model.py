@@ -200,6 +200,7 @@ class Model:
         if data_source_params is not None:
             self.solver = self.solver.with_values(data_source_params=data_source_params)
         solver = self.solver
+        # Up to release 3.0 the solver names the length and the intervals of the training.
         if isinstance(solver, SolverConfig) and solver.max_iter + solver.num_epochs:
             num_epochs, max_iter, display = solver.num_epochs, solver.max_iter, solver.display
             eval_interval, snapshot = solver.eval_interval, solver.snapshot
@@ -223,6 +224,7 @@ class Model:
         totals = None if reader.share is None else [reader.batch_rows]
         with as_hugectr_errors("train"):
             made.trainer.train_step(to_device(batch, made.model.device), totals=totals)
+        # A script's own loop has no callbacks, which `fit` runs.
         made.capacity_check.on_step(made.trainer)
         return True
 

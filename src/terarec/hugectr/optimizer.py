@@ -52,6 +52,8 @@ def optimizer_rule(params: OptParamsPy, lr: float) -> OptimizerSpec:
     kind = params.optimizer_type
     if kind is Optimizer_t.SGD:
         return SGDSpec(lr=lr)
+    # HugeCTR's momentum holds the learning rate: v = beta v - lr g. torch multiplies the rate at the update, which
+    # differs once the rate changes.
     if kind is Optimizer_t.MomentumSGD:
         return MomentumSpec(lr=lr, momentum=params.momentum_factor, lr_in_momentum=True)
     if kind is Optimizer_t.Nesterov:
@@ -62,6 +64,7 @@ def optimizer_rule(params: OptParamsPy, lr: float) -> OptimizerSpec:
         return RMSPropSpec(lr=lr, decay=0.9, eps=1e-7)  # not to be set there
     if kind is Optimizer_t.Ftrl:
         return FTRLSpec(lr=lr, beta=params.beta, l1=params.lambda1, l2=params.lambda2)
+    # HugeCTR adds epsilon to the root of v before the correction of its bias, as TensorFlow does.
     return AdamSpec(lr=lr, beta1=params.beta1, beta2=params.beta2, eps=params.epsilon, eps_hat=True)
 
 

@@ -41,7 +41,7 @@ def _leave(found: Ranks) -> None:
 
 
 class Communicator:
-    """Stands for ``mpi4py.MPI.COMM_WORLD`` where mpi4py is missing: collective calls of JSON data."""
+    """Replacement of ``mpi4py.MPI.COMM_WORLD`` where mpi4py is missing: collective calls of JSON data."""
 
     @property
     def rank(self) -> int:

@@ -140,6 +140,7 @@ def run_parts(
         BrokenFileError: A file does not hold what it should.
     """
     trainer, reader = made.trainer, made.train_reader
+    # On a GPU the trainer copies a batch ahead: the position of its reader is beyond what was trained on.
     is_ahead = is_running and made.model.device.type != "cpu"
     started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
     readers = {"train": reader, "valid": made.eval_reader}
@@ -228,6 +229,7 @@ def _run_spec(data: str, records: RecordsSpec, training: Training) -> RunSpec:
 
 
 def _schedule(schedule: LearningRateSchedule) -> WarmupDecaySchedule | None:
+    # HugeCTR's default, one step of warm-up, is no schedule.
     if schedule.warmup_steps <= 1 and schedule.decay_start == 0:
         return None
     return WarmupDecaySchedule(
@@ -247,6 +249,7 @@ def _state(training: Training, spec: RunSpec, reader_state: Mapping[str, Any]) -
     progress = dict(state.progress)
     optimizer = dict(state.optimizer)
     if isinstance(schedule, WarmupDecaySchedule):
+        # The schedulers of a run set the rate after a step, HugeCTR's loop before it: a checkpoint has the next one.
         lr = training.schedule.lr(training.next_step)
         states = _schedule_states(schedule, training, lr)
         optimizer["param_groups"] = [{**group, "lr": lr} for group in state.optimizer["param_groups"]]

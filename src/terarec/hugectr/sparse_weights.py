@@ -127,6 +127,7 @@ class EmbeddingFile:
         if count == 1:
             return np.zeros(len(keys), np.int64)
         if not self.has_slots:
+            # Files of embeddings without slots tell the tables by the ranges of their keys.
             return np.maximum(np.searchsorted(self.bases, keys, side="right") - 1, 0)
         if slots is None:
             raise BrokenFileError(path, f"holds no slot_id, expected one for each key of embedding {self.name!r}")
@@ -162,13 +163,13 @@ def embedding_file(
     """
     sizes = params.slot_size_array
     room = [sum(sizes[device::devices]) for device in range(devices)]  # of the slots that each device has
-    is_told = params.workspace_size_per_gpu_in_mb or params.max_vocabulary_size_per_gpu or not sizes
+    has_capacity = params.workspace_size_per_gpu_in_mb or params.max_vocabulary_size_per_gpu or not sizes
     return EmbeddingFile(
         name=params.sparse_embedding_name,
         tables=tuple(collection.tables.values()),
         has_slots=params.embedding_type in _HAS_SLOTS,
         devices=devices,
-        rows_per_device=capacity // devices if is_told else max(room),
+        rows_per_device=capacity // devices if has_capacity else max(room),
         key_bytes=key_bytes,
     )
 
@@ -302,6 +303,7 @@ def save_sparse_optimizer_states(embedding: EmbeddingFile, path: Path) -> None:
     def chunks(state: int, device: int) -> Iterator[NDArray[np.float32]]:
         for part in embedding.parts():
             rows = embedding.to_file(part)
+            # Each buffer takes its rows in the order of the embedding's file, from which HugeCTR assigns them.
             mine = embedding.device_of(rows.keys, np.full(len(rows.keys), part.slot)) == device
             yield part.rows.state[names[state]].cpu().numpy()[mine]
 

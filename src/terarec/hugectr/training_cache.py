@@ -107,6 +107,7 @@ class TrainingCache:
         for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
             one.begin(path, indexes[path])
             self._consumed[number] = np.union1d(self._consumed[number], read[path])
+        # Rows of tables in memory need no moving, only the check of `begin` above.
         if not self._in_tiers:
             return
         own = dict(zip(self._passes, paths, strict=True))
@@ -208,6 +209,7 @@ class _Pass:
                 bags = jagged.offsets[number * jagged.batch_size :][: jagged.batch_size + 1].cpu()
                 sample = int(torch.searchsorted(bags, absent[0] + start, right=True)) - 1
                 found = (sample, name, int(keys[absent[0]]))
+                # Features come one after the other, so a later one may hold the earlier sample.
                 first = found if first is None else min(first, found, key=lambda one: one[0])
         if first is not None:
             sample, name, key = self._samples + first[0], first[1], first[2]
@@ -335,6 +337,7 @@ def with_cache_tiers(
             )
             place = _Place(folder=None)
         workspace = max(1, capacity(part, own, num_devices)) * (row_bytes + SLOT_BYTES)
+        # Without the sizes of slots nothing bounds the rows of a hash embedding.
         bound = sum(part.slot_size_array) * (row_bytes + SLOT_BYTES) or math.inf
         tiers = _tiers(place, workspace, device, most_staged=min(bound, _staged_bytes(len(parts))))
         if tiers is None:

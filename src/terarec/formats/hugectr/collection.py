@@ -129,6 +129,7 @@ def open_collection(path: Path) -> CollectionDump:
 
 def _meta(tables: Sequence[DumpedTable], key_bytes: int) -> bytes:
     widest = max(table.width for table in tables)
+    # The fourth word is always 0; readers ignore the last one, the largest width.
     head = _HEAD.pack(len(tables), int(key_bytes == 8), 0, 0, widest)
     columns = (
         np.array([table.table_id for table in tables], "<i4"),
@@ -145,6 +146,7 @@ def _header(kind: int, table: DumpedTable) -> bytes:
 def _open(folder: Path, name: str, dtype: np.dtype[Any], kind: int, table: DumpedTable) -> PlainFile:
     path = folder / name
     file = open_plain(path, dtype, header_bytes=HEADER_BYTES)
+    # The header names kind and table, so that a file under another one's name is found.
     with path.open("rb") as stream:
         found = struct.unpack("<2i", stream.read(8))
     if found != (kind, table.table_id):

@@ -182,6 +182,7 @@ class PlainFile:
             FormatError: The file has become shorter since it was opened.
         """
         offset = self.header_bytes + start * self.dtype.itemsize
+        # No memory map: a mapped file that is cut short while it is read kills the process.
         records = np.fromfile(self.path, self.dtype, stop - start, offset=offset)
         if len(records) != stop - start:
             end = offset + records.nbytes

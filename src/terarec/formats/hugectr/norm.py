@@ -142,6 +142,8 @@ class NormFile:
     def _known_even_piece(self, group: int) -> tuple[Piece, Spans] | None:
         """Return a group, if all of it and those before have the size that the file's size implies."""
         with self._walks:
+            # A group starts where the size of a record says only if no record before has another size. Threads may ask
+            # for groups in any order, so those that nobody has read yet are looked at here.
             while self._even_groups < group and self._is_even(self._even_groups):
                 self._even_groups += 1
             if self._even_groups < group:
@@ -309,6 +311,7 @@ _FIELDS = ("error_check", "number_of_records", "label_dim", "dense_dim", "slot_n
 
 def header_bytes(layout: RecordLayout, num_records: int, *, checksum: bool) -> bytes:
     """Return the header, in its frame if there is a `checksum`."""
+    # The last three words are reserved: HugeCTR writes zeros, and readers ignore them.
     payload = HEADER.pack(checksum, num_records, layout.label_dim, layout.dense_dim, layout.num_slots, 0, 0, 0)
     return frame(payload) if checksum else payload
 

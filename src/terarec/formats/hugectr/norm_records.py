@@ -122,6 +122,7 @@ def framed_spans(piece: Piece, count: int, total: int) -> tuple[Spans, int]:
             raise piece.ends(record, byte, total)
         (length,) = _LENGTH.unpack_from(data, byte)
         start, end = byte + 4, byte + 4 + length
+        # `end` is the byte of the checksum, so that has to be in the file, too.
         if length < 0 or end >= left:
             raise FormatError(
                 f"{piece.where}: record {piece.first_record + record} at byte {piece.start + byte}",
@@ -143,9 +144,11 @@ def has_right_checksum(content: NDArray[np.uint8], spans: Spans) -> NDArray[np.b
     if stride is not None:
         size = int(spans.ends[0] - spans.starts[0])
         payloads = Strided(content, int(spans.starts[0]), stride, len(spans.starts)).matrix(0, np.dtype("u1"), size)
+        # Sums of uint8 wrap around, which is the modulo 256 of the format.
         sums = np.add.reduce(payloads, axis=1, dtype=np.uint8)
     else:
         bounds = np.stack([spans.starts, spans.ends], axis=1).reshape(-1)
+        # Every other sum is that of the frame between two records.
         sums = np.add.reduceat(content, bounds, dtype=np.uint8)[::2]
         sums[spans.starts == spans.ends] = 0  # where `reduceat` gives the byte itself
     good: NDArray[np.bool_] = sums == content[spans.ends]
@@ -160,6 +163,8 @@ def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> t
         CutShortError: More bytes are needed.
     """
     content = piece.content
+    # Every field takes 4 or 8 bytes, so records without frames are walked in words. One bound holds for all slots;
+    # `decode` compares each slot with its own.
     words = content[: len(content) // 4 * 4].view("<i4")
     most, names = max(layout.most_keys, default=0), layout.slot_names
     # How far each word leads if it is a number of keys; 0 where it cannot be one. Few distinct small ints, which
@@ -180,6 +185,7 @@ def plain_spans(piece: Piece, count: int, layout: RecordLayout, total: int) -> t
                         f"{layout.most_keys[slot]}",
                     )
                 position += step
+        # The list ends with the piece, so a record that leaves it needs no comparison for each slot.
         except IndexError:
             position = len(steps) + 1
         if position > len(steps):

@@ -58,6 +58,7 @@ def raw_async_types(layout: RecordLayout, *, is_dense_float: bool, multi_hot: bo
         return _one_hot_types(layout, "RawAsync without multi_hot", is_float=is_dense_float, adds_offsets=False)
     _check_fixed(layout, "RawAsync")
     return FieldTypes(
+        # Labels are integers here even where dense values are floats.
         label=INT32,
         dense=FLOAT if is_dense_float else UINT32,
         keys=UINT32 if layout.key_bytes == 4 else INT64,
@@ -79,6 +80,7 @@ def _check_fixed(layout: RecordLayout, kind: str) -> None:
 def _one_hot_types(layout: RecordLayout, kind: str, *, is_float: bool, adds_offsets: bool) -> FieldTypes:
     if layout.key_bytes != 4:
         raise ConfigError(kind, f"got {layout.key_bytes}-byte keys, expected 4-byte keys")
+    # HugeCTR's one switch, float_label_dense, is for labels and dense values together.
     number = FLOAT if is_float else INT32
     ones = (1,) * layout.num_slots
     return FieldTypes(label=number, dense=number, keys=INT32, keys_per_slot=ones, adds_offsets=adds_offsets)
@@ -159,8 +161,10 @@ def _keys(records: Strided, layout: RecordLayout, types: FieldTypes, num_rows: i
         keys = np.empty((width, num_rows), dtype=np.int64)
         copy_transposed(matrix, keys)
         if types.adds_offsets and layout.slot_sizes:
+            # Keys below 0, which pad bags, get the offset as well, as in HugeCTR's reader.
             keys += np.array(layout.key_offsets, dtype=np.int64)[:, None]
         return tuple(keys)
+    # No offsets: files of several keys a slot are RawAsync's, which hold final keys.
     columns: list[Keys] = []
     first = 0
     for count in types.keys_per_slot:

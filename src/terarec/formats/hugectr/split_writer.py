@@ -261,8 +261,10 @@ class _Part:
 
     def write_block(self, block: ColumnBlock) -> None:
         final = add_key_offsets(block.keys, self._records.layout.key_offsets)
+        # Norm files hold the keys of HugeCTR's tables; readers of Raw and Parquet files add the offsets themselves.
         self._writer.write(block.label, block.dense, final if self._records.kind == "norm" else block.keys)
         if self._keys is not None:
+            # The cache looks keys up as a batch has them: with offsets, but for RawAsync, whose reader adds none.
             self._keys.add(final if has_offsets(self._records.kind) else block.keys)
 
     def close(self) -> None:

@@ -107,6 +107,7 @@ def _statistics(layer: Any, where: str) -> BatchNormStatistics:
 
 
 def _array(values: Any, where: str) -> NDArray[np.float32]:
+    # Not isinstance: true and false of JSON are integers in Python.
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise FormatError(where, "expected a list of numbers")
     try:
@@ -117,6 +118,7 @@ def _array(values: Any, where: str) -> NDArray[np.float32]:
 
 def _numbers(array: NDArray[np.float32]) -> list[float]:
     """Format numbers as the shortest decimals that read back as the same float32."""
+    # NumPy prints float32 by its shortest decimals; float(number) would print those of the float64.
     return [float(str(number)) for number in np.asarray(array, np.float32)]
 
 
@@ -301,6 +303,7 @@ def write_sparse_folder(path: Path, chunks: Iterable[SparseRows]) -> int:
             keys.write(as_bytes(chunk.keys, _KEY))
             vectors.write(as_bytes(chunk.vectors, _FLOAT))
             if chunk.slots is not None:
+                # Opened by the first chunk with slots: the folder of a distributed embedding has no such file.
                 slots = slots or stack.enter_context((partial / SLOTS).open("wb"))
                 slots.write(as_bytes(chunk.slots, _SLOT))
             count += len(chunk.keys)
@@ -349,6 +352,7 @@ def open_sparse_states(path: Path, *, num_states: int, devices: int, width: int)
         FormatError: A size that no number of rows has.
     """
     file = open_plain(path, np.dtype((_FLOAT, width)))
+    # SGD has no states and writes an empty file, which names no number of rows.
     rows, rest = divmod(file.count, num_states * devices) if num_states else (0, file.count)
     if rest:
         raise FormatError(
@@ -387,5 +391,6 @@ def _buffers(
                 if used > layout.rows:
                     raise FormatError(path, f"device {device} holds {used} rows, expected at most {layout.rows}")
                 yield chunk
+            # A file has whole buffers; rows without a key are zero.
             for start, stop in spans(layout.rows - used, CHUNK_ROWS):
                 yield np.zeros((stop - start, layout.width), np.float32)
