@@ -152,7 +152,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     Adam on the 1.9 M parameters of DLRM's top MLP: 0.7 ms fused, 4.8 foreach, 9.4 plain (2 Zen 3 cores). RMSprop has
     no fused form; nor have FTRL and the momentum of `MomentumSpec.lr_in_momentum`.
 
-    Empty parameters are left out: they stand for embedding tables (`terarec.embedding.EmbeddingCollection.rows`).
+    Empty parameters are left out: they represent embedding tables (`terarec.embedding.EmbeddingCollection.rows`).
 
     Raises:
         ConfigError: A spec that only tables can follow, such as `RowWiseAdaGradSpec`, or that has options for rows; or

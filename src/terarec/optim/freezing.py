@@ -45,8 +45,8 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
         for prefix, module in model.named_modules()
         if isinstance(module, RowParameters) and module.tables
     ]
-    stand_ins = {id(module.pending.parameter) for _, module in collections}
-    parameters = {name: held for name, held in model.named_parameters() if id(held) not in stand_ins}
+    of_tables = {id(module.pending.parameter) for _, module in collections}
+    parameters = {name: held for name, held in model.named_parameters() if id(held) not in of_tables}
     tables = {table: _path(prefix, table) for prefix, module in collections for table in module.tables}
     patterns = list(patterns)
     _check_patterns(patterns, [*parameters, *tables, *tables.values()])

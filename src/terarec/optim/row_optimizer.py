@@ -57,7 +57,7 @@ class RowOptimizer(optim.Optimizer):
 
     Attributes:
         spec: The update rule and what gradients go through; or several such rules by name.
-        param_groups: One dict for each group and rule with "lr", with "params", the parameters that stand for the
+        param_groups: One dict for each group and rule with "lr", with "params", the parameters that represent the
             tables, and for rules by name with "optimizer", the name. The parameter of a collection whose tables follow
             several rules is in the group of its first table; the other groups may be without parameters.
         num_steps: Steps done.

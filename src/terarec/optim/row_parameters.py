@@ -20,7 +20,7 @@ class PendingRows(Protocol):
     """Operations of a row optimizer on pending gradients, apart from taking them.
 
     Attributes:
-        parameter: The parameter that stands for the rows in ``param_groups``.
+        parameter: The parameter that represents the rows in ``param_groups``.
         table_lr: float32[T] of each arena or None; tables with the factor 0 do not count in a norm.
         is_unscaled: Whether a `torch.amp.GradScaler` has divided them by its scale.
         was_dropped: Whether a ``zero_grad()`` had dropped them all when they were taken last.

@@ -132,7 +132,7 @@ class TrainingStep:
         if self._checks_loss and self._device.type != "cpu" and before is not None:
             self._check_finite(before, number - 1)
         if self._spec.clip_norm is not None:
-            # A norm of scaled gradients says nothing. The rows of tables count in it by the parameters that stand for
+            # A norm of scaled gradients says nothing. The rows of tables count in it by the parameters that represent
             # them.
             self.scaler.unscale_(self._stepped)
             clip_grad_norm_(self._parameters, self._spec.clip_norm)

@@ -44,7 +44,7 @@ class Located:
         places: int32[N], the key's place in a bag pooled by maximum, else -1; empty if none is.
         winners: int32[R, D], the place of the key that gets the gradient of such a bag; empty if there is none.
         factors: float32[N], of the learning rate; empty if all are 1.
-        no_row: Number that stands for no row, behind the last arena row.
+        no_row: Number that means no row, after the last arena row.
     """
 
     rows: Tensor
