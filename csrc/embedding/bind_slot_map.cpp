@@ -11,6 +11,7 @@
 #include "embedding/row_copy.h"
 #include "embedding/row_set.h"
 #include "embedding/slot_map.h"
+#include "embedding/slot_maps.h"
 
 namespace nb = nanobind;
 
@@ -124,6 +125,37 @@ void bind_slot_map(nb::module_& module) {
     const auto held = parts(of);
     nb::gil_scoped_release unlocked;
     scatter_rows(held, at<const int64_t>(to), at<const int64_t>(places), count, {at<char>(packed), stride}, threads);
+  });
+  module.def("touch_maps", [](const std::vector<SlotMap*>& maps, uintptr_t rows, const std::vector<int64_t>& ends,
+                              bool pins, uint64_t seed, const std::vector<uintptr_t>& out, int threads) {
+    std::vector<MapCounts> counts;
+    {
+      nb::gil_scoped_release unlocked;
+      counts = touch_maps({maps, ends, at<const int64_t>(rows)}, pins, seed,
+                          {at<int64_t>(out[0]), at<int64_t>(out[1]), at<int64_t>(out[2]), at<int64_t>(out[3]),
+                           at<int64_t>(out[4])},
+                          threads);
+    }
+    std::vector<std::tuple<int64_t, int64_t, int64_t>> found;
+    for (const MapCounts& count : counts) found.emplace_back(count.used, count.absent, count.missing);
+    return found;
+  });
+  module.def("admit_maps", [](const std::vector<SlotMap*>& maps, uintptr_t rows, const std::vector<int64_t>& ends,
+                              const std::vector<int64_t>& at_once, uintptr_t out, int threads) {
+    std::vector<SlotMap::Admitted> admitted;
+    {
+      nb::gil_scoped_release unlocked;
+      admitted = admit_maps({maps, ends, at<const int64_t>(rows)}, at_once, at<int64_t>(out), threads);
+    }
+    std::vector<std::tuple<int64_t, int64_t>> found;
+    for (const auto& one : admitted) found.emplace_back(one.new_rows, one.released);
+    return found;
+  });
+  module.def("gather_from", [](const Parts& of, const std::vector<int64_t>& ends, uintptr_t from, uintptr_t packed,
+                               int64_t stride, int threads) {
+    const auto held = parts(of);
+    nb::gil_scoped_release unlocked;
+    gather_from(held, ends, at<const int64_t>(from), {at<char>(packed), stride}, threads);
   });
   module.def("mark_slots", [](uintptr_t flags, uintptr_t of, int64_t count) {
     nb::gil_scoped_release unlocked;

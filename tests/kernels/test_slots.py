@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from terarec.errors import ConfigError, KernelError
-from terarec.kernels.slots import MOST_USES, RowBatch, RowPart, gather_rows, new_slot_map, row_set, scatter_rows
+from terarec.kernels.slots import (
+    MOST_USES,
+    RowBatch,
+    RowPart,
+    admit_maps,
+    gather_from,
+    gather_rows,
+    new_slot_map,
+    row_set,
+    scatter_rows,
+    touch_maps,
+)
 
 CPU = torch.device("cpu")
 BOTH = ("ref", "cpu")
@@ -131,6 +142,54 @@ def test_both_maps_do_the_same() -> None:
         assert torch.equal(*(each.find(torch.arange(2000)) for each in maps))
         assert torch.equal(*(each.is_dirty for each in maps))
     assert maps[0].room == 0
+
+
+def test_several_maps_do_what_each_does_alone(implementation: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    capacities = (40, 1, 300, 7)
+    together, alone = ([new_slot_map(size, CPU, implementation) for size in capacities] for _ in range(2))
+    for counts in ((0, 3, 500, 9), (80, 0, 0, 0), (5, 5, 400, 30), (0, 0, 0, 0)):
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        rows = torch.randint(-250, 250, (ends[-1],), generator=generator)
+        found = touch_maps(together, rows, ends, pins=True, implementation=implementation)
+        parts = [each.touch(some, pins=True) for each, some in zip(alone, torch.split(rows, counts), strict=True)]
+        sets = [
+            row_set(some[part.absent], implementation)
+            for some, part in zip(torch.split(rows, counts), parts, strict=True)
+        ]
+        assert torch.equal(found.slots, torch.cat([part.slots for part in parts]))
+        assert torch.equal(found.absent, (found.slots < 0).nonzero()[:, 0])
+        assert torch.equal(found.missing[found.places], rows[found.absent])
+        used = torch.split(found.used, list(found.num_used))
+        assert [sorted(part.tolist()) for part in used] == [sorted(part.used.tolist()) for part in parts]
+        assert list(found.num_absent) == [part.absent.numel() for part in parts]
+        assert list(found.num_missing) == [distinct.firsts.numel() for distinct in sets]
+        ends = torch.tensor(found.num_missing).cumsum(0).tolist()
+        given, admitted = admit_maps(together, found.missing, ends, [1] * 4, implementation)
+        expected = [
+            each.admit(some, 1) for each, some in zip(alone, torch.split(found.missing, found.num_missing), strict=True)
+        ]
+        assert torch.equal(given, torch.cat([one.slots for one in expected]))
+        assert admitted == [(one.num_new, one.num_released) for one in expected]
+        for each, other, part, one in zip(together, alone, used, parts, strict=True):
+            each.let_go(part)
+            other.let_go(one.used)
+            assert (each.num_pinned, len(each)) == (0, len(other))
+
+
+def test_rows_of_several_memories_are_copied(implementation: str) -> None:
+    memories = [torch.randint(0, 255, (rows, 24), dtype=torch.uint8) for rows in (5, 900, 1)]
+    counts = (3, 700, 0)
+    slots = torch.cat(
+        [torch.randint(-1, each.shape[0], (count,)) for each, count in zip(memories, counts, strict=True)]
+    )
+    out = torch.full((703, 24), 9, dtype=torch.uint8)
+    gather_from(memories, slots, [3, 703, 703], out, implementation)
+    expected = torch.cat([each[part] for each, part in zip(memories, torch.split(slots, counts), strict=True)])
+    expected[slots < 0] = 9
+    assert torch.equal(out, expected)
+    with pytest.raises(ConfigError):
+        gather_from([torch.zeros(3, 25, dtype=torch.uint8)], slots[:3], [3], out, implementation)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 1300])

@@ -43,6 +43,9 @@ OPS = {
     "RowSet": "slots",
     "gather_rows": "slots",
     "scatter_rows": "slots",
+    "touch_maps": "slots",
+    "admit_maps": "slots",
+    "gather_from": "slots",
 }
 """Op, which is the name of a function or a class -> its module."""
 _DEVICES = {"triton": ("cuda",), "cpu": ("cpu",), "ref": None}  # types that an implementation runs on; None: any

@@ -69,6 +69,30 @@ class Admitted(NamedTuple):
     num_released: int
 
 
+class TouchedMaps(NamedTuple):
+    """The result of looking rows up in several maps.
+
+    Attributes:
+        slots: int64[n], the slot of each row in its map, -1 where it has none.
+        used: int64[u], these slots, each once, map by map.
+        absent: int64[a], positions of the rows without a slot, rising.
+        missing: int64[m], the rows without a slot, each once in the order in which they first occur, map by map.
+        places: int64[a], the place of each absent row among `missing`.
+        num_used: Slots of each map in `used`.
+        num_absent: Rows of each map in `absent`.
+        num_missing: Rows of each map in `missing`.
+    """
+
+    slots: Tensor
+    used: Tensor
+    absent: Tensor
+    missing: Tensor
+    places: Tensor
+    num_used: Sequence[int]
+    num_absent: Sequence[int]
+    num_missing: Sequence[int]
+
+
 class RowPart(NamedTuple):
     """A tensor that holds a part of each row, such as an optimizer state.
 
@@ -167,6 +191,70 @@ def row_set(rows: Tensor, implementation: str = "auto") -> RowSet:
     """Return the distinct ones of ``rows int64[n]``."""
     made: RowSet = choose("RowSet", rows.device, _for(rows.device, implementation))(rows)
     return made
+
+
+def touch_maps(
+    maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], *, pins: bool, implementation: str = "auto"
+) -> TouchedMaps:
+    """Find rows in several maps as `SlotMap.touch` does, and the distinct ones among those without a slot.
+
+    Args:
+        maps: Distinct maps on one device, made by one implementation.
+        rows: int64[n], which may repeat; those of map i end before ``ends[i]``, where those of the next begin.
+        ends: As above, rising; the last is n.
+        pins: Whether each slot is pinned once.
+        implementation: That of the maps.
+    """
+    device = maps[0].device
+    found: TouchedMaps = choose("touch_maps", device, _for(device, implementation))(maps, rows, ends, pins)
+    return found
+
+
+def admit_maps(
+    maps: Sequence[SlotMap],
+    rows: Tensor,
+    ends: Sequence[int],
+    at_once: Sequence[int],
+    implementation: str = "auto",
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Admit rows to several maps; see `SlotMap.admit`.
+
+    Args:
+        maps: As of `touch_maps`.
+        rows: int64[n], those of a map distinct.
+        ends: As of `touch_maps`.
+        at_once: Fewest slots of each map to release where there is no room.
+        implementation: That of the maps.
+
+    Returns:
+        The slots int64[n] of the rows in their maps, and for each map how many rows are new and how many lost theirs.
+
+    Raises:
+        StorageError: No memory for an index.
+    """
+    device = maps[0].device
+    admitted: tuple[Tensor, list[tuple[int, int]]]
+    admitted = choose("admit_maps", device, _for(device, implementation))(maps, rows, ends, at_once)
+    return admitted
+
+
+def gather_from(
+    memories: Sequence[Tensor], slots: Tensor, ends: Sequence[int], out: Tensor, implementation: str = "auto"
+) -> None:
+    """Copy rows of several memories to ``out uint8[n, row_bytes]``; those of slot -1 stay as they are.
+
+    Args:
+        memories: [C, ...] each, contiguous, with rows of one size.
+        slots: int64[n], rows of the memories; those of memory i end before ``ends[i]``.
+        ends: As of `touch_maps`.
+        out: As above.
+        implementation: "auto", or one by name.
+
+    Raises:
+        ConfigError: As `gather_rows`.
+    """
+    _check_parts([RowPart(values, 0) for values in memories], slots, out)
+    choose("gather_from", slots.device, _for(slots.device, implementation))(memories, slots, ends, out)
 
 
 def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor, implementation: str = "auto") -> None:

@@ -7,12 +7,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, TerarecError
-from terarec.kernels.slots import new_slot_map, row_set
+from terarec.kernels.slots import admit_maps, new_slot_map, touch_maps
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.ops.layout import single_layout
@@ -23,7 +24,6 @@ from terarec.spec import CacheSpec
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
-INSERT_ROWS = 4_096  # under one hold of the lock, for which a lookup waits
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
 _REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
 
@@ -97,7 +97,7 @@ class EmbeddingCache:
         self.slots = new_slot_map(rows, self.device)
         self.layout = replace(single_layout(rows, table.width, "none"), table_base=(first,))
         self._lock = self.memory.lock
-        self._changes = 0  # updates so far: rows that were read from the tiers before one may be old
+        self.changes = 0  # updates so far: rows that were read from the tiers before one may be old
         self._count = dict.fromkeys(CacheStatistics.__dataclass_fields__, 0)
         self._waiting: queue.Queue[Tensor | None] = queue.Queue(_MOST_WAITING)
         self._workers: list[threading.Thread] = []
@@ -120,7 +120,7 @@ class EmbeddingCache:
             ConfigError: Keys of another shape or type.
         """
         offsets = torch.tensor([0, keys.numel()], device=self.device)
-        return look_up([(self, keys)], offsets, self.layout)
+        return look_up([self], keys, [keys.numel()], offsets, self.layout)
 
     def insert(self, keys: Tensor, rows: Tensor, changes: int | None = None) -> None:
         """Insert ``rows float32[n, D]`` of ``keys int64[n]``, distinct; others may lose their slots.
@@ -131,26 +131,13 @@ class EmbeddingCache:
             changes: What `begin` returned before the rows were read: they are left out after an update; None for rows
                 that are as new as any.
         """
-        step = min(INSERT_ROWS, self.capacity)
-        for begin in range(0, keys.numel(), step):
-            part = slice(begin, begin + step)
+        for begin in range(0, keys.numel(), UPDATE_ROWS):
+            part = slice(begin, begin + UPDATE_ROWS)
             some, values = keys[part].to(self.device), self.memory.packed(rows[part])
             with self._lock:
-                places = self.admit(some, changes)
-                self.memory.write_held(places, values)
-
-    def admit(self, keys: Tensor, changes: int | None) -> Tensor:
-        """Give ``keys int64[n]``, distinct, places int64[n] in the memory of rows. The caller holds the lock.
-
-        A place is -1 where there is none: after an update, and where lookups that are under way hold all slots.
-        """
-        # Rows that were read before an update may be the old ones; the next lookup of their keys reads them again.
-        if changes is not None and changes != self._changes:
-            return torch.full_like(keys, -1)
-        slots, num_new, num_released = self.slots.admit(keys, self.capacity // _EVICTED_SHARE)
-        self._count["inserted"] += num_new
-        self._count["evicted"] += num_released
-        return torch.where(slots >= 0, slots + self.first, -1)
+                # Rows that were read before an update may be the old ones; the next lookup of their keys reads them.
+                if changes is None or changes == self.changes:
+                    self.memory.write_held(admit([self], some, [some.numel()])[1], values)
 
     def fill(self, keys: Tensor, rows: Tensor) -> bool:
         """Insert rows while there is room, as before the first lookup; return whether there is room for more."""
@@ -164,7 +151,7 @@ class EmbeddingCache:
             part = slice(begin, begin + UPDATE_ROWS)
             some = keys[part].to(self.device)
             with self._lock:
-                self._changes += 1
+                self.changes += 1
                 slots = self.slots.find(some)
                 is_held = slots >= 0
                 if bool(is_held.any()):
@@ -175,7 +162,7 @@ class EmbeddingCache:
         """Remove the rows of ``keys int64[n]``."""
         for some in torch.split(torch.unique(keys.to(self.device)), UPDATE_ROWS):
             with self._lock:
-                self._changes += 1
+                self.changes += 1
                 self._release(some)
 
     def refresh(self) -> int:
@@ -201,16 +188,10 @@ class EmbeddingCache:
             worker.join()
         self._workers = []
 
-    def begin(self, keys: Tensor) -> _Asked:
-        """Find the slots of ``keys int64[n]``, which are held until they are let go. The caller holds the lock."""
-        asked = _Asked(self, keys, self._changes)
-        self._count["keys"] += keys.numel()
-        self._count["hits"] += keys.numel() - asked.absent.numel()
-        return asked
-
-    def note_read(self, count: int) -> None:
-        """Count distinct keys that were read from the tiers. The caller holds the lock."""
-        self._count["read"] += count
+    def note(self, **counts: int) -> None:
+        """Add to counters of the statistics. The caller holds the lock."""
+        for name, count in counts.items():
+            self._count[name] += count
 
     def read_later(self, missing: Tensor, occurrences: int) -> None:
         """Read rows of ``missing int64[n]``, distinct, in the background; they were asked for `occurrences` times."""
@@ -224,10 +205,6 @@ class EmbeddingCache:
             with self._lock:
                 self._count["dropped"] += missing.numel()
 
-    def rows_of(self, slots: Tensor) -> Tensor:
-        """Return the rows float32[n, D] of ``slots int64[n]``. The caller holds the lock."""
-        return self.memory.lookup(slots, torch.tensor([0, slots.numel()], device=self.device), self.layout)
-
     def _release(self, keys: Tensor) -> None:
         slots = self.slots.find(keys)
         self.slots.release(slots[slots >= 0])
@@ -239,10 +216,10 @@ class EmbeddingCache:
                 if missing is None or self._is_closed.is_set():
                     return
                 with self._lock:
-                    missing, changes = missing[self.slots.find(missing) < 0], self._changes
+                    missing, changes = missing[self.slots.find(missing) < 0], self.changes
                 found = self.table.find(missing.cpu())
                 with self._lock:
-                    self.note_read(missing.numel())
+                    self.note(read=missing.numel())
                 if self.spec.form != "static":
                     self.insert(missing.cpu()[found.mask], found.rows[found.mask], changes)
             except TerarecError as error:
@@ -263,7 +240,7 @@ class EmbeddingCache:
         for _ in range(_REFRESH_ATTEMPTS):
             with self._lock:
                 keys = self.slots.owners.rows[begin:end][self.slots.is_held[begin:end]]
-                changes = self._changes
+                changes = self.changes
             if not keys.numel() or self._is_closed.is_set():
                 return 0
             found = self.table.find(keys.cpu())
@@ -271,7 +248,7 @@ class EmbeddingCache:
             # While a tier fails, the rows that it alone has only seem to be gone.
             may_drop = all(tier.is_available for tier in self.table.statistics().tiers)
             with self._lock:
-                if changes != self._changes:
+                if changes != self.changes:
                     continue
                 slots = self.slots.find(keys)
                 stays = (slots >= 0) & mask
@@ -288,53 +265,10 @@ class EmbeddingCache:
         worker.start()
 
 
-class _Asked:
-    """Keys that one lookup asks of one cache."""
-
-    def __init__(self, cache: EmbeddingCache, keys: Tensor, changes: int) -> None:
-        self.cache, self._keys, self.changes = cache, keys, changes
-        self.slots, self.used, self.absent = cache.slots.touch(keys, pins=True)
-        self.missing = self.new_keys = self._places = keys[:0]
-        self._rows = self.new_rows = torch.empty(0, cache.table.width, device=keys.device)
-        self._is_deferred = False
-
-    def defer(self) -> bool:
-        """Return whether absent keys are read in the background, and begin to if so."""
-        cache, absent_keys = self.cache, self._keys[self.absent]
-        found = row_set(absent_keys)
-        self.missing, self._places = absent_keys[found.firsts], found.places
-        held, missing = self.used.numel(), self.missing.numel()
-        self._is_deferred = held / (held + missing) >= cache.spec.hit_rate_threshold
-        if self._is_deferred:
-            self._rows = cache.table.default(self.missing.cpu()).to(cache.device)
-            cache.read_later(self.missing, self.absent.numel())
-        return self._is_deferred
-
-    def take(self, found: Found) -> None:
-        """Take over the rows of missing keys, which are inserted by `insert_together`."""
-        self._rows = found.rows.to(self.cache.device)
-        # A key that no tier has may get a row later: it is asked for again.
-        is_complete = bool(found.mask.all())
-        mask = found.mask.to(self.cache.device)
-        self.new_keys = self.missing if is_complete else self.missing[mask]
-        self.new_rows = self._rows if is_complete else self._rows[mask]
-
-    def find_again(self) -> None:
-        """Find the slots that the rows were inserted in, and count them. The caller holds the lock."""
-        if not self._is_deferred:
-            self.cache.note_read(self.missing.numel())
-            self.slots[self.absent] = self.cache.slots.find(self.missing)[self._places]
-
-    def copy_rows(self, rows: Tensor) -> None:
-        """Copy the rows of absent keys that have no slot to ``rows float32[n, D]`` of all keys."""
-        if not self.absent.numel():
-            return
-        is_absent = self.slots[self.absent] < 0
-        rows[self.absent[is_absent]] = self._rows[self._places[is_absent]]
-
-
 def look_up(
-    asked: Sequence[tuple[EmbeddingCache, Tensor]],
+    caches: Sequence[EmbeddingCache],
+    keys: Tensor,
+    ends: Sequence[int],
     offsets: Tensor,
     layout: BagLayout,
     key_weights: Tensor | None = None,
@@ -342,7 +276,10 @@ def look_up(
     """Look up bags of keys in caches that share their memory, in one pass over its rows.
 
     Args:
-        asked: Caches, each with its keys int64[n] on any device; the keys of all are those of the bags.
+        caches: Distinct caches.
+        keys: int64[n] on any device, those of the bags; the keys of cache i end before ``ends[i]``, where those of the
+            next begin.
+        ends: As above, rising; the last is n.
         offsets: int64[S * B + 1], bags of features.
         layout: Features, with the rows of the caches as tables.
         key_weights: Factors of the keys' vectors.
@@ -353,67 +290,146 @@ def look_up(
     Raises:
         ConfigError: Keys of another shape or type.
     """
-    memory = asked[0][0].memory
-    for _, keys in asked:
-        if keys.ndim != 1 or keys.dtype != torch.int64:
-            raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
-    parts: list[_Asked] = []
+    if keys.ndim != 1 or keys.dtype != torch.int64:
+        raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
+    memory = caches[0].memory
+    with memory.lock:
+        asked = _Asked(caches, keys.to(memory.device), ends)
+        if not asked.touched.absent.numel():
+            asked.let_go()
+            return memory.lookup(asked.touched.slots, offsets, layout, key_weights)
     try:
-        with memory.lock:
-            parts.extend(cache.begin(keys.to(memory.device)) for cache, keys in asked)
-            absent = [part for part in parts if part.absent.numel()]
-            if not absent:
-                return memory.lookup(_joined(parts), offsets, layout, key_weights)
         # Without the lock: other lookups go on while rows are read. The slots found so far are pinned until the end.
-        _read(memory, [part for part in absent if not part.defer()])
+        asked.read()
         with memory.lock:
-            for part in absent:
-                part.find_again()
-            slots = _joined(parts)
+            # In one hold with the lookup, since the new rows are not pinned. Both take as long as these keys need.
+            slots = asked.insert()
             if bool((slots >= 0).all()):
                 return memory.lookup(slots, offsets, layout, key_weights)
-            counts = [part.slots.numel() for part in parts]
-            rows = torch.cat([part.cache.rows_of(part.slots.clamp(min=0)) for part in parts])
+            rows = memory.rows(asked.places(slots.clamp(min=0)))
     finally:
         with memory.lock:
-            for part in parts:
-                part.cache.slots.let_go(part.used)
-    for part, held in zip(parts, torch.split(rows, counts), strict=True):
-        part.copy_rows(held)
-    return pool_rows(rows, offsets, layout, key_weights)
+            asked.let_go()
+    return pool_rows(asked.with_own_rows(rows, slots), offsets, layout, key_weights)
 
 
-def _read(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
-    """Read the rows of absent keys from the tiers and insert them."""
-    if not parts:
-        return
-    for part, found in zip(
-        parts, find_together([(part.cache.table, part.missing.cpu()) for part in parts]), strict=True
-    ):
-        part.take(found)
-    waiting: list[_Asked] = []
-    for part in parts:
-        if part.cache.spec.form == "static":
-            continue
-        if part.new_keys.numel() > min(INSERT_ROWS, part.cache.capacity):
-            part.cache.insert(part.new_keys, part.new_rows, part.changes)
-            continue
-        if sum(other.new_keys.numel() for other in waiting) + part.new_keys.numel() > INSERT_ROWS:
-            _insert(memory, waiting)
-            waiting = []
-        waiting.append(part)
-    _insert(memory, waiting)
+class _Asked:
+    """Keys that one lookup asks of caches. The caller holds the lock."""
+
+    def __init__(self, caches: Sequence[EmbeddingCache], keys: Tensor, ends: Sequence[int]) -> None:
+        self._caches, self._ends = caches, ends
+        self.touched = touch_maps([cache.slots for cache in caches], keys, ends, pins=True)
+        self._changes = [cache.changes for cache in caches]
+        self._found = Found(torch.empty(0, caches[0].table.width), torch.zeros(0, dtype=torch.bool))
+        self._deferred: list[bool] = [False] * len(caches)
+        begin = 0
+        for cache, end, num_absent in zip(caches, ends, self.touched.num_absent, strict=True):
+            cache.note(keys=end - begin, hits=end - begin - num_absent)
+            begin = end
+
+    def let_go(self) -> None:
+        """Undo the pins. The caller holds the lock."""
+        touched = self.touched
+        for cache, used in zip(self._caches, torch.split(touched.used, list(touched.num_used)), strict=True):
+            cache.slots.let_go(used)
+
+    def places(self, slots: Tensor) -> Tensor:
+        """Return the places int64[n] in the memory of ``slots int64[n]`` of all keys."""
+        return slots + _of_each([cache.first for cache in self._caches], self._ends, slots.device)
+
+    def read(self) -> None:
+        """Read the rows of missing keys, or begin to in the background for caches that have enough of their keys."""
+        touched, caches = self.touched, self._caches
+        missing = touched.missing.cpu()
+        counts = touched.num_missing
+        for number, (cache, used, count) in enumerate(zip(caches, touched.num_used, counts, strict=True)):
+            self._deferred[number] = count > 0 and used / (used + count) >= cache.spec.hit_rate_threshold
+        parts = torch.split(missing, list(counts))
+        wanted = [number for number, count in enumerate(counts) if count and not self._deferred[number]]
+        found: Found | None = None
+        if wanted:
+            keys = missing if not any(self._deferred) else torch.cat([parts[number] for number in wanted])
+            ends = list(accumulate(counts[number] for number in wanted))
+            found = find_together([caches[number].table for number in wanted], keys, ends)
+        if found is not None and not any(self._deferred):
+            self._found = found
+            return
+        width, rest = caches[0].table.width, found
+        rows, mask = torch.empty(missing.numel(), width), torch.zeros(missing.numel(), dtype=torch.bool)
+        occurrences = torch.split(touched.places, list(touched.num_absent))
+        begin = done = 0
+        for number, (cache, part) in enumerate(zip(caches, parts, strict=True)):
+            end = begin + part.numel()
+            if self._deferred[number]:
+                rows[begin:end] = cache.table.default(part)
+                cache.read_later(part.to(cache.device), occurrences[number].numel())
+            elif rest is not None and part.numel():
+                rows[begin:end] = rest.rows[done : done + part.numel()]
+                mask[begin:end] = rest.mask[done : done + part.numel()]
+                done += part.numel()
+            begin = end
+        self._found = Found(rows, mask)
+
+    def insert(self) -> Tensor:
+        """Insert the rows that were read, and return the slots int64[n] of all keys, -1 for keys without one.
+
+        The caller holds the lock.
+        """
+        touched, caches, memory = self.touched, self._caches, self._caches[0].memory
+        missing, mask, ends = touched.missing, self._found.mask, list(accumulate(touched.num_missing))
+        for cache, count, is_deferred in zip(caches, touched.num_missing, self._deferred, strict=True):
+            cache.note(read=0 if is_deferred else count)
+        # Rows that were read before an update may be the old ones. A key that no tier has may get a row later: it is
+        # asked for again.
+        is_kept = [
+            cache.spec.form != "static" and cache.changes == before
+            for cache, before in zip(caches, self._changes, strict=True)
+        ]
+        rows = memory.packed(self._found.rows)
+        if all(is_kept) and bool(mask.all()):
+            given, places = admit(caches, missing, ends)
+            memory.write_held(places, rows)
+        else:
+            keeps = mask.to(missing.device) & _of_each(is_kept, ends, missing.device)
+            kept = keeps.nonzero()[:, 0]
+            num_kept = torch.cat([keeps.new_zeros(1, dtype=torch.int64), keeps.cumsum(0)])
+            some, places = admit(caches, missing[kept], num_kept[torch.tensor(ends, device=kept.device)].tolist())
+            memory.write_held(places, rows[kept])
+            given = torch.full_like(missing, -1)
+            given[kept] = some
+        slots = touched.slots
+        slots[touched.absent] = given[touched.places]
+        return slots
+
+    def with_own_rows(self, rows: Tensor, slots: Tensor) -> Tensor:
+        """Return ``rows float32[n, D]`` of all keys with those that were read in place of keys without a slot."""
+        touched = self.touched
+        is_absent = slots[touched.absent] < 0
+        rows[touched.absent[is_absent]] = self._found.rows.to(rows.device)[touched.places[is_absent]]
+        return rows
 
 
-def _insert(memory: CacheMemory, parts: Sequence[_Asked]) -> None:
-    """Insert the rows of several caches under one hold of the lock, with one copy."""
-    if not parts:
-        return
-    values = memory.packed(torch.cat([part.new_rows for part in parts]))
-    with memory.lock:
-        places = torch.cat([part.cache.admit(part.new_keys, part.changes) for part in parts])
-        memory.write_held(places, values)
+def admit(caches: Sequence[EmbeddingCache], keys: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Give keys slots in caches that share their memory. The caller holds the lock.
+
+    Args:
+        caches: Distinct caches.
+        keys: int64[n], those of a cache distinct; those of cache i end before ``ends[i]``.
+        ends: As above, rising; the last is n.
+
+    Returns:
+        The slots int64[n], and their places int64[n] in the memory; -1 for keys that find all slots pinned by lookups
+        that are under way.
+    """
+    shares = [cache.capacity // _EVICTED_SHARE for cache in caches]
+    slots, counts = admit_maps([cache.slots for cache in caches], keys, ends, shares)
+    for cache, (num_new, num_released) in zip(caches, counts, strict=True):
+        cache.note(inserted=num_new, evicted=num_released)
+    firsts = _of_each([cache.first for cache in caches], ends, keys.device)
+    return slots, torch.where(slots >= 0, slots + firsts, -1)
 
 
-def _joined(parts: Sequence[_Asked]) -> Tensor:
-    return parts[0].slots if len(parts) == 1 else torch.cat([part.slots for part in parts])
+def _of_each(values: Sequence[int] | Sequence[bool], ends: Sequence[int], device: torch.device) -> Tensor:
+    """Repeat the value of each cache as often as it has keys."""
+    counts = [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
+    return torch.tensor(values).repeat_interleave(torch.tensor(counts), output_size=ends[-1]).to(device)

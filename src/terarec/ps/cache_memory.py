@@ -9,6 +9,7 @@ from terarec.kernels.contract import ROW_TAIL_BYTES
 from terarec.kernels.rows import allocate_rows
 from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup, quantize_rows, quantized_bag_lookup
+from terarec.ops.layout import single_layout
 from terarec.storage.cached_rows import FairLock
 
 
@@ -33,6 +34,7 @@ class CacheMemory:
         self.device = device
         self.lock = FairLock()
         self._is_coded = is_coded
+        self._layout = single_layout(num_rows, width, "none")
         if is_coded:
             self._rows = torch.zeros(num_rows, width + ROW_TAIL_BYTES, dtype=torch.uint8, device=device)
         elif device.type == "cpu":
@@ -53,6 +55,10 @@ class CacheMemory:
         """Set the rows at ``places int64[n]``, distinct but for -1, whose values are left out."""
         held = torch.where(places >= 0, torch.arange(places.numel(), device=places.device), -1)
         scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8), held)
+
+    def rows(self, places: Tensor) -> Tensor:
+        """Return the rows float32[n, D] at ``places int64[n]``."""
+        return self.lookup(places, torch.tensor([0, places.numel()], device=self.device), self._layout)
 
     def lookup(self, slots: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Tensor | None = None) -> Tensor:
         """Look up bags of ``slots int64[N]``; arguments and result are those of `terarec.ops.bag_lookup`."""

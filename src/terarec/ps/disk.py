@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.slots import SLOT_BYTES, RowBatch
 from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, check_insert, check_keys
 from terarec.spec import RocksDBSpec, RowFileSpec
-from terarec.storage.cached_rows import CachedRows
+from terarec.storage.cached_rows import CachedRows, read_together
 from terarec.storage.rocksdb_store import RocksDBStore
 from terarec.storage.row_file import RowFile
 from terarec.storage.row_format import RowColumn, read_description
@@ -85,6 +85,14 @@ class RowStoreTier:
         self._add(keys=keys.numel(), hits=int(mask.count_nonzero()))
         return Found(as_rows(held.numpy(), self.width, *self._column), mask)
 
+    @property
+    def cached(self) -> CachedRows | None:
+        """Rows in host memory in front of the store, where they are floats as they are looked up; None otherwise."""
+        return self._rows if isinstance(self._rows, CachedRows) and self._holds_vectors() else None
+
+    def _holds_vectors(self) -> bool:
+        return self._column == (0, "float32") and self.store is not None and self.store.row_bytes == 4 * self.width
+
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """See `Tier.insert`. Rows are visible at once, and durable after `flush`."""
         keys, rows = check_insert(keys, rows, self.width)
@@ -148,10 +156,34 @@ class RowStoreTier:
                 self._rows = self._level(self.store)
             return self.store, self._rows
 
+    def note_lookup(self, keys: int, hits: int) -> None:
+        """Count keys that were looked up, and those of them that had a row."""
+        self._add(keys=keys, hits=hits)
+
     def _add(self, *, keys: int = 0, hits: int = 0, inserted: int = 0) -> None:
         with self._lock:
             old = self._counted
             self._counted = TierStatistics(keys=old.keys + keys, hits=old.hits + hits, inserted=old.inserted + inserted)
+
+
+def look_up_cached(asked: Sequence[tuple[RowStoreTier, CachedRows]], keys: Tensor, ends: Sequence[int]) -> Found:
+    """Look up keys of tiers of one width with rows in host memory, in one pass over these.
+
+    Args:
+        asked: Distinct tiers, each with its `cached` rows.
+        keys: int64[n], which may repeat; those of tier i end before ``ends[i]``, where those of the next begin.
+        ends: As above, rising; the last is n.
+
+    Raises:
+        StorageError: A file is damaged.
+    """
+    rows = empty_floats(keys.numel(), asked[0][0].width)
+    mask = read_together([cached for _, cached in asked], keys, ends, rows.view(torch.uint8))
+    all_there = bool(mask.all())
+    for (tier, _), begin, end in zip(asked, (0, *ends), ends, strict=False):
+        hits = end - begin if all_there else int(mask[begin:end].count_nonzero())
+        tier.note_lookup(end - begin, hits)
+    return Found(rows, mask)
 
 
 def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) -> RowStoreTier:

@@ -69,13 +69,14 @@ class ModelCaches:
         """
         batch_size = (offsets.numel() - 1) // len(layout.feature_names)
         ends = offsets[:: max(1, batch_size)].tolist()
-        asked, done = [], 0
+        caches, own_ends, done = [], [], 0
         for table, members in groupby(layout.feature_table):
-            begin, done = done, done + len(list(members))
-            asked.append((self.caches[layout.table_names[table]], keys[ends[begin] : ends[done]]))
-        device = asked[0][0].device
+            done += len(list(members))
+            caches.append(self.caches[layout.table_names[table]])
+            own_ends.append(ends[done])
+        device = caches[0].device
         weights = None if key_weights is None else key_weights.to(device)
-        return look_up(asked, offsets.to(device), self._own(layout), weights)
+        return look_up(caches, keys[: own_ends[-1]], own_ends, offsets.to(device), self._own(layout), weights)
 
     def close(self) -> None:
         """End the work in the background."""

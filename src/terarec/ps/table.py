@@ -14,6 +14,7 @@ from torch import Tensor
 
 from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
+from terarec.ps.disk import RowStoreTier, look_up_cached
 from terarec.ps.redis_tier import RedisTier, look_up_tables
 from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
 from terarec.spec import DynamicTableSpec, TableSpec
@@ -147,7 +148,7 @@ class TableTiers:
 
     def find(self, keys: Tensor) -> Found:
         """Return rows and which keys have one; the others have the default vector."""
-        return find_together([(self, keys)])[0]
+        return find_together([self], keys, [keys.numel()])
 
     def note_lookup(self, keys: int, defaults: int) -> None:
         """Count keys that were looked up, and those that got the default vector."""
@@ -205,22 +206,64 @@ class TableTiers:
             guarded.tier.close()
 
 
-def find_together(asked: Sequence[tuple[TableTiers, Tensor]]) -> list[Found]:
-    """Look up ``keys int64[n]`` of several tables; those whose rows are on one server are asked for at once.
+def find_together(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[int]) -> Found:
+    """Look up keys of several tables of one width; those whose rows are in one place are asked for at once.
+
+    Args:
+        tables: Distinct tables.
+        keys: int64[n], which may repeat; those of table i end before ``ends[i]``, where those of the next begin.
+        ends: As above, rising; the last is n.
 
     Returns:
-        Rows and which keys have one, of each table; the others have the default vector.
+        Rows and which keys have one; the others have the default vector.
 
     Raises:
         ConfigError: Keys of another shape or type.
     """
-    searches = [_Search(table, check_keys(keys)) for table, keys in asked]
-    for level in range(max(len(table.tiers) for table, _ in asked)):
+    keys = check_keys(keys)
+    begins = (0, *ends[:-1])
+    in_memory = _find_in_memory(tables, keys, ends)
+    if in_memory is not None and bool(in_memory.mask.all()):
+        for table, begin, end in zip(tables, begins, ends, strict=True):
+            table.note_lookup(end - begin, 0)
+        return in_memory
+    searches = [_Search(table, keys[begin:end]) for table, begin, end in zip(tables, begins, ends, strict=True)]
+    first = 0
+    if in_memory is not None:
+        # Views, into which the searches write what slower tiers have.
+        for search, begin, end in zip(searches, begins, ends, strict=True):
+            search.take(0, Found(in_memory.rows[begin:end], in_memory.mask[begin:end]))
+        first = 1
+    for level in range(first, max(len(table.tiers) for table in tables)):
         open_ones = [search for search in searches if search.wants(level)]
         wanted = [(search.table.guarded[level], search.wanted(level)) for search in open_ones]
         for search, part in zip(open_ones, _look_up_level(wanted), strict=True):
             search.take(level, part)
-    return [search.result() for search in searches]
+    found = [search.result() for search in searches]
+    if in_memory is not None or len(found) == 1:
+        return in_memory or found[0]
+    return Found(torch.cat([part.rows for part in found]), torch.cat([part.mask for part in found]))
+
+
+def _find_in_memory(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[int]) -> Found | None:
+    """Look keys up in the first tiers in one pass, if these are files of several tables with rows in host memory.
+
+    Returns:
+        Rows and which keys have one; None where tiers are looked up one by one: others, and one that fails or rests.
+    """
+    asked = []
+    for table in tables:
+        tier = table.tiers[0]
+        cached = tier.cached if isinstance(tier, RowStoreTier) else None
+        if cached is None or not table.guarded[0].is_available:
+            return None
+        asked.append((cast(RowStoreTier, tier), cached))
+    if len(asked) == 1:
+        return None
+    try:
+        return look_up_cached(asked, keys, ends)
+    except StorageError:
+        return None  # the lookup of the tier that fails raises it again, and only that tier rests
 
 
 class _Search:
@@ -339,6 +382,11 @@ class _GuardedTier:
                 skipped=self._skipped,
                 counted=self.tier.statistics(),
             )
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the last operation on the tier succeeded."""
+        return not self._pause
 
     def may_try(self, *, counts: bool = True) -> bool:
         """Return whether the tier does not rest, or it is time to try it again."""

@@ -160,4 +160,19 @@ def scatter_rows(
     threads: int,
     /,
 ) -> None: ...
+def touch_maps(
+    maps: Sequence[SlotMap], rows: int, ends: Sequence[int], pins: bool, seed: int, out: Sequence[int], threads: int, /
+) -> list[tuple[int, int, int]]: ...
+def admit_maps(
+    maps: Sequence[SlotMap], rows: int, ends: Sequence[int], at_once: Sequence[int], slots: int, threads: int, /
+) -> list[tuple[int, int]]: ...
+def gather_from(
+    parts: Sequence[tuple[int, int, int]],
+    ends: Sequence[int],
+    slots: int,
+    packed: int,
+    stride: int,
+    threads: int,
+    /,
+) -> None: ...
 def mark_slots(flags: int, slots: int, count: int, /) -> None: ...

@@ -12,7 +12,7 @@ from torch import Tensor
 from terarec.errors import StorageError
 from terarec.kernels.cpu.host import _embedding, empty_integers
 from terarec.kernels.hash_index import check_vector
-from terarec.kernels.slots import Admitted, RowBatch, RowPart, Touched, row_bytes_of
+from terarec.kernels.slots import Admitted, RowBatch, RowPart, Touched, TouchedMaps, row_bytes_of
 
 _CPU = torch.device("cpu")
 
@@ -45,39 +45,39 @@ class SlotMap:
         self._numbers = [_zeros(capacity, dtype) for dtype in types]  # the core keeps their addresses
         addresses = [held.data_ptr() for held in (*self.owners, self.is_held, self.is_dirty, *self._numbers)]
         # A random seed of the hash, so that rows cannot be chosen to collide.
-        self._core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
+        self.core = _embedding.SlotMap(capacity, addresses, secrets.randbits(64))
 
     def __len__(self) -> int:
         """Return the number of rows with a slot."""
-        return self._core.size()
+        return self.core.size()
 
     @property
     def room(self) -> int:
         """Slots without a row."""
-        return self._core.room()
+        return self.core.room()
 
     @property
     def used_slots(self) -> int:
         """Slots from the first on that ever had a row."""
-        return self._core.used_slots()
+        return self.core.used_slots()
 
     @property
     def num_pinned(self) -> int:
         """Slots that are pinned."""
-        return self._core.num_pinned()
+        return self.core.num_pinned()
 
     def find(self, rows: Tensor) -> Tensor:
         """Return the slots int64[n] of ``rows int64[n]``, -1 where a row has none."""
         rows = check_vector("rows", rows, self.device)
         slots = empty_integers(rows.numel())
-        self._core.find(rows.data_ptr(), rows.numel(), slots.data_ptr(), torch.get_num_threads())
+        self.core.find(rows.data_ptr(), rows.numel(), slots.data_ptr(), torch.get_num_threads())
         return slots
 
     def touch(self, rows: Tensor, *, pins: bool) -> Touched:
         """Find rows and count a use of their slots; see `terarec.kernels.ref.slots.SlotMap.touch`."""
         rows = check_vector("rows", rows, self.device)
         slots, used, absent = (empty_integers(rows.numel()) for _ in range(3))
-        num_used, num_absent = self._core.touch(
+        num_used, num_absent = self.core.touch(
             rows.data_ptr(),
             rows.numel(),
             pins,
@@ -93,15 +93,15 @@ class SlotMap:
         """Note that a coming batch needs rows; see `terarec.kernels.ref.slots.SlotMap.want`."""
         rows = check_vector("rows", rows, self.device)
         absent = empty_integers(rows.numel())
-        return absent[: self._core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
+        return absent[: self.core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
 
     def hold(self, slots: Tensor) -> None:
         """Pin ``slots int64[n]``, distinct, until as many calls of `let_go`."""
-        self._core.hold(*_span(slots))
+        self.core.hold(*_span(slots))
 
     def let_go(self, slots: Tensor) -> None:
         """Undo a pin of ``slots int64[n]``."""
-        self._core.let_go(*_span(slots))
+        self.core.let_go(*_span(slots))
 
     def assign(self, batch: RowBatch) -> Tensor:
         """Give slots to distinct rows without one; see `terarec.kernels.ref.slots.SlotMap.assign`.
@@ -112,7 +112,7 @@ class SlotMap:
         rows, keys, tables = (check_vector("rows", held, self.device) for held in batch)
         slots = torch.empty_like(rows)
         try:
-            self._core.assign(
+            self.core.assign(
                 rows.data_ptr(),
                 rows.numel(),
                 keys.data_ptr(),
@@ -133,21 +133,19 @@ class SlotMap:
         rows = check_vector("rows", rows, self.device)
         slots = torch.empty_like(rows)
         try:
-            counted = self._core.admit(
-                rows.data_ptr(), rows.numel(), at_once, slots.data_ptr(), torch.get_num_threads()
-            )
+            counted = self.core.admit(rows.data_ptr(), rows.numel(), at_once, slots.data_ptr(), torch.get_num_threads())
         except MemoryError:
             raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
         return Admitted(slots, *counted)
 
     def release(self, slots: Tensor) -> None:
         """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
-        self._core.release(*_span(slots), torch.get_num_threads())
+        self.core.release(*_span(slots), torch.get_num_threads())
 
     def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
         """Return up to `count` slots that may be released; see `terarec.kernels.ref.slots.SlotMap.victims`."""
         slots = torch.empty(max(count, 0), dtype=torch.int64)
-        return slots[: self._core.victims(max(count, 0), batch, keeps_dirty, slots.data_ptr())]
+        return slots[: self.core.victims(max(count, 0), batch, keeps_dirty, slots.data_ptr())]
 
     def mark_changed(self, slots: Tensor) -> None:
         """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
@@ -157,7 +155,7 @@ class SlotMap:
         """Return ``slots int64[n]`` table by table, in the order in which they come."""
         slots = slots.contiguous()
         ordered = torch.empty_like(slots)
-        self._core.by_table(*_span(slots), ordered.data_ptr())
+        self.core.by_table(*_span(slots), ordered.data_ptr())
         return ordered
 
 
@@ -194,6 +192,72 @@ class RowSet:
         places = torch.empty_like(rows)
         self.num_left = self._core.take(rows.data_ptr(), rows.numel(), places.data_ptr())
         return places
+
+
+def touch_maps(maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], pins: bool) -> TouchedMaps:
+    """Find rows in several maps; see `terarec.kernels.slots.touch_maps`."""
+    rows = check_vector("rows", rows, _CPU)
+    results = empty_integers(5 * rows.numel()).view(5, rows.numel())
+    first, stride = results.data_ptr(), rows.numel() * rows.element_size()
+    counts = _embedding.touch_maps(
+        [slot_map.core for slot_map in maps],
+        rows.data_ptr(),
+        ends,
+        pins,
+        secrets.randbits(64),
+        [first + number * stride for number in range(5)],
+        torch.get_num_threads(),
+    )
+    num_used, num_absent, num_missing = zip(*counts, strict=True)
+    slots, used, absent, missing, places = results.unbind()
+    of_absent = sum(num_absent)
+    return TouchedMaps(
+        slots,
+        used[: sum(num_used)],
+        absent[:of_absent],
+        missing[: sum(num_missing)],
+        places[:of_absent],
+        num_used,
+        num_absent,
+        num_missing,
+    )
+
+
+def admit_maps(
+    maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], at_once: Sequence[int]
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Admit rows to several maps; see `terarec.kernels.slots.admit_maps`.
+
+    Raises:
+        StorageError: No memory for an index.
+    """
+    rows = check_vector("rows", rows, _CPU)
+    slots = torch.empty_like(rows)
+    try:
+        counts = _embedding.admit_maps(
+            [slot_map.core for slot_map in maps],
+            rows.data_ptr(),
+            ends,
+            at_once,
+            slots.data_ptr(),
+            torch.get_num_threads(),
+        )
+    except MemoryError:
+        raise StorageError("slots", f"no memory to index {rows.numel():,} rows more") from None
+    return slots, counts
+
+
+def gather_from(memories: Sequence[Tensor], slots: Tensor, ends: Sequence[int], out: Tensor) -> None:
+    """Copy rows of several memories; see `terarec.kernels.slots.gather_from`."""
+    slots = slots.contiguous()
+    _embedding.gather_from(
+        _addresses([RowPart(values, 0) for values in memories]),
+        ends,
+        slots.data_ptr(),
+        out.data_ptr(),
+        out.stride(0),
+        torch.get_num_threads(),
+    )
 
 
 def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:

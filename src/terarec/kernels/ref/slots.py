@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from terarec.kernels.hash_index import new_hash_index
-from terarec.kernels.slots import MOST_USES, NO_ROW, USES_OF_SLOT, Admitted, RowBatch, RowPart, Touched, row_bytes_of
+from terarec.kernels.slots import (
+    MOST_USES,
+    NO_ROW,
+    USES_OF_SLOT,
+    Admitted,
+    RowBatch,
+    RowPart,
+    Touched,
+    TouchedMaps,
+    row_bytes_of,
+)
 
 _FREE = -1  # pins of a slot that may be assigned
 
@@ -251,6 +261,50 @@ class RowSet:
         self._is_left[places[places >= 0]] = False
         self.num_left = int(self._is_left.sum())
         return places
+
+
+def touch_maps(maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], pins: bool) -> TouchedMaps:
+    """Find rows in several maps; see `terarec.kernels.slots.touch_maps`."""
+    slots, used, absent, missing, places = [], [], [], [], []
+    num_missing = 0
+    for slot_map, begin, end in zip(maps, (0, *ends), ends, strict=False):
+        touched = slot_map.touch(rows[begin:end], pins=pins)
+        without = rows[begin:end][touched.absent]
+        distinct = RowSet(without)
+        slots.append(touched.slots)
+        used.append(touched.used)
+        absent.append(touched.absent + begin)
+        missing.append(without[distinct.firsts])
+        places.append(distinct.places + num_missing)
+        num_missing += distinct.firsts.numel()
+    num_used, num_absent, num_distinct = ([part.numel() for part in held] for held in (used, absent, missing))
+    return TouchedMaps(
+        torch.cat(slots),
+        torch.cat(used),
+        torch.cat(absent),
+        torch.cat(missing),
+        torch.cat(places),
+        num_used,
+        num_absent,
+        num_distinct,
+    )
+
+
+def admit_maps(
+    maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], at_once: Sequence[int]
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Admit rows to several maps; see `terarec.kernels.slots.admit_maps`."""
+    admitted = [
+        slot_map.admit(rows[begin:end], fewest)
+        for slot_map, begin, end, fewest in zip(maps, (0, *ends), ends, at_once, strict=False)
+    ]
+    return torch.cat([one.slots for one in admitted]), [(one.num_new, one.num_released) for one in admitted]
+
+
+def gather_from(memories: Sequence[Tensor], slots: Tensor, ends: Sequence[int], out: Tensor) -> None:
+    """Copy rows of several memories; see `terarec.kernels.slots.gather_from`."""
+    for values, begin, end in zip(memories, (0, *ends), ends, strict=False):
+        gather_rows([RowPart(values, 0)], slots[begin:end], out[begin:end])
 
 
 def gather_rows(parts: Sequence[RowPart], slots: Tensor, out: Tensor) -> None:
