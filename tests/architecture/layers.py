@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": {"spec", "ops", "batch"},
     "etl": {"parallel", "ragged", "spec", "io", "kernels", "formats", "reports", "batch"},
     "data": {"parallel", "ragged", "spec", "io", "kernels", "formats", "batch"},
-    "storage": {"spec", "io", "kernels", "ops", "formats"},
+    "storage": {"parallel", "spec", "io", "kernels", "ops", "formats"},
     "metrics": {"ragged", "spec"},
     "optim": {"spec", "ops", "storage"},
     "embedding": {"ragged", "spec", "batch", "ops", "storage"},
@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["dist"] = {"spec", "kernels", "io", "batch", "ops", "storage", "embedding"}
 ALLOWED["train"] = set(ALLOWED) - {"etl"}
-ALLOWED["ps"] = {"spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
+ALLOWED["ps"] = {"parallel", "spec", "io", "formats", "kernels", "ops", "storage", "checkpoint"}
 ALLOWED["serve"] = {"ragged", "spec", "io", "formats", "batch", "data", "etl", "nn", "embedding", "models", "ps"}
 ALLOWED["serve"] |= {"checkpoint", "config", "export", "kernels"}
 ALLOWED["export"] = {"ragged", "spec", "io", "formats", "config", "batch", "nn", "embedding", "storage", "models"}

@@ -10,7 +10,7 @@ from terarec.kernels.rows import allocate_rows
 from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup, quantize_rows, quantized_bag_lookup
 from terarec.ops.layout import single_layout
-from terarec.storage.cached_rows import FairLock
+from terarec.parallel import FairLock
 
 
 class CacheMemory:

@@ -13,9 +13,9 @@ from terarec.kernels.hash_index import new_hash_index
 from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
+from terarec.parallel import FairLock
 from terarec.ps.tier import UPDATE_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
-from terarec.storage.cached_rows import FairLock
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 

@@ -1,12 +1,10 @@
-"""`CachedRows`: rows in a bounded part of host memory, in front of files or alone, and the lock of such memory."""
+"""`CachedRows`: rows in a bounded part of host memory, in front of files or alone."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -26,6 +24,7 @@ from terarec.kernels.slots import (
     scatter_rows,
     touch_maps,
 )
+from terarec.parallel import FairLock
 from terarec.storage.row_levels import RowLevel
 from terarec.storage.row_store import RowStore
 
@@ -53,25 +52,6 @@ class BudgetError(StorageError):
         return BudgetError(
             what, self.where, self.problem, needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
         )
-
-
-class FairLock:
-    """A lock for work in many short pieces beside lookups: a lookup waits for one piece at most.
-
-    With a plain lock, a thread that inserts piece after piece takes the lock again before the one that waits has woken:
-    lookups beside an update of 300,000 rows waited up to 18 ms (Zen 4, two cores).
-    """
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()  # held by the next one while it waits
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._turn:
-            self._lock.acquire()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._lock.release()
 
 
 class CachedRows:
