@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError, StorageError
 from terarec.etl.columns import ARROW_TYPES, ColumnType
-from terarec.etl.values import PARTITIONS, encoding_bytes, in_bytes, lookup_kind, partition_of
+from terarec.etl.values import PARTITIONS, encoding_bytes, lookup_kind, partition_of
 from terarec.io.atomic import flush
+from terarec.reports.text import byte_text
 
 _LOG = logging.getLogger("terarec.etl")
 _BUFFERED_ROWS = 1 << 17
@@ -236,8 +237,8 @@ class GroupSums:
             needed = needed * groups // sum(part.num_rows for part in parts)
             raise StorageError(
                 f"column {self._column!r}",
-                f"the statistics of its {groups:,} groups need about {in_bytes(needed)} of "
-                f"memory, where {in_bytes(memory_bytes)} are left; HashBucket, Categorify with a greater min_count or "
+                f"the statistics of its {groups:,} groups need about {byte_text(needed)} of "
+                f"memory, where {byte_text(memory_bytes)} are left; HashBucket, Categorify with a greater min_count or "
                 "a max_size, or more memory would help",
             )
         return pa.concat_tables(parts).sort_by([(key, "ascending") for key in self._keys]).combine_chunks()
@@ -269,7 +270,7 @@ class GroupSums:
             _LOG.warning(
                 "column %r: the sums of its groups pass the memory bound of %s; they go on in partitions on the disk",
                 self._column,
-                in_bytes(self._memory_bytes),
+                byte_text(self._memory_bytes),
             )
             self._spilled = Partitions.make(self._directory, PARTITIONS)
         if self._spilled is None:

