@@ -83,6 +83,7 @@ template <typename Table>
 int64_t find_objects(const Table& table, nb::list values, int64_t* ids) {
   int64_t row = 0;
   for (nb::handle value : values) {
+    prefetch_object(values.ptr(), row + kObjectsAhead);
     bool good = true;
     ids[row] = value.is_none() ? kMissingId : id_of_object(table, value.ptr(), good);
     if (!good) return row;

@@ -10,6 +10,13 @@ namespace {
 
 // A Python number, or NaN for None and ""; sets `good` to false for anything else, infinity and bool included.
 double number_of_object(PyObject* value, bool& good) {
+  if (PyFloat_CheckExact(value)) {
+    good = !std::isinf(PyFloat_AS_DOUBLE(value));
+    return PyFloat_AS_DOUBLE(value);
+  }
+  if (PyLong_CheckExact(value)) {
+    if (const auto whole = integer_of_object(value)) return static_cast<double>(*whole);
+  }
   if (value == Py_None || (PyUnicode_Check(value) && PyUnicode_GetLength(value) == 0)) return std::nan("");
   const bool numeric = PyFloat_Check(value) || (PyLong_Check(value) && !PyBool_Check(value)) ||
                        (!PyUnicode_Check(value) && !PyBytes_Check(value) && PyNumber_Check(value) && !PyBool_Check(value));
@@ -27,16 +34,24 @@ double whole_of_object(PyObject* value, bool& good) {
   return good ? static_cast<double>(*whole) : 0.0;
 }
 
-// Numbers, or only whole ones, of a list of Python values; returns the first row of another type, or -1.
-int64_t bind_numbers_of_list(nb::list values, bool whole, Vector<double> numbers) {
-  require(nb::len(values) == numbers.shape(0), "values and numbers differ in length");
+// Numbers, or only whole ones, of lists of Python values, one list after another; returns the first position in `numbers` of
+// another type, or -1. Several lists are not joined before: that would wait for each object to count a reference.
+int64_t bind_numbers_of_lists(nb::list columns, bool whole, Vector<double> numbers) {
   int64_t row = 0;
-  for (nb::handle value : values) {
-    bool good = true;
-    numbers.data()[row] = whole ? whole_of_object(value.ptr(), good) : number_of_object(value.ptr(), good);
-    if (!good) return row;
-    ++row;
+  for (nb::handle column : columns) {
+    const nb::list values = nb::cast<nb::list>(column);
+    require(row + static_cast<int64_t>(nb::len(values)) <= length(numbers), "values and numbers differ in length");
+    Py_ssize_t place = 0;
+    for (nb::handle value : values) {
+      prefetch_object(values.ptr(), place + kObjectsAhead);
+      bool good = true;
+      numbers.data()[row] = whole ? whole_of_object(value.ptr(), good) : number_of_object(value.ptr(), good);
+      if (!good) return row;
+      ++row;
+      ++place;
+    }
   }
+  require(row == length(numbers), "values and numbers differ in length");
   return -1;
 }
 
@@ -50,6 +65,6 @@ NB_MODULE(_encoding, module) {
   bind_counts(module);
   bind_ids(module);
   bind_hashes(module);
-  module.def("numbers_of_list", &bind_numbers_of_list, nb::arg("values"), nb::arg("whole"),
+  module.def("numbers_of_lists", &bind_numbers_of_lists, nb::arg("columns"), nb::arg("whole"),
              nb::arg("numbers").noconvert());
 }

@@ -16,6 +16,9 @@ from tests.params import examples
 @settings(max_examples=examples(300))
 def test_lists_of_anything_are_read_as_numbers_or_rejected_as_in_plain_python(values, whole):
     numbers = [found_list(partial(module.numbers_of_list, whole=whole), values) for module in (cpu, ref)]
+    halves = [values[: len(values) // 2], values[len(values) // 2 :]]
+    in_halves = found_list(partial(cpu.numbers_of_lists, whole=whole), halves)
+    np.testing.assert_array_equal(in_halves, numbers[0])
     if isinstance(numbers[0], str):
         assert numbers[0] == numbers[1]
     else:

@@ -24,7 +24,7 @@ CALLS: dict[str, tuple[Callable[[Any], object], NDArray[Any]]] = {
     "xxh64_int64": (lambda out: _encoding.xxh64_int64(KEYS, 1, out), np.empty(3, dtype=np.int64)),
     "xxh64_text": (lambda out: _encoding.xxh64_text(*TEXT, 1, out), np.empty(3, dtype=np.int64)),
     "xxh64_list": (lambda out: _encoding.xxh64_list([3, "a", None], 1, out), np.empty(3, dtype=np.int64)),
-    "numbers_of_list": (lambda out: _encoding.numbers_of_list([3, 5, 3], False, out), np.empty(3)),
+    "numbers_of_lists": (lambda out: _encoding.numbers_of_lists([[3], [5, 3]], False, out), np.empty(3)),
     "Hex32Ids.find_all": (lambda out: HEX32_IDS.find_all(CODES, None, out), np.empty(3, dtype=np.int32)),
     "Int64Ids.find_all": (lambda out: INT64_IDS.find_all(KEYS, None, out), np.empty(3, dtype=np.int64)),
     "Int64Ids.find_list": (lambda out: INT64_IDS.find_list([3, 5, 3], out), np.empty(3, dtype=np.int64)),

@@ -24,7 +24,7 @@ from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, as_numbers, check
 from terarec.etl.workflow.plan import Plan, producer
 from terarec.etl.workflow.raw_values import cut_text, time_reader
 from terarec.formats import Keys
-from terarec.kernels.cpu.encoding import numbers_of_list
+from terarec.kernels.cpu.encoding import numbers_of_list, numbers_of_lists
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged
 from terarec.spec import MISSING_KEY, SourceColumn
@@ -382,4 +382,4 @@ class RawReading:
 
 
 def _matrix(whole: bool, *columns: list[Any]) -> Sequence[Any]:
-    return (numbers_of_list(list(chain.from_iterable(columns)), whole=whole).reshape(len(columns), -1),)
+    return (numbers_of_lists(list(columns), whole=whole).reshape(len(columns), -1),)

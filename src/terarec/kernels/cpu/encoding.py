@@ -306,16 +306,29 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
     """Return float64[n] from a list of Python or NumPy numbers; None and ``""`` are missing, which is NaN.
 
     Args:
-        values: The list.
+        values: List.
         whole: Take Python integers of 64 bits and None only.
 
     Raises:
         InvalidValueError: Text, truth values, infinity, or anything else that is no number.
     """
-    numbers = np.empty(len(values), dtype=np.float64)
-    invalid_row = _encoding.numbers_of_list(values, whole, numbers)
-    if invalid_row >= 0:
-        raise InvalidValueError(invalid_row)
+    return numbers_of_lists([values], whole=whole)
+
+
+def numbers_of_lists(columns: list[list[Any]], *, whole: bool = False) -> NDArray[np.float64]:
+    """Return the numbers float64[m] of the m values of all columns, one column after another.
+
+    Args:
+        columns: Lists as for `numbers_of_list`.
+        whole: Take Python integers of 64 bits and None only.
+
+    Raises:
+        InvalidValueError: As for `numbers_of_list`; its row is its position among the m values.
+    """
+    numbers = np.empty(sum(map(len, columns)), dtype=np.float64)
+    invalid_place = _encoding.numbers_of_lists(columns, whole, numbers)
+    if invalid_place >= 0:
+        raise InvalidValueError(invalid_place)
     return numbers
 
 

@@ -326,6 +326,12 @@ class TablesOfColumns:
 
 def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.float64]:
     """Return float64[n] from a list of numbers, or of `whole` ones; None and ``""`` are missing, which is NaN."""
+    return numbers_of_lists([values], whole=whole)
+
+
+def numbers_of_lists(columns: list[list[Any]], *, whole: bool = False) -> NDArray[np.float64]:
+    """Return the numbers of several lists as `numbers_of_list` does, one list after another."""
+    values = [value for column in columns for value in column]
     numbers = np.empty(len(values), dtype=np.float64)
     for row, value in enumerate(values):
         try:
