@@ -272,6 +272,7 @@ def _find_repeated(data: Any) -> str | None:
             inner = [(f"{where}.{name}", held) for name, held in value.items()]
         elif isinstance(value, list):
             inner = [(f"{where}[{index}]", held) for index, held in enumerate(value)]
+        # The last one is taken first: so the first repeated field of the text is reported.
         waiting += reversed(inner)
     return None
 
@@ -347,6 +348,7 @@ def _choose_kind(kinds: Mapping[str, Any], data: dict[str, Any], path: str, text
     if text not in kinds:
         raise unknown_choice(path, text, kinds)
     if text != data.get("kind"):
+        # Fields of the former kind would be unknown to this one.
         data.clear()
         data["kind"] = text
 
@@ -379,6 +381,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
         return _read_json(hint, text, path)
     if typing.get_origin(hint) is Mapping:
         item = typing.get_args(hint)[1]
+        # At the last colon, as a name may hold others.
         pairs = [word.rpartition(":") for word in text.split(",")] if text else []
         if not all(colon for _, colon, _ in pairs):
             raise ConfigError(path, f"got {quoted(text)}, expected name:value, as in a:0.5,b:0")

@@ -132,7 +132,7 @@ Result: TypeAlias = dict[str, Any]
 
 
 class EngineRun(Protocol):
-    """The phases of one preparation; complete ones are not run again.
+    """The phases of one preparation: `fit`, then `write`, then `finish`. Complete phases are not run again.
 
     It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW` of its directory.
 
