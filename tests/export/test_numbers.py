@@ -79,12 +79,52 @@ def test_scores_are_those_of_the_model_in_the_same_numbers(
     assert report.max_abs_difference <= described["tolerance"]
 
 
+@pytest.mark.parametrize("tables", [True, False])
+@pytest.mark.parametrize(
+    "numbers",
+    [Numbers(row_type="int8"), Numbers(precision="int8"), Numbers(row_type="int8", precision="int8")],
+    ids=str,
+)
+def test_graphs_in_narrower_numbers(tmp_path: Path, numbers: Numbers, tables: bool) -> None:
+    batch = random_batch(COLUMNS, 64)
+    batch = replace(batch, label=torch.arange(64).remainder(3).eq(0).float()[:, None])
+    plain, narrowed = trained("graph", COLUMNS), narrow(trained("graph", COLUMNS), numbers)
+    with torch.no_grad():
+        before, expected = plain.predict(batch).numpy(), narrowed.predict(batch).numpy()
+    out = tmp_path / "out"
+    report = export_model(
+        trained("graph", COLUMNS), out, dataset=COLUMNS, numbers=numbers, samples=[batch], tables=tables
+    )
+    description = json.loads((out / EXPORT_FILE).read_text())
+    found = next(iter(run_onnx(out / "model.onnx", feed_of(description, batch, narrowed)).values()))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 if numbers.precision is None else 0.05)
+    assert np.abs(found - before).max() > 1e-6
+    labels = batch.label.numpy()[:, 0]
+    assert report.auc == pytest.approx(area(found[:, 0], labels), abs=1e-6)
+    assert report.auc_change == pytest.approx(report.auc - area(before[:, 0], labels), abs=1e-6)
+    assert (description["row_type"], description["precision"]) == (numbers.row_type, numbers.precision or "fp32")
+
+
+def test_vectors_of_narrower_rows_are_those_of_a_file_without_tables(tmp_path: Path) -> None:
+    batch = random_batch(COLUMNS, 64)
+    batch = replace(batch, label=torch.arange(64).remainder(3).eq(0).float()[:, None])
+    numbers = Numbers(row_type="int8")
+    with torch.no_grad():
+        expected = narrow(trained("lr", COLUMNS), numbers)(batch).sigmoid().numpy()[:, 0]
+    model = trained("lr", COLUMNS)
+    out = tmp_path / "out"
+    report = export_model(
+        model, out, dataset=COLUMNS, format="torchscript", numbers=numbers, samples=[batch], tables=False
+    )
+    assert report.max_abs_difference <= 1e-5
+    assert report.auc == pytest.approx(area(expected, batch.label.numpy()[:, 0]), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("file_format", "numbers", "tables", "field"),
     [
         ("onnx", Numbers(precision="bf16"), True, "precision"),
-        ("torch", Numbers(precision="int8"), True, "precision"),
-        ("torchscript", Numbers(row_type="int8"), False, "row_type"),
+        ("torch", Numbers(precision="int8"), False, "precision"),
     ],
 )
 def test_numbers_that_a_file_cannot_hold(

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from terarec.config import load_served_tables
 from terarec.errors import ConfigError
-from terarec.export import NO_KEY
+from terarec.export import EXPORT_FILE, NO_KEY
+from terarec.models.narrow import Numbers
 from terarec.ps import ParameterServer
 from terarec.serve import InferenceSession, ServedTables
 from terarec.serve.session import InputColumn, input_columns
@@ -28,6 +30,7 @@ from terarec.serve.triton import BACKENDS, CONFIG_FILE, Enum, Message, TritonSpe
 from terarec.serve.triton_models import (
     DATASET,
     PROGRAM,
+    TABLES,
     DenseStage,
     LookupStage,
     WorkflowStage,
@@ -113,6 +116,45 @@ def test_dense_parts_of_other_back_ends(trained: TrainedRun, tmp_path: Path, bac
     assert f'backend: "{backend}"' in config
     assert (folder / "1" / {"onnxruntime": "model.onnx", "pytorch": "model.pt"}[backend]).is_file()
     assert ("INPUT__0" in config) == (backend == "pytorch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "numbers"),
+    [
+        ("python", Numbers(row_type="int8", precision="bf16")),
+        ("pytorch", Numbers(row_type="int8", precision="int8")),
+        ("onnxruntime", Numbers(precision="int8")),
+    ],
+)
+def test_repositories_in_narrower_numbers(
+    trained: TrainedRun, session: InferenceSession, tmp_path: Path, backend: Literal["python"], numbers: Numbers
+) -> None:
+    spec = TritonSpec(backend=backend)
+    report = export_triton(trained.path, tmp_path / "out", spec, numbers=numbers, data=trained.data)
+    assert report.auc is not None
+    assert report.auc_change is not None
+    assert 0 < abs(report.auc_change) < 0.05
+    description = json.loads((tmp_path / "out" / "terarec_dense" / "1" / EXPORT_FILE).read_text())
+    assert (description["row_type"], description["precision"]) == (numbers.row_type, numbers.precision)
+    assert description["auc_change"] == report.auc_change
+    tables = tmp_path / "out" / "terarec_lookup" / "1" / TABLES
+    assert tables.is_file() == (numbers.row_type == "int8")
+    if backend != "python":
+        return
+    records = trained.records(0, 200)
+    encoded = WorkflowStage(tmp_path / "out" / "terarec_workflow" / "1" / DATASET)(as_arrays(session.inputs, records))
+    held = load_served_tables(tables)
+    assert held.cache is not None
+    assert held.cache.form == "int8"
+    with ParameterServer(held.server) as server:
+        lookup = LookupStage(trained.path, session.step, ServedTables(server=server, cache=held.cache))
+        vectors = lookup({name: keys for name, keys in encoded.items() if name != "dense"})
+    dense = DenseStage(tmp_path / "out" / "terarec_dense" / "1" / PROGRAM, ["dense", *vectors], ["label"])
+    scores = dense({"dense": encoded["dense"], **vectors})["label"]
+    narrowed = InferenceSession.open(trained.path, numbers=numbers).predict(records)
+    assert np.abs(scores - narrowed).max() <= 0.01
+    assert np.abs(scores - session.predict(records)).max() > 1e-6
 
 
 @contextlib.contextmanager

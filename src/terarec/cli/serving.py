@@ -104,7 +104,8 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     from terarec.serve.triton import TritonSpec, export_triton
 
     allowed = options.allow_import or ()
-    if options.format not in FORMATS:
+    numbers = Numbers(row_type=options.row_type, precision=options.precision)
+    if options.format not in (*FORMATS, "triton"):
         _check_unset(options, ("row_type", "precision", "data", "split"))
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
@@ -122,14 +123,23 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
             text=options.text,  # type: ignore[arg-type]
             tables=tables,
         )
-        return export_triton(options.run, options.out, spec, checkpoint=options.checkpoint, allow_import=allowed)
+        return export_triton(
+            options.run,
+            options.out,
+            spec,
+            checkpoint=options.checkpoint,
+            numbers=numbers,
+            data=options.data,
+            split=options.split,
+            allow_import=allowed,
+        )
     return export_run(
         options.run,
         options.out,
         format=options.format,
         tables=not options.no_tables,
         checkpoint=options.checkpoint,
-        numbers=Numbers(row_type=options.row_type, precision=options.precision),
+        numbers=numbers,
         data=options.data,
         split=options.split,
         allow_import=allowed,

@@ -144,7 +144,7 @@ def export_run(
     """
     run_dir, out = Path(run_dir), Path(out)
     _check(out, format)
-    _check_numbers(numbers or Numbers(), format, tables=tables)
+    _check_numbers(numbers or Numbers(), format)
     loaded = load_model(run_dir, checkpoint, allow_import=allow_import)
     batches = None
     if data is not None:
@@ -191,7 +191,7 @@ def export_model(
         scores: Scores of logits; a `GraphModel` gives the predictions of its losses.
         source: The run that the model is from; None for one of no run.
         numbers: Numbers of rows and layers; None for fp32. With others the model itself is changed to them, since the
-            file is compared with it.
+            file is compared with it. Without tables the rows are those of the vectors that the file is compared with.
         samples: Batches with labels of 0 and 1, on which the AUC of the file and its change are computed; read twice.
 
     Raises:
@@ -202,14 +202,12 @@ def export_model(
     """
     numbers = numbers or Numbers()
     _check(out, format)
-    _check_numbers(numbers, format, tables=tables)
+    _check_numbers(numbers, format)
     model.eval()
     with atomic_dir(out) as partial:
         path = partial / FORMATS[format]
         if isinstance(model, GraphModel):
-            if numbers != Numbers() or samples is not None:
-                raise ConfigError("export", "got numbers or samples for a GraphModel, expected another model, or none")
-            written = _write_graph(model, dataset, path, format, tables, key_inputs)
+            written = _write_graph(model, dataset, path, format, tables, key_inputs, numbers, samples)
         elif dataset is None:
             raise ConfigError(
                 "export", f"got a {type(model).__name__} without dataset, expected the columns that it reads"
@@ -273,12 +271,10 @@ _PRODUCTS = {
 }
 
 
-def _check_numbers(numbers: Numbers, format: str, *, tables: bool) -> None:  # noqa: A002
+def _check_numbers(numbers: Numbers, format: str) -> None:  # noqa: A002
     if numbers.precision is not None and numbers.precision not in _PRODUCTS[format]:
         expected = ", ".join(_PRODUCTS[format])
         raise FieldError("", "precision", f"got {numbers.precision!r} for {format!r}, expected one of {expected}")
-    if numbers.row_type != "fp32" and not tables:
-        raise FieldError("", "row_type", f"got {numbers.row_type!r} for a file without tables, expected 'fp32'")
 
 
 def _write_native(
@@ -356,10 +352,17 @@ def _write_graph(
     format: str,  # noqa: A002
     tables: bool,
     key_inputs: Sequence[KeyInput],
+    numbers: Numbers,
+    samples: Iterable[Batch] | None,
 ) -> _Written:
     if format != "onnx":
         raise ConfigError("format", f"got {format!r} for a GraphModel, expected 'onnx'")
-    export_onnx(model, path, embeddings=tables, key_inputs=key_inputs)
+
+    def expected(batch: Batch) -> list[Tensor]:
+        return list(model.predictions(model(batch)).values())
+
+    auc = None if samples is None else _auc(samples, lambda batch: [scores.numpy() for scores in expected(batch)])
+    export_onnx(model, path, embeddings=tables, key_inputs=key_inputs, row_type=numbers.row_type)
     spec = model.spec
     longest: dict[str, int] = {}
     readers: dict[str, list[Store]] = {}
@@ -372,6 +375,9 @@ def _write_graph(
     for source in key_inputs:
         for column in source.columns:
             longest[column] = min(longest[column], source.max_keys or _LIST_LENGTH)
+    if numbers.precision == "int8":
+        quantize_onnx(path)
+    narrow(model, numbers)  # only now: the file is made of the rows as they are
     return _Written(
         inputs=graph_inputs(
             model,
@@ -380,7 +386,8 @@ def _write_graph(
         ),
         outputs=[layer.bottoms[1] for layer in needed_layers(spec) if LAYERS[layer.kind].is_loss],
         run=onnx_runner(path),
-        expected=lambda batch: list(model.predictions(model(batch)).values()),
+        expected=expected,
+        auc=auc,
         batches=random_batches(
             [CategoricalColumn(name=column, hotness=most) for column, most in longest.items()],
             readers,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from terarec.batch import Batch
@@ -23,6 +24,7 @@ from terarec.io import atomic_entries
 from terarec.models.graph import GraphModel
 from terarec.nn.layer import Layer
 from terarec.nn.registry import LAYERS
+from terarec.ops.bag_lookup import quantize_rows
 from terarec.spec import GraphEmbedding, GraphFeature, GraphLayer, GraphSpec
 from terarec.storage import DynamicTable, Store
 
@@ -36,6 +38,7 @@ def export_onnx(
     embeddings: bool = True,
     key_inputs: Sequence[KeyInput] = (),
     name: str = "terarec",
+    row_type: str = "fp32",
 ) -> None:
     """Write the predictions of `model` in evaluation as an ONNX file, in float32.
 
@@ -50,6 +53,7 @@ def export_onnx(
         embeddings: Whether the tables are in the file.
         key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
         name: Name of the graph.
+        row_type: "fp32", or "int8" for rows of 8-bit codes with a scale and an offset each.
 
     Raises:
         ConfigError: A model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
@@ -69,7 +73,7 @@ def export_onnx(
         values[given.name] = graph.input(given.name, np.dtype(given.dtype).type, given.dims)
     if embeddings:
         for embedding in read_embeddings(model.spec):
-            values |= emit_embedding(graph, embedding, model.collection(embedding.name), sources)
+            values |= emit_embedding(graph, embedding, model.collection(embedding.name), sources, row_type)
     _emit_layers(graph, model, needed, values)
     _save(graph.model(name), path)
 
@@ -180,9 +184,10 @@ class OnnxTable:
     Args:
         graph: Graph that receives the constants.
         table: The table.
+        row_type: Numbers of the rows as for `export_onnx`.
     """
 
-    def __init__(self, graph: OnnxGraph, table: Store) -> None:
+    def __init__(self, graph: OnnxGraph, table: Store, row_type: str = "fp32") -> None:
         pieces = list(table.export_chunks(max(1, len(table))))
         keys = np.concatenate([piece.keys.cpu().numpy() for piece in pieces])
         order = np.argsort(keys)
@@ -195,7 +200,15 @@ class OnnxTable:
         absent = np.zeros((2, self.width), np.float32)  # of no key, and of a key that is not there
         absent[1] = default
         self._has_default = bool(absent.any())
-        self._rows = graph.constant(np.concatenate([absent, weights[order]]))
+        rows = np.concatenate([absent, weights[order]])
+        self._ranges: tuple[str, str] | None = None  # constants [rows, 1]
+        if row_type == "int8":
+            packed = quantize_rows(torch.from_numpy(rows))
+            scale, offset = torch.split(packed[:, self.width :].contiguous().view(torch.float32), 1, dim=1)
+            self._rows = graph.constant(packed[:, : self.width].contiguous().numpy())
+            self._ranges = graph.constant(scale.contiguous().numpy()), graph.constant(offset.contiguous().numpy())
+        else:
+            self._rows = graph.constant(rows)
         if not self._is_dense:
             self._keys = graph.constant(_padded(keys[order]))
 
@@ -213,7 +226,11 @@ class OnnxTable:
         if self._count:
             found, places = self._dense_places(keys) if self._is_dense else self._search(keys)
             rows = graph.node("Where", found, graph.node("Add", places, graph.integers(2)), rows)
-        return graph.node("Gather", self._rows, rows, axis=0)
+        found = graph.node("Gather", self._rows, rows, axis=0)
+        if self._ranges is None:
+            return found
+        scale, offset = (graph.node("Gather", part, rows, axis=0) for part in self._ranges)
+        return graph.node("Add", graph.node("Mul", graph.node("Cast", found, to=_FLOAT), scale), offset)
 
     def _dense_places(self, keys: str) -> tuple[str, str]:
         graph = self._graph
@@ -256,7 +273,11 @@ Places = Mapping[str, tuple[KeyInput, int]]
 
 
 def emit_embedding(
-    graph: OnnxGraph, spec: GraphEmbedding, collection: EmbeddingCollection, inputs: Sequence[KeyInput]
+    graph: OnnxGraph,
+    spec: GraphEmbedding,
+    collection: EmbeddingCollection,
+    inputs: Sequence[KeyInput],
+    row_type: str = "fp32",
 ) -> dict[str, str]:
     """Add the tables and lookups of `spec`.
 
@@ -265,6 +286,7 @@ def emit_embedding(
         spec: The embedding.
         collection: Its tables.
         inputs: Source of the keys of each column.
+        row_type: Numbers of the rows as for `export_onnx`.
 
     Returns:
         Top -> name of the value.
@@ -274,7 +296,7 @@ def emit_embedding(
     """
     graph.scope = spec.name
     places = {column: (source, place) for source in inputs for place, column in enumerate(source.columns)}
-    tables = {name: OnnxTable(graph, table) for name, table in collection.tables.items()}
+    tables = {name: OnnxTable(graph, table, row_type) for name, table in collection.tables.items()}
     parts = []
     for (table, pooling, limit, _), members in groupby(spec.features, key=lambda f: _together(f, places)):
         features = list(members)

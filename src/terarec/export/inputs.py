@@ -117,7 +117,7 @@ def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> lis
                 dtype="float32",
                 dims=(collection.output_width,),
                 columns=tuple(feature.name for feature in collection.features if feature.pooling != "none"),
-                read=lambda batch: _looked_up(model, collection, batch).pooled.numpy(),
+                read=lambda batch: _looked_up(model, path, batch).pooled.numpy(),
             )
         )
     for feature in collection.features:
@@ -128,7 +128,7 @@ def vector_inputs(model: nn.Module, path: str, collection: AnyCollection) -> lis
 
 def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, feature: FeatureSpec) -> list[ModelInput]:
     def padded(batch: Batch) -> PaddedSequences:
-        return pad_sequences(_looked_up(model, collection, batch).sequences[feature.name])
+        return pad_sequences(_looked_up(model, path, batch).sequences[feature.name])
 
     width = next(table.width for table in collection.specs if table.name == feature.table)
     return [
@@ -149,10 +149,11 @@ def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, fea
     ]
 
 
-def _looked_up(model: nn.Module, collection: AnyCollection, batch: Batch) -> EmbeddingOutput:
-    """Return what `collection` gives when `model` scores `batch`; the model may leave out keys before."""
+def _looked_up(model: nn.Module, path: str, batch: Batch) -> EmbeddingOutput:
+    """Return what the collection at `path` gives when `model` scores `batch`; the model may leave out keys before."""
     found: list[EmbeddingOutput] = []
-    handle = collection.register_forward_hook(lambda module, arguments, output: found.append(output))
+    # By its path: where rows become codes, another collection takes its place.
+    handle = model.get_submodule(path).register_forward_hook(lambda module, arguments, output: found.append(output))
     try:
         with torch.no_grad():
             model(batch)

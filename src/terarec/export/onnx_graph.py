@@ -59,7 +59,7 @@ class OnnxGraph:
         self._outputs.append(self._value_info(name, np.float32, dims))
 
     def constant(self, array: NDArray[Any]) -> str:
-        """Return a constant of float32, int64 or bool."""
+        """Return a constant of float32, int64, uint8 or bool."""
         name = self._new_name("constant")
         self._constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name

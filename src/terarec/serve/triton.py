@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +14,13 @@ from terarec.etl.workflow import workflow_of
 from terarec.export import EXPORT_FILE, ExportReport, export_run
 from terarec.export.artifact import FORMATS
 from terarec.formats import read_dataset
-from terarec.io import atomic_dir, check_replaceable
+from terarec.io import atomic_dir, check_replaceable, write_json
 from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
+from terarec.models.narrow import Numbers
 from terarec.nn.objectives import build_objective
 from terarec.serve.session import InputColumn, input_columns
 from terarec.serve.triton_models import DATASET, PROGRAM, TABLES
-from terarec.spec import DatasetSpec, checks
+from terarec.spec import CacheSpec, DatasetSpec, ServedTablesSpec, checks, to_data
 
 Backend = Literal["python", "onnxruntime", "pytorch"]
 BACKENDS: Mapping[str, str] = {"python": "torch", "onnxruntime": "onnx", "pytorch": "torchscript"}
@@ -88,6 +89,9 @@ def export_triton(
     spec: TritonSpec | None = None,
     *,
     checkpoint: int | str | None = None,
+    numbers: Numbers | None = None,
+    data: Path | None = None,
+    split: str = "valid",
     allow_import: Sequence[str] = (),
 ) -> ExportReport:
     """Write a model repository of three stages and the ensemble that joins them into the new directory `out`.
@@ -101,18 +105,21 @@ def export_triton(
         out: The repository.
         spec: Names, back end and batching.
         checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
+        numbers: Numbers of the dense part as in `terarec.export.export_run`, and of rows: those of int8 are in caches
+            of this form, in front of the tiers of the lookup stage.
+        data: Prepared data set, or HugeCTR's files, on which the AUC of these numbers is computed; None for none.
+        split: Its split.
         allow_import: Packages whose code the workflow and the model may name.
 
     Raises:
-        ConfigError: `out` holds something, or a model that cannot be exported.
+        ConfigError: `out` holds something, a model that cannot be exported, or numbers that the back end does not have.
         DataNotFoundError: `run` is no run, or holds no complete checkpoint.
         MissingDependencyError: ``onnx`` is not installed, for the back end "onnxruntime".
         StorageError: The disk is full; nothing is left behind.
     """
     spec = spec or TritonSpec()
     check_replaceable(out)
-    if spec.tables is not None:
-        load_served_tables(spec.tables)
+    tables = _served_tables(spec, numbers)
     dataset = read_dataset(run / DATASET_DIRECTORY)
     workflow = workflow_of(run / DATASET_DIRECTORY, allow_import=allow_import)
     objective = build_objective(load_run(run / RUN_FILE).objective)
@@ -126,6 +133,9 @@ def export_triton(
             format=BACKENDS[spec.backend],
             tables=False,
             checkpoint=checkpoint,
+            numbers=numbers,
+            data=data,
+            split=split,
             allow_import=allow_import,
         )
         described = json.loads((stages["dense"] / "exported" / EXPORT_FILE).read_text())
@@ -134,8 +144,9 @@ def export_triton(
         (stages["dense"] / "exported").rmdir()
         (stages["dense"] / FORMATS[BACKENDS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
         shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET)
-        if spec.tables is not None:
-            shutil.copyfile(spec.tables, stages["lookup"] / TABLES)
+        if tables is not None:
+            # Not the file itself: its relative paths count from the folder that it is in.
+            write_json(stages["lookup"] / TABLES, to_data(tables))
         num_outputs = objective.num_outputs(len(dataset.labels)) if len(dataset.labels) == 1 else 1
         configs = _Configs(spec, dataset, input_columns(workflow), described, num_outputs)
         parameters = {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
@@ -154,7 +165,18 @@ def export_triton(
         outputs=report.outputs,
         max_abs_difference=report.max_abs_difference,
         bytes=size,
+        auc=report.auc,
+        auc_change=report.auc_change,
     )
+
+
+def _served_tables(spec: TritonSpec, numbers: Numbers | None) -> ServedTablesSpec | None:
+    """Return the tiers and caches of the lookup stage; None for host memory alone."""
+    held = None if spec.tables is None else load_served_tables(spec.tables)
+    if numbers is None or numbers.row_type != "int8":
+        return held
+    held = held or ServedTablesSpec()
+    return replace(held, cache=replace(held.cache or CacheSpec(share=1.0), form="int8"))
 
 
 class _Configs:
