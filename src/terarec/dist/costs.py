@@ -125,6 +125,7 @@ class Cost:
         total: Numbers = self.block[3].copy()
         for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
             for phase in (first, first + 2):
+                # Links send and receive at the same time.
                 total += np.maximum(self.block[phase], self.block[phase + 1]) / speed
         return total
 
@@ -179,6 +180,7 @@ def cost_of(
     block[3] += block[2] * (costs.update_seconds + costs.update_byte_seconds * load.row_bytes * part)
     node = np.arange(size) // (plan.ranks_per_node or size)
     is_near = node[:, None] == node
+    # Keys travel in the direction of gradients, against that of vectors.
     vectors, integers = asked, _KEY_BYTES * asked
     pooled = _PooledThere(0 * asked, 0 * asked)
     can_pool = not (plan.deterministic or placed.has_copies or placed.has_hot_rows) and size > 1
@@ -206,6 +208,7 @@ def cost_of(
 def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> Numbers:
     """Return float64[R, R], the rows of whose columns a rank sends sums to another, in the mean of the batches."""
     found = np.zeros((size, size))
+    # Those of all ranks' samples: each rank of the table updates its columns of every row of the batch.
     if placed.by_column and load.row_sums:
         rows = [torch.unique(torch.cat(list(batch))).numel() for batch in load.batches]
         found[np.ix_(placed.ranks, placed.ranks)] = load.row_sums * sum(rows) / max(1, len(rows))

@@ -104,6 +104,7 @@ class Exchange:
             joined: All numbers that go one after the other, if they lie so.
         """
         me = self.ranks.rank
+        # What stays here would be copied into the collective's buffers and out of them again.
         sent = [0 if rank == me else sum(part.numel() for part in mine) for rank, mine in enumerate(parts)]
         if joined is None:
             flat = [part.flatten() for rank, mine in enumerate(parts) if rank != me for part in mine]
@@ -175,6 +176,7 @@ class Asked:
         self.wanted: Sequence[Routed] = wanted or ()
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
         bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64)
+        # An error travels in the place of counts, which go first in every step: no collective of its own is needed.
         if wanted is None:
             rows = copies = torch.full((size, num_tables), _FAILED)
         else:

@@ -101,7 +101,7 @@ def _meeting_place(launched: Launch, timeout: float) -> Store:
             f"got {size} processes on several machines without MASTER_ADDR and MASTER_PORT, expected these variables, "
             "which say where rank 0 listens, or mpi4py",
         )
-    # Processes of one mpirun on one machine have one parent.
+    # Processes of one mpirun on one machine have one parent; its start time tells it from one that had its number.
     stat = Path(f"/proc/{os.getppid()}/stat")
     began = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else "0"
     file = Path(tempfile.gettempdir()) / f"terarec-ranks-{os.getuid()}-{os.getppid()}-{began}"
@@ -114,9 +114,10 @@ def _mpi_world() -> Any | None:
     """Return the communicator of mpi4py; None where that is not installed, or finds no MPI."""
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError):
+    except (ImportError, RuntimeError):  # its wheels bring no MPI, and raise RuntimeError where they find none
         return None
     world = MPI.COMM_WORLD
+    # The replacement of mpi4py that scripts get has no version: its calls would join these ranks again.
     return world if hasattr(MPI, "Get_version") and world.Get_size() > 1 else None
 
 
@@ -156,6 +157,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     """
     store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))
+    # All may call at once, before the thread below accepts the first.
     server = socket.create_server(("", 0), backlog=size)
     try:
         listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)

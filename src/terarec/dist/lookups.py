@@ -162,6 +162,7 @@ class Lookups:
         if rows is None:
             pooled = step.pooled()
         else:
+            # `rows` is a `TableParameter`, whose functions refuse to compute with it.
             with torch._C.DisableTorchFunctionSubclass():
                 factors = [lookup.key_weights for lookup in lookups]
                 pooled = _Pool.apply(rows, step, *factors)  # type: ignore[no-untyped-call]
@@ -266,7 +267,7 @@ class Lookups:
         for lookup, grad in zip(step.there, gradients[len(step.lookups) :], strict=True):
             of_bags |= lookup.gradients(grad, step.wanted)
         finish = step.fetched.return_sums(sums, of_bags)
-        # The gradients travel while the layers below the tables compute theirs.
+        # Called at the end of this backward pass: gradients travel while the layers below the tables compute theirs.
         torch.autograd.Variable._execution_engine.queue_callback(finish)
 
     def _occurrences(self, step: _Step, gradients: Sequence[BagGradient]) -> list[Occurrences]:

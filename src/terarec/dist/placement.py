@@ -66,6 +66,7 @@ class PlacedTable:
         else:
             numbers = keys if isinstance(self.spec, TableSpec) else _mixed(keys)
             owners = numbers.remainder(len(self.ranks))
+            # On all ranks in order, which is usual, the place of a rank is its number.
             if self.ranks != tuple(range(len(self.ranks))):
                 owners = self._owners[owners]
         return owners.masked_fill_(self._is_hot(keys), COPIES) if self.has_hot_rows else owners
@@ -96,6 +97,7 @@ class PlacedTable:
         if isinstance(spec, DynamicTableSpec):
             most = spec.max_rows
             if most is not None and not self.has_copies and not self.by_column:
+                # Every rank has the hot rows besides its share.
                 most = -(-most // len(self.ranks)) + self._hot.numel()
             default = self._part_of_default(spec, rank)
             return replace(spec, width=self.width, default=default, max_rows=most, tiers=self._own_tiers(rank))

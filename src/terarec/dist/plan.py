@@ -219,6 +219,7 @@ class ShardingPlan:
             share = spec.rows * row if isinstance(placement, DataParallel) else -(-spec.rows * row // len(ranks))
             for rank in ranks:
                 total[rank] += share
+            # An upper bound: the hot rows are counted in the shares, too.
             if isinstance(placement, Hybrid):
                 total = [held + len(placement.hot_keys) * row for held in total]
         return total

@@ -197,6 +197,7 @@ class Ranks:
         """Return the JSON data of every rank, in their order, on every rank."""
         if self._group is None:
             return [data]
+        # As JSON: `all_gather_object` of torch unpickles what the others sent.
         text = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
         return [json.loads(part.numpy().tobytes()) for part in self.gather_rows(what, text)]
 
@@ -223,6 +224,7 @@ class Ranks:
         """Return ``[count, ...]``, of which this rank has the rows of its `share`, on every rank."""
         if self._group is None:
             return values
+        # A rank without samples has no row to take the width of, and has to expect those of the others.
         width = values[:1].numel() if values.shape[0] else values.new_empty(1, *values.shape[1:]).numel()
         rows = [self.share(count, rank) for rank in range(self.size)]
         received = [(part.stop - part.start) * width for part in rows]
@@ -292,6 +294,7 @@ class Ranks:
             raise ConfigError("members", f"got {list(members)}, expected distinct ranks from 0 to {self.size - 1}")
         if self._group is None:
             return self
+        # All ranks have to call it, members or not.
         group = distributed.new_group(list(members), timeout=timedelta(seconds=self._timeout))
         if self.rank not in members:
             return None
@@ -355,6 +358,7 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     if ranks.size == 1:
         return also
     held = [parameter for parameter in parameters if parameter.numel() and parameter.requires_grad]
+    # Optimizers leave alone what has no gradient, but not what has zeros: where no rank has one, none may get one.
     has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in held])
     numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
     # All in one collective: a small one takes as long as its latency, several of them in each step would add up.
@@ -382,6 +386,7 @@ def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:
         try:
             with socket.create_connection((host, port), timeout=max(0.01, end - time.monotonic())) as connection:
                 answer = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+            # A port of a rank that has died may be that of another process by now.
             if int.from_bytes(answer, "little") == other and len(answer) == TOKEN_BYTES:
                 return ""
             return f"something else answers at {host}:{port}"

@@ -152,6 +152,7 @@ class ShardedCollection(nn.Module):
         if self._is_ahead and self._learns:
             self._drop()
             begun, self._announced = self._announced, None
+            # A caller may change its mind: the keys of the announced batch have then travelled for nothing.
             if begun is None or begun.jagged is not jagged:
                 begun = self._lookups.begin(jagged, is_trained=True)
             begun.look_up()

@@ -165,6 +165,8 @@ class ShardedTable:
         """
         placed, part, rank = self.placed, self.part, self._ranks.rank
         columns = placed.columns(rank)
+        # Rows get the initial weights that they have in one process, which depend on the key and the column: a part
+        # whose rows have other numbers, or whose columns do not begin at 0, draws them by those of the whole table.
         if isinstance(part, TieredTable):
             if placed.by_column:
                 part.arena.data.draw_columns(part.number, self.width, columns.start)

@@ -99,6 +99,7 @@ class Fetched:
             "exchange of vectors",
             replies,
             self._expected(self._sent.vectors(self._sent.rows, exchange.pooled)),
+            # With one arena the vectors for the others lie as they go, and are not copied once more.
             joined[0].flatten() if len(joined) == len(arenas) == 1 else None,
         )
 
@@ -181,6 +182,7 @@ class Fetched:
             features: Occurrences in the order in which one process would add them up. All ranks have the same features.
         """
         exchange, size = self._exchange, self._exchange.ranks.size
+        # Each arena keeps its gradients in one call, table by table, so all ranks send them in that order.
         in_order = [
             feature for tables in exchange.arena_tables() for number in tables
             for feature in features if feature.table == number

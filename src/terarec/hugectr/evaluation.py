@@ -76,6 +76,7 @@ class Evaluation:
         """
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
+        # On ranks all of them get the tensors of the whole batch: metrics, such as AUC, are no means of those of parts.
         ranks, labels = self._ranks, batch.label
         with autocast(precision, model.device):
             tensors = model(to_device(batch, model.device))

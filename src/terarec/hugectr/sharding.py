@@ -64,6 +64,7 @@ def sharding_plan(
             f"vvgpu names {num_gpus} devices, and {world_size} processes train: device g of them is process "
             f"g * {world_size} // {num_gpus}"
         )
+    # Neighbouring devices stay together: those of a machine are on few ranks.
     to_rank = [gpu * world_size // num_gpus for gpu in range(num_gpus)]
     tables = [table for embedding in graph.embeddings for table in embedding.tables]
     found: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
@@ -106,6 +107,7 @@ def _of_collection(
                 placement = DataParallel()
             elif len(ranks) == 1:
                 placement = TableWise(rank=ranks[0])
+            # A placement cuts a table by column or by row, not both.
             elif parts == len(ranks) and widths[name] % parts == 0:
                 placement = ColumnWise(ranks=ranks)
             elif parts > 1:
