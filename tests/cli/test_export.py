@@ -13,14 +13,25 @@ from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, refused
 from tests.cli.test_docs import unnamed
+from tests.cli.test_train import prepare
 
 runtime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 
 
-def samples(workshop: Workshop) -> pa.Table:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A data set and a DLRM trained on it; the export of Criteo's 26 tables takes 5 s longer."""
+    root = tmp_path_factory.mktemp("export")
+    data, run = prepare(root), root / "run"
+    shape = ["--model", "dlrm", "--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 50]
+    figures("train", *shape, "--data", data, "--out", run)
+    return data, run
+
+
+def samples(data: Path) -> pa.Table:
     """The samples of the split "valid", in order."""
-    shards = read_dataset(workshop.data).shards("valid")
-    return pa.concat_tables([pq.read_table(workshop.data / shard.file) for shard in shards])
+    shards = read_dataset(data).shards("valid")
+    return pa.concat_tables([pq.read_table(data / shard.file) for shard in shards])
 
 
 def feed_of(description: dict, table: pa.Table) -> dict[str, np.ndarray]:
@@ -35,28 +46,28 @@ def feed_of(description: dict, table: pa.Table) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("file_format", [pytest.param("onnx", marks=pytest.mark.slow), "torch"])
-def test_scores_are_those_of_predict(workshop: Workshop, tmp_path: Path, file_format: str) -> None:
-    out = tmp_path / "exported"
-    told = figures("export", workshop.run, "--out", out, "--format", file_format)
+def test_scores_are_those_of_predict(small: tuple[Path, Path], tmp_path: Path, file_format: str) -> None:
+    (data, run), out = small, tmp_path / "exported"
+    told = figures("export", run, "--out", out, "--format", file_format)
     assert unnamed(told, "export") == set()
     description = json.loads((out / "export.json").read_text())
-    assert (description["step"], description["run"]) == (told["step"], str(workshop.run))
+    assert (description["step"], description["run"]) == (told["step"], str(run))
     assert told["max_abs_difference"] == description["max_abs_difference"] < 1e-5
-    feed = feed_of(description, samples(workshop))
+    feed = feed_of(description, samples(data))
     if file_format == "onnx":
         session = runtime.InferenceSession(told["file"], providers=["CPUExecutionProvider"])
         (found,) = session.run(None, feed)
     else:
         program = torch.export.load(told["file"]).module()
         found = program(*(torch.from_numpy(feed[name]) for name in told["inputs"]))[0].detach().numpy()
-    figures("predict", workshop.run, "--data", workshop.data, "--out", tmp_path / "scores.parquet")
+    figures("predict", run, "--data", data, "--out", tmp_path / "scores.parquet")
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
     np.testing.assert_allclose(found[:, 0], scores, rtol=0, atol=1e-5)
     assert sorted(path.name for path in out.iterdir()) == ["export.json", Path(told["file"]).name]
 
 
-def test_without_tables(workshop: Workshop, tmp_path: Path) -> None:
-    told = figures("export", workshop.run, "--out", tmp_path / "dense", "--no-tables")
+def test_without_tables(small: tuple[Path, Path], tmp_path: Path) -> None:
+    told = figures("export", small[1], "--out", tmp_path / "dense", "--no-tables")
     assert told["tables"] is False
     assert told["inputs"] == ["dense", "embedding"]
 
