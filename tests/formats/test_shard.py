@@ -11,6 +11,7 @@ import pytest
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError
 from terarec.formats import PARTS_FILE, SplitFiles, open_shard, read_dataset, read_part_keys, read_parts, write_parts
 from terarec.formats.block import bags_of
+from tests.errors import at
 from tests.formats.samples import make_block, make_spec, write_split
 
 
@@ -53,7 +54,7 @@ def test_a_file_that_cannot_be_finished_is_reported_at_the_next_end():
         lambda index: (Path(f"{index}"), made.append(File(ready, errors[index])) or made[index]), repeat(8)
     )
     files.write(make_block(make_spec(), 13))
-    with pytest.raises(StorageError, match="disk full"):
+    with pytest.raises(StorageError, check=at("", "disk full")):
         files.close()
     files.abort()
     assert [file.aborted for file in made] == [True, True]

@@ -106,7 +106,7 @@ def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
             if fails:
                 raise StorageError("no more")
 
-    with pytest.raises(StorageError, match="no more"):
+    with pytest.raises(StorageError, check=at("", "no more")):
         write("value", fails=True)
     assert [path.name for path in out.iterdir()] == ["key"]
     write("value", fails=False)

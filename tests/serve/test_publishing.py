@@ -321,8 +321,9 @@ def test_a_broker_that_is_killed_and_forgets_its_topics(live: Live, trained: Tra
 
 def test_a_topic_that_does_not_exist_is_named_to_readers_and_made_by_the_first_record() -> None:
     with kafka_broker() as broker:
-        stream = open_stream(broker.spec("clicks", timeout_seconds=5.0))
-        with pytest.raises(StorageError, match="no topic 'clicks'"):
+        spec = broker.spec("clicks", timeout_seconds=5.0)
+        stream = open_stream(spec)
+        with pytest.raises(StorageError, check=at(f"kafka {spec.brokers}", "no topic 'clicks'")):
             stream.read(None)
         assert stream.last() is None
         stream.append([b"first"])
@@ -333,7 +334,7 @@ def test_a_topic_that_does_not_exist_is_named_to_readers_and_made_by_the_first_r
 def test_a_record_above_the_largest_message_of_kafka_is_refused() -> None:
     pytest.importorskip("confluent_kafka")
     stream = open_stream(KafkaTopicSpec(brokers="127.0.0.1:1", record_bytes=1000, timeout_seconds=0.2))
-    with pytest.raises(StorageError, match="too large"):
+    with pytest.raises(StorageError, check=at("kafka 127.0.0.1:1", "too large")):
         stream.append([bytes(100_000)])
     stream.close()
 

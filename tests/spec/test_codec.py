@@ -239,7 +239,7 @@ def test_the_root_has_the_name_that_the_caller_gives():
 
 def test_whatever_is_wrong_with_the_text_is_a_value_error() -> None:
     for text in ("[" * 100_000, b'{"a":' * 100_000):
-        with pytest.raises(TooDeepError, match="recursion"):
+        with pytest.raises(TooDeepError):
             parse_json(text)
     for text in ("[1,", b"\xff", "1" * 5000):
         with pytest.raises(ValueError, match=r".") as caught:

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
+from tests.params import in_every_run
 from tests.processes import run_python
 from tests.train.kernel_run import CASES, CPU, MODELS, OPS, assert_follows, train
 from tests.train.small_run import assert_same
@@ -39,6 +40,9 @@ def test_tables_in_tiers_equal_those_in_memory(tables, interpreted):
     assert_same(tiered["weights"], plain["weights"])
 
 
-@pytest.mark.parametrize("name", CASES)
+# On the CPU the others compare a run with itself, over tables that other tests train on.
+@pytest.mark.parametrize(
+    "name", in_every_run(["a run over dynamic in tiers tables", "a resumed run with dropout"], CASES)
+)
 def test_the_cases_for_a_gpu_hold_on_the_cpu(name):
     CASES[name](CPU)
