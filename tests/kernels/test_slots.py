@@ -39,7 +39,7 @@ def test_rows_get_slots_and_lose_them(implementation: str) -> None:
     assert slots.assign(batch(7, 8)).tolist() == [0, 1]
     assert (len(slots), slots.room, slots.used_slots, slots.num_pinned) == (2, 2, 2, 2)
     slots.mark_changed(torch.tensor([0, 1, 0]))
-    slots.let_go(torch.tensor([0, 1]))
+    slots.unpin(torch.tensor([0, 1]))
     slots.release(torch.tensor([0]))
     assert slots.find(torch.tensor([7, 8])).tolist() == [-1, 1]
     assert slots.assign(batch(9, 10, 11)).tolist() == [0, 2, 3]
@@ -50,22 +50,22 @@ def test_rows_get_slots_and_lose_them(implementation: str) -> None:
 
 def test_what_is_found_is_pinned_once_and_what_is_not_is_named(implementation: str) -> None:
     slots = new_slot_map(4, CPU, implementation)
-    slots.let_go(slots.assign(batch(5, 6, 7)))
+    slots.unpin(slots.assign(batch(5, 6, 7)))
     found, used, absent = slots.touch(torch.tensor([6, 9, 5, 6, 8, 9]), pins=True)
     assert found.tolist() == [1, -1, 0, 1, -1, -1]
     assert sorted(used.tolist()) == [0, 1]
     assert absent.tolist() == [1, 4, 5]
     assert slots.num_pinned == 2
-    slots.hold(used)
-    slots.let_go(used)
+    slots.pin(used)
+    slots.unpin(used)
     assert slots.victims(3, 0).tolist() == [2]
-    slots.let_go(used)
+    slots.unpin(used)
     assert sorted(slots.victims(3, 0).tolist()) == [0, 1, 2]
 
 
 def test_victims_are_the_rows_that_fewest_batches_used(implementation: str) -> None:
     slots = new_slot_map(6, CPU, implementation)
-    slots.let_go(slots.assign(batch(*range(6))))
+    slots.unpin(slots.assign(batch(*range(6))))
     for used in ([0, 1, 2, 3], [0, 1, 2], [2, 5]):
         slots.touch(torch.tensor(used), pins=False)
     assert slots.victims(1, 0).tolist() == [4]
@@ -89,7 +89,7 @@ def test_rows_are_let_in_for_those_of_the_fewest_uses(implementation: str) -> No
     assert more.slots.tolist()[1] == 3
     assert sorted(more.slots.tolist()) == [-1, 1, 2, 3]
     assert slots.find(rows).tolist() == [0, -1, -1, 3]
-    slots.let_go(pinned.used)
+    slots.unpin(pinned.used)
     assert (slots.num_pinned, len(slots)) == (0, 4)
     assert slots.admit(torch.tensor([10]), 3).num_released == 3
     assert slots.is_held.sum() == 2
@@ -97,13 +97,13 @@ def test_rows_are_let_in_for_those_of_the_fewest_uses(implementation: str) -> No
 
 def test_rows_that_were_used_as_often_go_in_turns(implementation: str) -> None:
     slots = new_slot_map(5, CPU, implementation)
-    slots.let_go(slots.assign(batch(*range(5))))
+    slots.unpin(slots.assign(batch(*range(5))))
     assert [slots.victims(2, 0).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 0]]
 
 
 def test_counts_end_at_the_most_and_are_halved_in_time(implementation: str) -> None:
     slots = new_slot_map(2, CPU, implementation)
-    slots.let_go(slots.assign(batch(1, 2)))
+    slots.unpin(slots.assign(batch(1, 2)))
     for _ in range(2 * MOST_USES):
         slots.touch(torch.tensor([1]), pins=False)
     slots.touch(torch.tensor([2, 2]), pins=False)
@@ -135,7 +135,7 @@ def test_both_maps_do_the_same() -> None:
             gone = each.victims(missing, step).sort().values
             each.release(gone)
             new.append((gone, each.assign(arrivals)))
-            each.let_go(torch.cat([held.used, new[-1][1]]))
+            each.unpin(torch.cat([held.used, new[-1][1]]))
             each.mark_changed(held.slots[held.slots >= 0])
         assert torch.equal(new[0][0], new[1][0])
         assert (len(maps[0]), maps[0].room) == (len(maps[1]), maps[1].room)
@@ -172,8 +172,8 @@ def test_several_maps_do_what_each_does_alone(implementation: str) -> None:
         assert torch.equal(given, torch.cat([one.slots for one in expected]))
         assert admitted == [(one.num_new, one.num_released) for one in expected]
         for each, other, part, one in zip(together, alone, used, parts, strict=True):
-            each.let_go(part)
-            other.let_go(one.used)
+            each.unpin(part)
+            other.unpin(one.used)
             assert (each.num_pinned, len(each)) == (0, len(other))
 
 
@@ -221,7 +221,7 @@ def test_slots_take_memory_as_they_are_used() -> None:
     slots = new_slot_map(50_000_000, CPU, "cpu")  # 1.8 GB
     slots.assign(batch(*range(1000)))
     slots.touch(torch.arange(500), pins=False)
-    slots.let_go(torch.arange(1000))
+    slots.unpin(torch.arange(1000))
     slots.release(slots.victims(500, 1))
     assert slots.used_slots == 1000
     assert resident() - before < 100 << 20

@@ -24,8 +24,8 @@ def test_pinned_rows_stay_until_nobody_holds_the_pin() -> None:
     tier = FastTier(OF, 3, torch.device("cpu"), None, 0)
     slots = tier.slots
     given = slots.assign(batch(1, 2, 3))
-    slots.let_go(given[1:])
-    slots.hold(given[:2])
+    slots.unpin(given[1:])
+    slots.pin(given[:2])
     pins = [tier.pin(given[:2]), tier.pin(given[:1])]
     assert tier.victims(3, 0).tolist() == [2]
     pins[0].release()
@@ -87,19 +87,19 @@ def test_slots_behind_a_lowered_limit_are_not_assigned(implementation: str) -> N
     def assigned(*rows: int) -> list[int]:
         held = torch.tensor(rows)
         found = slots.assign(RowBatch(held, held, torch.zeros_like(held)))
-        slots.let_go(found)
+        slots.unpin(found)
         return found.tolist()
 
     assert assigned(10, 11, 12, 13, 14, 15) == [0, 1, 2, 3, 4, 5]
     slots.mark_changed(torch.tensor([1, 4]))
-    slots.hold(torch.tensor([3]))
+    slots.pin(torch.tensor([3]))
     written: list[int] = []
     assert limit.room == 2
     assert limit.lower(2, lambda gone: written.extend(gone.tolist())) == 4  # slot 3 is pinned
     assert written == [4]
     assert slots.find(torch.tensor([10, 11, 12, 13, 14, 15])).tolist() == [0, 1, -1, 3, -1, -1]
     assert limit.room == 0
-    slots.let_go(torch.tensor([3]))
+    slots.unpin(torch.tensor([3]))
     assert limit.lower(1, lambda gone: written.extend(gone.tolist())) == 1
     assert sorted(written[1:]) == [1]
     assert limit.room == 0

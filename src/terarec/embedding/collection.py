@@ -171,7 +171,7 @@ class EmbeddingCollection(nn.Module):
             looked_up += [self._lookup(bags, is_trained) for bags in found]
             if not is_trained:
                 for bags in found:
-                    bags.let_go()
+                    bags.unpin()
         out = assemble(self.features, looked_up, jagged)
         return out if self._dtype == torch.float32 else cast(out, self._dtype)
 
@@ -443,7 +443,7 @@ class _Bags:
     pin: Pin | None = None
     is_read_later: bool = False
 
-    def let_go(self) -> None:
-        """Let the slots go, unless a backward pass reads them."""
+    def unpin(self) -> None:
+        """Unpin the slots, unless a backward pass reads them."""
         if self.pin is not None and not self.is_read_later:
             self.pin.release()

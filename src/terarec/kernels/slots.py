@@ -138,10 +138,10 @@ class SlotMap(Protocol):
     def want(self, rows: Tensor, until: int) -> Tensor:
         """Note that batches up to number `until` need rows; return the positions int64[a] of those without a slot."""
 
-    def hold(self, slots: Tensor) -> None:
+    def pin(self, slots: Tensor) -> None:
         """Pin ``slots int64[n]``, distinct, once more."""
 
-    def let_go(self, slots: Tensor) -> None:
+    def unpin(self, slots: Tensor) -> None:
         """Undo a pin of ``slots int64[n]``."""
 
     def assign(self, batch: RowBatch) -> Tensor:
@@ -334,7 +334,7 @@ class Pin:
 
     Args:
         slots: As above.
-        released: Where the slots go that are let go.
+        released: Queue of the slots to unpin.
     """
 
     def __init__(self, slots: Tensor, released: deque[Tensor]) -> None:
@@ -347,7 +347,7 @@ class Pin:
         return self._released is None
 
     def release(self) -> None:
-        """Let the rows go; more calls have no effect. Any thread may call it."""
+        """Unpin the rows; more calls have no effect. Any thread may call it."""
         released, self._released = self._released, None
         if released is not None:
             # Only noted here: a `deque` takes it from any thread, garbage collection included, and the map has no lock.
@@ -391,7 +391,7 @@ class SlotLimit:
         tail = loose[loose >= limit]
         write_back(tail[slots.is_dirty[tail]])
         # A slot is free to be assigned only once nothing pins it, and this pin is never let go.
-        slots.hold(tail)
+        slots.pin(tail)
         slots.release(tail)
         self.limit = limit
         held = slots.is_held[limit : slots.used_slots].nonzero()

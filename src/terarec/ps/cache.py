@@ -296,20 +296,20 @@ def look_up(
     with memory.lock:
         asked = _Asked(caches, keys.to(memory.device), ends)
         if not asked.touched.absent.numel():
-            asked.let_go()
+            asked.unpin()
             return memory.lookup(asked.touched.slots, offsets, layout, key_weights)
     try:
         # Without the lock: other lookups go on while rows are read. The slots found so far are pinned until the end.
         asked.read()
         with memory.lock:
-            # In one hold with the lookup, since the new rows are not pinned. Both take as long as these keys need.
+            # Under one lock with the lookup, since the new rows are not pinned. Both take as long as these keys need.
             slots = asked.insert()
             if bool((slots >= 0).all()):
                 return memory.lookup(slots, offsets, layout, key_weights)
             rows = memory.rows(asked.places(slots.clamp(min=0)))
     finally:
         with memory.lock:
-            asked.let_go()
+            asked.unpin()
     return pool_rows(asked.with_own_rows(rows, slots), offsets, layout, key_weights)
 
 
@@ -327,11 +327,11 @@ class _Asked:
             cache.note(keys=end - begin, hits=end - begin - num_absent)
             begin = end
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         """Undo the pins. The caller holds the lock."""
         touched = self.touched
         for cache, used in zip(self._caches, torch.split(touched.used, list(touched.num_used)), strict=True):
-            cache.slots.let_go(used)
+            cache.slots.unpin(used)
 
     def places(self, slots: Tensor) -> Tensor:
         """Return the places int64[n] in the memory of ``slots int64[n]`` of all keys."""

@@ -154,7 +154,7 @@ class CachedRows:
             self._make_room(firsts.numel())
         firsts = firsts[: self._limit.room]
         slots = self.slots.assign(batch.part(firsts))
-        self.slots.let_go(slots)
+        self.slots.unpin(slots)
         scatter_rows([RowPart(self._values, 0)], slots, values, firsts)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
@@ -174,8 +174,8 @@ class CachedRows:
                 self._make_room(absent.numel())
             new = self.slots.assign(batch.part(absent))
         finally:
-            self.slots.let_go(held)
-        self.slots.let_go(new)
+            self.slots.unpin(held)
+        self.slots.unpin(new)
         slots[absent] = new
         scatter_rows([RowPart(self._values, 0)], slots, values)
         self.slots.mark_changed(slots)

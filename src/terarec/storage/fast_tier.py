@@ -90,7 +90,7 @@ class FastTier:
         self._released: deque[Tensor] = deque()
 
     def pin(self, slots: Tensor) -> Pin:
-        """Return what lets go of ``slots int64[n]``, which are held."""
+        """Return the pin of ``slots int64[n]``, whose release unpins them."""
         return Pin(slots, self._released)
 
     @property
@@ -101,19 +101,19 @@ class FastTier:
     @property
     def num_pinned(self) -> int:
         """Slots that are pinned."""
-        self._let_released_go()
+        self._unpin_released()
         return self.slots.num_pinned
 
     def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:
         """Return slots that may be released; see `terarec.kernels.ref.slots.SlotMap.victims`."""
-        self._let_released_go()
+        self._unpin_released()
         return self.slots.victims(count, batch, keeps_dirty=keeps_dirty)
 
-    def _let_released_go(self) -> None:
+    def _unpin_released(self) -> None:
         # Any thread may release a pin, also the collector of garbage, but slots change under the lock alone: pins leave
         # their slots in the queue.
         while self._released:
-            self.slots.let_go(self._released.popleft())
+            self.slots.unpin(self._released.popleft())
 
     def put(self, slots: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
         """Write rows to ``slots int64[n]``."""
@@ -178,7 +178,7 @@ class FastTier:
 
     def lower(self, capacity: int) -> None:
         """Give up slots until `capacity` are left, as far as pinned rows allow, and the memory of their rows."""
-        self._let_released_go()
+        self._unpin_released()
         first = self._limit.lower(capacity, self.write_back)
         for held in (self.weights, *self.state.values()):
             held.discard(first, self.slots.capacity)

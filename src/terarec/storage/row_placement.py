@@ -154,7 +154,7 @@ class RowPlacement:
                     slots[absent], new = self.bring(memory, batch.part(absent), purpose)
                 except BaseException:
                     # Rows that were here keep their slots, but no pin: a batch that failed leaves nothing behind.
-                    memory.slots.let_go(used)
+                    memory.slots.unpin(used)
                     raise
                 used = torch.cat([used, new])
             self._use = self._use.plus(TierUse(lookups=used.numel(), hits=hits))
@@ -164,7 +164,7 @@ class RowPlacement:
         """Return another pin of the same slots."""
         with self._stack.lock:
             memory = self._stack.opened()
-            memory.slots.hold(pin.slots)
+            memory.slots.pin(pin.slots)
             return memory.pin(pin.slots)
 
     def hold(self, pin: Pin) -> bool:
@@ -242,7 +242,7 @@ class RowPlacement:
         try:
             self._use = self._use.plus(self._loader.load(memory, new, batch))
         except BaseException:
-            memory.slots.let_go(new)
+            memory.slots.unpin(new)
             memory.slots.release(new)
             raise
         return new[arrivals.places], new

@@ -225,7 +225,7 @@ class TieredRows:
             if memory.below is None:
                 absent = (slots < 0).nonzero()[:, 0]
                 slots[absent], new = self.placement.bring(memory, batch.part(absent), "an import")
-                memory.slots.let_go(new)
+                memory.slots.unpin(new)
             here = (slots >= 0).nonzero()[:, 0]
             memory.put(slots[here], weights[here], _rows_of(state, here))
             memory.slots.is_dirty[slots[here]] = True

@@ -95,11 +95,11 @@ class SlotMap:
         absent = empty_integers(rows.numel())
         return absent[: self.core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
 
-    def hold(self, slots: Tensor) -> None:
-        """Pin ``slots int64[n]``, distinct, until as many calls of `let_go`."""
+    def pin(self, slots: Tensor) -> None:
+        """Pin ``slots int64[n]``, distinct, until as many calls of `unpin`."""
         self.core.hold(*_span(slots))
 
-    def let_go(self, slots: Tensor) -> None:
+    def unpin(self, slots: Tensor) -> None:
         """Undo a pin of ``slots int64[n]``."""
         self.core.let_go(*_span(slots))
 

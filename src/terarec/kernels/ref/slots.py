@@ -96,7 +96,7 @@ class SlotMap:
         used = found[self._scratch[found] == places]
         self._counts[used] += self._counts[used] < MOST_USES
         if pins:
-            self.hold(used)
+            self.pin(used)
         self._age(used.numel())
         return Touched(slots, used, (slots < 0).nonzero()[:, 0])
 
@@ -114,11 +114,11 @@ class SlotMap:
         self._wanted[slots[slots >= 0]] = until
         return (slots < 0).nonzero()[:, 0]
 
-    def hold(self, slots: Tensor) -> None:
-        """Pin ``slots int64[n]``, distinct, until as many calls of `let_go`."""
+    def pin(self, slots: Tensor) -> None:
+        """Pin ``slots int64[n]``, distinct, until as many calls of `unpin`."""
         self._pins[slots] += 1
 
-    def let_go(self, slots: Tensor) -> None:
+    def unpin(self, slots: Tensor) -> None:
         """Undo a pin of ``slots int64[n]``."""
         self._pins[slots] -= 1
 
@@ -160,8 +160,8 @@ class SlotMap:
         absent = absent[: self.room]
         given = self.assign(RowBatch(rows[absent], rows[absent], torch.zeros_like(absent)))
         slots[absent] = given
-        self.let_go(given)
-        self.let_go(used)
+        self.unpin(given)
+        self.unpin(used)
         return Admitted(slots, absent.numel(), released)
 
     def release(self, slots: Tensor) -> None:
