@@ -304,7 +304,7 @@ def plan_of(case: Case) -> ShardingPlan:
 def refusal(case: Case) -> str:
     """Return why a cell does not exist; empty if it does."""
     if case.mode == "pooled there" and case.placement in ("data-parallel", "hybrid"):
-        return "refused: copies pool on the ranks of the samples"
+        return "rejected: copies pool on the ranks of the samples"
     return ""
 
 
@@ -317,7 +317,7 @@ def run_case(
         rule = OPTIMIZERS[case.optimizer]
         model = train(ranks, plan_of(case), rule, trains_layer=trains_layer, steps=steps, files=files)
     except ConfigError as error:
-        return dict.fromkeys((*NAMES, "layer"), f"refused: {error}")
+        return dict.fromkeys((*NAMES, "layer"), f"rejected: {error}")
     wanted = expected[case.optimizer, trains_layer]
     found: dict[str, float | str] = {}
     for name, (keys, columns, weights) in held_rows(model, ranks.rank).items():
@@ -361,7 +361,7 @@ _HEAD = f"""# Equivalence of ranks
 
 Tables on 1, 2 and 4 ranks against one process, after {STEPS} steps with repeated keys, empty bags, uneven shares of the
 batch and ranks without samples. A cell is the largest difference of a weight from one process, relative to the table's
-largest weight; `=` says that all bits are equal, `refused` that the combination raises an error
+largest weight; `=` says that all bits are equal, `rejected` that the combination raises an error
 ([placements](scale-out.md#placements)), `missing` that it was not run. A run also trains a layer whose gradients are
 summed over the ranks, but in deterministic mode, whose rows need equal bits from the layers. In "pooled there" the
 ranks of the rows pool the bags, but those of sequences. "clipped AdaGrad" has
@@ -399,7 +399,7 @@ def _cell(result: dict[str, float | str] | None, name: str) -> str:
     if result is None:
         return "missing"
     value = result[name]
-    return "refused" if isinstance(value, str) else f"{value:.0e}" if value else "="
+    return "rejected" if isinstance(value, str) else f"{value:.0e}" if value else "="
 
 
 def run(todo: list[Case], steps: int = STEPS) -> dict[Case, dict[str, float | str]]:

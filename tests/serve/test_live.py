@@ -101,7 +101,7 @@ def test_a_session_follows_deltas_and_a_new_base(session: InferenceSession, live
         assert updates.poll()
         assert_as_the_trainer(session, live, trained, 8)
         done = updates.statistics()
-        assert (done.step, done.deltas, done.snapshots, done.refused) == (8, 3, 0, 0)
+        assert (done.step, done.deltas, done.snapshots, done.rejected) == (8, 3, 0, 0)
         assert done.rows > 0
         assert done.removed > 0
         live.add(10)
@@ -129,7 +129,7 @@ def test_a_damaged_delta_is_refused_and_applied_once_it_is_whole(live: Live, tra
         with pytest.raises(FormatError):
             updates.poll()
         assert np.array_equal(session.predict(records), before)
-        assert (updates.statistics().refused, updates.statistics().rows) == (1, 0)
+        assert (updates.statistics().rejected, updates.statistics().rows) == (1, 0)
         live.changes(4).write_bytes(content)
         assert updates.poll()
         assert_as_the_trainer(session, live, trained, 4)

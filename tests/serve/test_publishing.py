@@ -127,7 +127,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
             # A receiver that starts anew goes on where the one before ended.
             with UpdateReceiver(open_stream(spec), replica.path, every_seconds=None) as receiver:
                 assert receiver.poll() == len(steps)
-                assert (receiver.statistics().step, receiver.statistics().refused) == (step, 0)
+                assert (receiver.statistics().step, receiver.statistics().rejected) == (step, 0)
             assert updates.poll()
             assert_as_the_trainer(session, live, trained, step)
         assert updates.statistics().removed > 0
@@ -186,7 +186,7 @@ def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
         target.append(contents)
         receiver.poll()
         told = receiver.statistics()
-        return told.step, told.checkpoints, told.repeated, told.refused
+        return told.step, told.checkpoints, told.repeated, told.rejected
 
     damaged = [*parts[4]]
     damaged[-2] = damaged[-2][:-1] + bytes([damaged[-2][-1] ^ 1])
@@ -195,9 +195,9 @@ def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
     assert receive(damaged) == (2, 1, 1, 1)
     assert receive(parts[6]) == (2, 1, 1, 2)  # step 4 is missing
     assert receive(parts[4][:3] + parts[4][4:])[:3] == (2, 1, 1)
-    refused = receiver.statistics().refused
-    assert refused > 2
-    assert receive([b"no record"])[3] == refused + 1
+    rejected = receiver.statistics().rejected
+    assert rejected > 2
+    assert receive([b"no record"])[3] == rejected + 1
     escaping = parts[4][0].replace(b'"file": "checkpoints/', b'"file": "../../checkpoints/')
     assert receive([escaping, *parts[4][1:]])[:3] == (2, 1, 1)
     assert not (tmp_path / "checkpoints").exists()

@@ -190,7 +190,7 @@ class Loading:
 
         Raises:
             TimeoutError: It has not ended by then.
-            TerarecError: The version was refused; the active one is as before.
+            TerarecError: The version was rejected; the active one is as before.
         """
         self._thread.join(timeout_seconds)
         if not self.is_done:
@@ -199,7 +199,7 @@ class Loading:
             raise self._error
 
     def cancel(self) -> None:
-        """Stop after the present part, and wait for that; the version is refused then."""
+        """Stop after the present part, and wait for that; the version is rejected then."""
         self._is_cancelled = True
         self._thread.join()
 

@@ -103,7 +103,7 @@ class ParameterServer:
         with self._lock:
             if name in self._versions or name in self._loading:
                 raise ConfigError("version", f"model {model.name!r} has version {model.version}, expected a new one")
-            self._loading[name] = None  # taken before the lock goes: another call with this version is refused
+            self._loading[name] = None  # taken before the lock goes: another call with this version is rejected
         try:
             sources = {table.name: open_source(table) for table in model.tables}
             for table, source in sources.items():
@@ -381,7 +381,7 @@ class ParameterServer:
                 self._loading.pop(name, None)
 
     def _discard(self, version: _Version) -> None:
-        """Remove what a version that is refused has left in tiers that outlive this process."""
+        """Remove what a version that is rejected has left in tiers that outlive this process."""
         for name, table in version.tables.items():
             for tier in table.tiers:
                 if tier.is_writable and version.sources[name] is not None:

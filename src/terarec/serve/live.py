@@ -26,8 +26,8 @@ class UpdateStatistics:
         snapshots: Times that all rows were loaded, for no deltas lead from the session's state to the newest.
         rows: Rows that deltas have set.
         removed: Keys that they have removed.
-        refused: Times that an update was refused: a file was damaged, or a tier could not be written.
-        last_error: Why the last one was refused; "" after one that succeeded.
+        rejected: Times that an update was rejected: a file was damaged, or a tier could not be written.
+        last_error: Why the last one was rejected; "" after one that succeeded.
     """
 
     step: int = 0
@@ -35,7 +35,7 @@ class UpdateStatistics:
     snapshots: int = 0
     rows: int = 0
     removed: int = 0
-    refused: int = 0
+    rejected: int = 0
     last_error: str = ""
 
 
@@ -45,7 +45,7 @@ class LiveUpdates(Repeating):
     Deltas are checked as a whole before the first is applied; then rows change table by table, and the dense weights
     last. Where no deltas lead from the session's state to the newest one (a gap, another base, a former state that was
     repeated), all rows of the newest checkpoint are loaded as a new version, which takes the place of the old one when
-    it is complete. A damaged checkpoint is refused: the session stays as it is, and the next poll tries again.
+    it is complete. A damaged checkpoint is rejected: the session stays as it is, and the next poll tries again.
 
     Tiers that are open for reading only get their rows from the process that writes them: each poll refreshes them.
 
@@ -65,7 +65,7 @@ class LiveUpdates(Repeating):
         self._served = session.served
         self._directory = run_dir / CHECKPOINT_DIRECTORY
         self._lock = threading.Lock()
-        self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "refused"), 0)
+        self._count = dict.fromkeys(("deltas", "snapshots", "rows", "removed", "rejected"), 0)
         self._last_error = ""
         super().__init__("terarec-live-updates", every_seconds)
 
@@ -84,7 +84,7 @@ class LiveUpdates(Repeating):
             try:
                 moved = self._move_to(load(newest))
             except TerarecError as error:
-                self._count["refused"] += 1
+                self._count["rejected"] += 1
                 self._last_error = str(error)
                 raise
             self._last_error = ""

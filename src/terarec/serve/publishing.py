@@ -70,14 +70,14 @@ class ReceiveStatistics:
         step: Training steps of the newest checkpoint that was received; 0 before the first.
         checkpoints: Checkpoints that were received whole.
         repeated: Checkpoints that were there already.
-        refused: Checkpoints that were refused: damaged, incomplete, or the one that they follow is missing.
-        last_error: Why the last one was refused; "" after one that was taken.
+        rejected: Checkpoints that were rejected: damaged, incomplete, or the one that they follow is missing.
+        last_error: Why the last one was rejected; "" after one that was taken.
     """
 
     step: int = 0
     checkpoints: int = 0
     repeated: int = 0
-    refused: int = 0
+    rejected: int = 0
     last_error: str = ""
 
 
@@ -177,7 +177,7 @@ class UpdateReceiver(Repeating):
     """Receives checkpoints from a stream into the directory of a replica, which looks like the run then.
 
     A checkpoint appears when all of it has come and its checksums are right. A delta whose predecessor is missing is
-    refused, and so are those after it up to the next base. What is there already is ignored. The place in the stream
+    rejected, and so are those after it up to the next base. What is there already is ignored. The place in the stream
     is kept in the directory, for the next start.
 
     Args:
@@ -255,8 +255,8 @@ class UpdateReceiver(Repeating):
                 return self._install(partial, record)
         except FormatError as error:
             self._drop()
-            self._counted = replace(self._counted, refused=self._counted.refused + 1, last_error=str(error))
-            _LOGGER.warning("update stream: %s; it is refused", error)
+            self._counted = replace(self._counted, rejected=self._counted.rejected + 1, last_error=str(error))
+            _LOGGER.warning("update stream: %s; it is rejected", error)
         finally:
             self._after = position
         return 0
