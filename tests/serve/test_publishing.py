@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from terarec.config import load_update_stream
-from terarec.errors import ConfigError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.serve import (
     InferenceClient,
     InferenceSession,
@@ -331,6 +331,19 @@ def test_a_topic_that_does_not_exist_is_named_to_readers_and_made_by_the_first_r
         stream.close()
 
 
+@pytest.mark.slow  # a broker of its own
+def test_a_topic_of_several_partitions_is_used_in_its_first() -> None:
+    with kafka_broker() as broker:
+        stream = open_stream(broker.spec(broker.create("clicks", partitions=3)))
+        contents = [b"%d" % number for number in range(40)]
+        stream.append(contents)
+        found = stream.read(None)
+        while len(found) < len(contents):
+            found += stream.read(found[-1].position)
+        assert [record.content for record in found] == contents
+        stream.close()
+
+
 def test_a_record_above_the_largest_message_of_kafka_is_refused() -> None:
     pytest.importorskip("confluent_kafka")
     stream = open_stream(KafkaTopicSpec(brokers="127.0.0.1:1", record_bytes=1000, timeout_seconds=0.2))
@@ -372,3 +385,53 @@ def test_urls_of_no_stream(source: str) -> None:
 def test_specs_are_checked(where: str, make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError, check=at(where)):
         make()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# of the client\nsecurity.protocol=SASL_SSL\n\nsasl.mechanism = PLAIN\nsasl.password=a=b\n",
+        '{"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.password": "a=b"}',
+    ],
+)
+def test_settings_of_a_kafka_client_reach_it(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
+    path = tmp_path / "client"
+    path.write_text(content)
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(library, "Producer", lambda settings, logger: given.append(settings))
+    open_stream(load_update_stream("kafka://127.0.0.1:1/t", path)).close()
+    expected = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.password": "a=b"}
+    assert given
+    assert given[0].items() >= (expected | {"bootstrap.servers": "127.0.0.1:1"}).items()
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ("security.protocol=s3cret", ""),
+        ("sasl.passwort=s3cret", ""),
+        ("security.protocol=SSL\nssl.ca.location=/s3cret/none.pem", ""),
+        ("sasl.password s3cret", ":1"),
+        ("\ngroup.id=s3cret", ": group.id"),
+        ("bootstrap.servers=s3cret:1", ": bootstrap.servers"),
+        ('{"sasl.password": ["s3cret"]}', ": sasl.password"),
+        ('{"sasl.password": "s3cret"', ""),
+    ],
+)
+def test_wrong_settings_of_a_kafka_client_are_refused_at_once(content: str, where: str, tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
+    path = tmp_path / "client"
+    path.write_text(content)
+    with pytest.raises(ConfigError, check=at(f"{path}{where}")) as refused:
+        open_stream(KafkaTopicSpec(client_file=str(path)))
+    assert "s3cret" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_settings_of_a_kafka_client_that_are_missing_or_of_no_use(tmp_path: Path) -> None:
+    pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
+    with pytest.raises(DataNotFoundError):
+        open_stream(KafkaTopicSpec(client_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, check=at("client_file")):
+        load_update_stream("redis://127.0.0.1:1/t", tmp_path / "none")

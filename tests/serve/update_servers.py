@@ -54,11 +54,11 @@ class KafkaBroker:
     def spec(self, topic: str, **options: object) -> KafkaTopicSpec:
         return KafkaTopicSpec(brokers=self.address, topic=topic, **options)  # type: ignore[arg-type]
 
-    def create(self, topic: str) -> str:
+    def create(self, topic: str, partitions: int = 1) -> str:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(20)
         return topic
 
     def kill(self) -> None:

@@ -173,6 +173,13 @@ class ServeOptions:
             "redis://HOST:PORT/STREAM, or its JSON.",
         ),
     ] = None
+    kafka_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
+        ),
+    ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     row_type: RowTypeOption = "fp32"
@@ -213,7 +220,7 @@ def serve(options: ServeOptions, show: Show) -> None:
         device=device,
         allow_import=options.allow_import or (),
         numbers=Numbers(row_type=options.row_type, precision=options.precision),
-        stream=None if options.stream is None else load_update_stream(options.stream),
+        stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
     )
 
 
@@ -231,6 +238,13 @@ class PublishOptions:
             help="kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM, or the JSON of a stream.",
         ),
     ]
+    kafka_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
+        ),
+    ] = None
     every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between polls for new checkpoints.")] = 1.0
     once: Annotated[bool, typer.Option("--once", help="Publish the present checkpoints, then end.")] = False
 
@@ -242,7 +256,7 @@ def publish(options: PublishOptions, show: Show) -> None:
     from terarec.train.run_dir import check_run
 
     check_run(options.run)
-    stream = open_stream(load_update_stream(options.to))
+    stream = open_stream(load_update_stream(options.to, options.kafka_config))
     # Without a thread of its own: this loop polls, so that it can show what fails.
     publisher = UpdatePublisher(options.run, stream, every_seconds=None)
     try:

@@ -158,17 +158,28 @@ def load_served_tables(path: Path | str) -> ServedTablesSpec:
     return dataclasses.replace(found, tiers=tuple(tiers))
 
 
-def load_update_stream(source: Path | str) -> UpdateStreamSpec:
+def load_update_stream(source: Path | str, client_file: Path | None = None) -> UpdateStreamSpec:
     """Return where updates are published.
 
     Args:
         source: ``kafka://HOST:PORT/TOPIC``, ``redis://HOST:PORT/STREAM``, or a JSON file, in which lines that begin
             with ``//`` are comments.
+        client_file: File of the client's settings for Kafka, in place of one that the source names.
 
     Raises:
         DataNotFoundError: There is no such file.
-        ConfigError: Another URL, broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
+        ConfigError: Another URL, broken JSON (line and column), an unknown, missing or mistyped field (JSON path), or
+            settings of a client for Kafka and another stream.
     """
+    spec = _update_stream(source)
+    if client_file is None:
+        return spec
+    if not isinstance(spec, KafkaTopicSpec):
+        raise ConfigError("client_file", f"got {str(client_file)!r} for a stream of Redis, expected a topic of Kafka")
+    return dataclasses.replace(spec, client_file=str(client_file))
+
+
+def _update_stream(source: Path | str) -> UpdateStreamSpec:
     scheme, separator, rest = str(source).partition("://")
     address, _, name = rest.partition("/")
     try:

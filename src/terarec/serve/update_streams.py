@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from terarec.errors import MissingDependencyError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError, StorageError
 from terarec.ps.redis_server import RedisServer, Request, request
 from terarec.spec import KafkaTopicSpec, RedisStreamSpec, UpdateStreamSpec
 
@@ -80,6 +82,8 @@ def open_stream(spec: UpdateStreamSpec) -> UpdateStream:
     """Return a stream; connections are made when they are first needed.
 
     Raises:
+        ConfigError: A file of settings that cannot be used.
+        DataNotFoundError: There is no such file.
         MissingDependencyError: The client is not installed.
     """
     return RedisStream(spec) if isinstance(spec, RedisStreamSpec) else KafkaTopic(spec)
@@ -132,6 +136,20 @@ _SILENT.setLevel(logging.CRITICAL + 1)
 _LAST_RECORD = -2001  # RD_KAFKA_OFFSET_TAIL(1), for which the Python client has no name
 
 
+# What this module relies on, and what names the brokers a second time.
+_OWN_SETTINGS = (
+    "auto.offset.reset",
+    "bootstrap.servers",
+    "enable.auto.commit",
+    "enable.idempotence",
+    "enable.partition.eof",
+    "group.id",
+    "message.max.bytes",
+    "message.timeout.ms",
+    "metadata.broker.list",
+)
+
+
 class _UnknownTopicError(StorageError):
     """There is no such topic."""
 
@@ -143,6 +161,8 @@ class KafkaTopic:
         spec: Brokers and topic.
 
     Raises:
+        ConfigError: A file of settings that cannot be used.
+        DataNotFoundError: There is no such file.
         MissingDependencyError: The client is not installed.
     """
 
@@ -150,6 +170,17 @@ class KafkaTopic:
         self.record_bytes = spec.record_bytes
         self._spec = spec
         self._library = _confluent_kafka()
+        self._client_settings = {} if spec.client_file is None else _read_client_settings(Path(spec.client_file))
+        if spec.client_file is not None:
+            # The client alone knows its settings. A wrong one is told now rather than by a thread that tries again.
+            try:
+                self._library.Producer(self._settings(), logger=_SILENT)
+            except self._library.KafkaException as error:
+                problem = self._failed(error).problem
+                # The client quotes values in its messages, and a password may be in the line of another setting.
+                for value in sorted(self._client_settings.values(), key=len, reverse=True):
+                    problem = problem.replace(value, "***") if len(value) > 3 else problem
+                raise ConfigError(spec.client_file, problem) from None
         self._producer: Any = None
         self._consumer: Any = None
         self._next: int | None = None  # offset that the consumer goes on at, None where it has to be told
@@ -277,6 +308,7 @@ class KafkaTopic:
     def _settings(self) -> dict[str, Any]:
         milliseconds = max(1000, int(1000 * self._spec.timeout_seconds))
         return {
+            **self._client_settings,
             "bootstrap.servers": self._spec.brokers,
             "socket.timeout.ms": milliseconds,
             "reconnect.backoff.max.ms": 1000,  # a broker that is back is seen within a second, by default within ten
@@ -300,6 +332,51 @@ class KafkaTopic:
         if inner.code() in (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_TOPIC, kinds._UNKNOWN_PARTITION):
             return _UnknownTopicError(place, f"has no topic {self._spec.topic!r}, expected one with a partition 0")
         return StorageError(place, f"topic {self._spec.topic!r}: {inner.str()}")
+
+
+def _read_client_settings(path: Path) -> dict[str, str]:
+    """Read settings of the client from JSON, or from lines ``name=value``. Errors name no value: it may be a password.
+
+    Raises:
+        ConfigError: Another content, or settings that are not the file's to choose.
+        DataNotFoundError: There is no such file.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise DataNotFoundError(path, "no such file, expected the settings of a Kafka client") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read as text ({type(error).__name__})") from None
+    found = _json_settings(path, text) if text.lstrip().startswith("{") else _property_lines(path, text)
+    for name in found:
+        if name in _OWN_SETTINGS:
+            raise ConfigError(
+                f"{path}: {name}", "is set by terarec, expected settings of encryption, users and network"
+            )
+    return found
+
+
+def _json_settings(path: Path, text: str) -> dict[str, str]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(str(path), f"is no JSON ({error})") from None
+    for name, value in data.items():
+        if not isinstance(value, str | int | float):
+            raise ConfigError(f"{path}: {name}", f"got {type(value).__name__}, expected a text, number or boolean")
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in data.items()}
+
+
+def _property_lines(path: Path, text: str) -> dict[str, str]:
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, separator, value = line.partition("=")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if not separator or not name.strip():
+            raise ConfigError(f"{path}:{number}", "expected NAME=VALUE, a comment with '#', or an empty line")
+        found[name.strip()] = value.strip()
+    return found
 
 
 def _confluent_kafka() -> Any:

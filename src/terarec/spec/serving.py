@@ -94,12 +94,14 @@ class KafkaTopicSpec:
     topic: str = "terarec"
     record_bytes: int = 524288
     timeout_seconds: float = 10.0
+    client_file: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.brokers, str) or not _BROKERS.fullmatch(self.brokers):
             checks.fail(self, "brokers", "HOST:PORT, or several with commas between")
         _check_stream(self, "topic")
         checks.finite_float(self, "timeout_seconds", low=0.0, open_low=True)
+        checks.instance(self, "client_file", str | None, "the path of a file or None")
 
 
 UpdateStreamSpec = RedisStreamSpec | KafkaTopicSpec
