@@ -103,7 +103,7 @@ class _Update(NamedTuple):
             self.step,
             self.stream,
             lr,
-            *_constants(rule, self.step),
+            **_constants(rule, self.step),
             RULE=RULE_KINDS.index(rule.kind),
             STATES=len(wide_state),
             WIDTH=weights.shape[1],
@@ -162,12 +162,14 @@ def row_gradient_norm(
     return abs(rule.grad_scale) * math.sqrt(float(squares.sum()))
 
 
-def _constants(rule: RowRule, step: int) -> tuple[float, ...]:
-    """Return the kernel's numbers from eps to coupled_l2, zeros for those that the rule does not have."""
-    eps, eps_hat, beta1, beta2, weight_decay, beta = (
-        getattr(rule, name, 0.0) for name in ("eps", "eps_hat", "beta1", "beta2", "weight_decay", "beta")
-    )
-    # 1 - beta is taken in double here: in float32 it would lose four digits.
-    decays = (beta1, beta2, 1.0 - beta1, 1.0 - beta2)
-    shared = (weight_decay, beta, rule.l1, rule.l2, rule.grad_scale, rule.clip_value, rule.clip_norm)
-    return (eps, eps_hat, *decays, *rule.scales(step), *shared, *rule.coupled)
+def _constants(rule: RowRule, step: int) -> dict[str, float]:
+    """Return the kernel's numbers by name, zeros for those that the rule does not have."""
+    names = ("eps", "eps_hat", "beta1", "beta2", "weight_decay", "beta")
+    numbers: dict[str, float] = {name: getattr(rule, name, 0.0) for name in names}
+    for name in ("l1", "l2", "grad_scale", "clip_value", "clip_norm"):
+        numbers[name] = getattr(rule, name)
+    # In double here: in float32 1 - beta would lose four digits.
+    numbers["one_less_beta1"], numbers["one_less_beta2"] = 1.0 - numbers["beta1"], 1.0 - numbers["beta2"]
+    numbers["first_scale"], numbers["root_scale"] = rule.scales(step)
+    numbers["coupled_l1"], numbers["coupled_l2"] = rule.coupled
+    return numbers
