@@ -199,6 +199,7 @@ class EmbeddingCache:
             self._count["deferred"] += occurrences
             if not any(worker.name == "terarec-cache-read" for worker in self._workers):
                 self._start(self._read_waiting, "terarec-cache-read")
+        # Never waits for room: a lookup that defers its keys has to return at once.
         try:
             self._waiting.put_nowait(missing)
         except queue.Full:

@@ -110,6 +110,7 @@ class RowStoreTier:
         if self.store is None:
             return
         _, level = self._writable()
+        # All keys first: a store must not be changed during a scan.
         held = [keys for keys, _ in level.items(0, SCAN_ROWS)]
         for keys in held:
             level.erase(_batch(keys))
@@ -162,6 +163,7 @@ class RowStoreTier:
 
     def _add(self, *, keys: int = 0, hits: int = 0, inserted: int = 0) -> None:
         with self._lock:
+            # A new object each time, so that `statistics` needs no lock.
             old = self._counted
             self._counted = TierStatistics(keys=old.keys + keys, hits=old.hits + hits, inserted=old.inserted + inserted)
 
@@ -210,6 +212,7 @@ def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) ->
             raise FormatError(directory, "no such row file, expected one to open for reading only")
         return RowStoreTier(spec.kind, None, width, create, cache_bytes=spec.cache_bytes)
     column = _vector_column(directory, width)
+    # Rows of a checkpoint have optimizer state beside the vector, which an insertion would have to make up.
     is_writable = not spec.read_only and len(read_description(directory).columns) == 1 and column == (0, "float32")
     store = RowFile.open(directory, read_only=spec.read_only)
     return RowStoreTier(spec.kind, store, width, create if is_writable else None, column, spec.cache_bytes)

@@ -157,6 +157,7 @@ class _Partition:
             rows = self._index.find(keys)
             mask = rows >= 0
             rows.clamp_(min=0)  # row 0 stands for missing keys, so that the kernel needs no mask
+            # Rows are copied under the lock: once it is released, an insertion may give them to other keys.
             vectors = bag_lookup(self._weights.tensor, rows, torch.tensor([0, keys.numel()]), self._layout())
             self.num_asked += keys.numel()
             self._hits += int(mask.count_nonzero())

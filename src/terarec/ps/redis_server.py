@@ -87,6 +87,7 @@ class RedisServer:
         replies: list[Any] = [None] * len(requests)
         is_read = False
         try:
+            # Commands go to all nodes before a reply is read, so that the nodes work at the same time.
             for node, mine in places.items():
                 pool = node.connection_pool
                 connection = pool.get_connection()
@@ -101,6 +102,7 @@ class RedisServer:
                 if not is_read:  # replies that nobody reads would be those of the next command
                     connection.disconnect()
                 pool.release(connection)
+        # Raised after all replies are read, so that the connections can be used again.
         errors = [reply for reply in replies if isinstance(reply, Exception)]
         if errors:
             raise errors[0]

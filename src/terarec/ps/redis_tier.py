@@ -70,6 +70,7 @@ class RedisTier:
         """Return the rows in replies to `requests`."""
         row_bytes = 4 * self.width
         held = np.empty((keys.numel(), row_bytes), np.uint8)
+        # Rows in replies may have any length: another program may have written them.
         mask, damaged = torch.zeros(keys.numel(), dtype=torch.bool), 0
         for places, reply in zip(asked, replies, strict=True):
             rows = [row for row in reply if row is not None and len(row) == row_bytes]
@@ -104,6 +105,7 @@ class RedisTier:
         keys = check_keys(keys)
         for name, places in self._batches(keys):
             fields = keys[places].numpy()
+            # A time without a row would be chosen by an eviction in place of a row.
             names = [name, _times_of(name)] if self._tracks_use else [name]
             self._server.run([Request(held, _packed_keys("HDEL", held, fields)) for held in names])
 

@@ -168,6 +168,7 @@ class TableTiers:
             ConfigError: Another shape or type.
             StorageError: A tier cannot be written; slower ones may have the rows by then.
         """
+        # If one fails, the faster tiers, which lookups ask first, still have the former rows.
         for guarded in reversed(self._guarded):
             if guarded.tier.is_writable:
                 guarded.tier.insert(keys, rows)
@@ -348,6 +349,7 @@ class _GuardedTier:
         self._keeps_found = keeps_found and tier.is_writable
         self._clock = clock
         self._lock = threading.Lock()
+        # Seconds of the present rest, which doubles with each failed try; 0 while the tier works.
         self._pause = 0.0
         self._rests_until = 0.0
         self._errors = self._skipped = 0
