@@ -55,7 +55,7 @@ def figures(*arguments: object) -> dict[str, Any]:
     return ended.figures
 
 
-def refused(
+def rejected(
     *arguments: object, error: type[Exception] = ConfigError, where: str | Path | None = None, problem: str = ""
 ) -> dict[str, str]:
     """Run a command that must fail with one line and the exit code of `error`; returns its JSON object.

@@ -9,7 +9,7 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.serve import InferenceSession
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.errors import at
 
 
@@ -64,7 +64,7 @@ def test_a_shell_command_in_a_workflow_is_not_run(shop: Path, tmp_path: Path, na
     lines = (shop / "raw" / "train.csv").read_text().splitlines()[:20]
     log.write_text("\n".join(lines) + "\n")
     before = sorted(tmp_path.rglob("*"))
-    told = refused(*readers(place, log)[name], problem="--allow-import subprocess")
+    told = rejected(*readers(place, log)[name], problem="--allow-import subprocess")
     assert told["where"].endswith(f"workflow.json: steps[0] LambdaOp: {field} 'subprocess:getoutput'")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -96,7 +96,7 @@ def test_the_package_that_is_allowed(shop: Path, tmp_path: Path) -> None:
     figures("predict", shop / "run", log, "--out", tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     typed = ["predict", place / "run", log, "--out", tmp_path / "c.csv", "--allow-import", "test"]
-    refused(*typed, problem="--allow-import tests")
+    rejected(*typed, problem="--allow-import tests")
     for name in NAMES:
         if name not in ("serve", "drift"):
             figures(*readers(place, log)[name], "--allow-import", "tests")

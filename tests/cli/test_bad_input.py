@@ -10,7 +10,7 @@ import pytest
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.formats import open_shard, read_dataset
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 LINE = "1\t" + "\t".join(["5"] * 13) + "\t" + "\t".join(["0a1b2c3d"] * 26)
 
@@ -34,7 +34,7 @@ def raw_file(folder: Path, *lines: str) -> Path:
 def test_a_wrong_line_is_reported_with_its_number(tmp_path: Path, bad: str, place: str, problem: str) -> None:
     path = raw_file(tmp_path, LINE, LINE, bad, LINE)
     prepare = ["prepare", "criteo", path, "--out", tmp_path / "data"]
-    refused(*prepare, error=FormatError, where=f"{path}: {place}", problem=problem)
+    rejected(*prepare, error=FormatError, where=f"{path}: {place}", problem=problem)
     assert [entry.name for entry in tmp_path.iterdir()] == ["day_0.tsv"]
 
 
@@ -76,15 +76,15 @@ def test_a_file_that_is_none_of_the_workflow_is_reported(tmp_path: Path, content
 def test_missing_raw_files(tmp_path: Path) -> None:
     for kind in (["criteo"], ["csv", "--label", "y", "--dense", "x"]):
         typed = ["prepare", *kind, tmp_path / "none.tsv", "--out", tmp_path / "data"]
-        refused(*typed, error=DataNotFoundError, where=tmp_path / "none.tsv")
+        rejected(*typed, error=DataNotFoundError, where=tmp_path / "none.tsv")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
     day = workshop.raw / "day_0.tsv"
     before = sorted(workshop.data.rglob("*"))
-    refused("prepare", "criteo", day, "--out", workshop.data, where="--out", problem=f"{workshop.data} exists")
-    refused("generate", "criteo", "--rows", 10, "--out", workshop.raw, where="--out", problem=f"{workshop.raw} exists")
+    rejected("prepare", "criteo", day, "--out", workshop.data, where="--out", problem=f"{workshop.data} exists")
+    rejected("generate", "criteo", "--rows", 10, "--out", workshop.raw, where="--out", problem=f"{workshop.raw} exists")
     assert sorted(workshop.data.rglob("*")) == before
 
 
@@ -99,7 +99,7 @@ def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
 )
 def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], problem: str) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
-    refused("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, where=flags[0], problem=problem)
+    rejected("prepare", "criteo", *days, "--out", tmp_path / "data", *flags, where=flags[0], problem=problem)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,9 +107,9 @@ def test_wrong_columns_of_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\nthree,1\n")
     prepare = ["prepare", "csv", path, "--out", tmp_path / "data", "--label", "y"]
-    refused(*prepare, "--dense", "z", where=path, problem="'z'")
-    refused(*prepare, "--dense", "x", error=FormatError, where=f"{path}: line 4, column 'x'", problem="got 'three'")
-    refused(*prepare, "--buckets", "x=2,=3", where="--buckets", problem="got '=3'")
+    rejected(*prepare, "--dense", "z", where=path, problem="'z'")
+    rejected(*prepare, "--dense", "x", error=FormatError, where=f"{path}: line 4, column 'x'", problem="got 'three'")
+    rejected(*prepare, "--buckets", "x=2,=3", where="--buckets", problem="got '=3'")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -120,11 +120,11 @@ def test_no_data_set(workshop: Workshop, tmp_path: Path) -> None:
         ["predict", workshop.run, "--data", tmp_path / "none", "--out", tmp_path / "scores.parquet"],
     ]
     for command in commands:
-        refused(*command, error=DataNotFoundError, where=tmp_path / "none")
+        rejected(*command, error=DataNotFoundError, where=tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "none").mkdir()
     for command in commands:
-        refused(*command, error=DataNotFoundError, where=tmp_path / "none", problem="dataset.json")
+        rejected(*command, error=DataNotFoundError, where=tmp_path / "none", problem="dataset.json")
     assert [entry.name for entry in tmp_path.iterdir()] == ["none"]
 
 
@@ -132,8 +132,8 @@ def test_no_run(workshop: Workshop, tmp_path: Path) -> None:
     scores = tmp_path / "scores.parquet"
     for command in (["evaluate"], ["predict", "--out", scores]):
         typed = [*command, tmp_path / "none", "--data", workshop.data]
-        refused(*typed, error=DataNotFoundError, where=tmp_path / "none", problem="run.json")
-    refused("serve", tmp_path / "none", "--port", 0, error=DataNotFoundError, where=tmp_path / "none" / "run.json")
+        rejected(*typed, error=DataNotFoundError, where=tmp_path / "none", problem="run.json")
+    rejected("serve", tmp_path / "none", "--port", 0, error=DataNotFoundError, where=tmp_path / "none" / "run.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +159,7 @@ def test_a_spoilt_shard(
     shard = next((copy / "valid").glob("part-*"))
     spoil(shard)
     for command in (["evaluate"], ["predict", "--out", tmp_path / "scores.parquet"]):
-        refused(*command, workshop.run, "--data", copy, error=error, where=shard)
+        rejected(*command, workshop.run, "--data", copy, error=error, where=shard)
     assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
 
 
@@ -171,7 +171,7 @@ def test_a_key_outside_its_table(workshop: Workshop, tmp_path: Path) -> None:
     content[4 * 14 : 4 * 15] = (10**6).to_bytes(4, "little")  # the first record's key of C1
     shard.write_bytes(content)
     typed = ["train", "--data", copy, "--out", tmp_path / "run"]
-    refused(*typed, error=FormatError, where=f"{shard}: row group 0, column 'C1'", problem="key 1000000")
+    rejected(*typed, error=FormatError, where=f"{shard}: row group 0, column 'C1'", problem="key 1000000")
 
 
 def test_a_spoilt_description(workshop: Workshop, tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_a_spoilt_description(workshop: Workshop, tmp_path: Path) -> None:
     path = copy / "dataset.json"
     for text, where in (('{"format": ', path), ("{}", f"{path}: $.format")):
         path.write_text(text)
-        refused("inspect", copy, error=FormatError, where=where)
+        rejected("inspect", copy, error=FormatError, where=where)
     described = json.loads((workshop.data / "dataset.json").read_text())
     described["dataset"]["categorical"][2]["rows"] = "many"
     path.write_text(json.dumps(described))
-    refused("inspect", copy, error=FormatError, where=f"{path}: $.dataset.categorical[2].rows", problem="got 'many'")
+    rejected("inspect", copy, error=FormatError, where=f"{path}: $.dataset.categorical[2].rows", problem="got 'many'")
 
 
 def test_a_damaged_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
@@ -193,13 +193,13 @@ def test_a_damaged_checkpoint(workshop: Workshop, tmp_path: Path) -> None:
     table = next((copy / "checkpoints").rglob("C7-*.safetensors"))
     damage(table)
     for command in (["evaluate", copy, "--data", workshop.data], ["inspect", copy], ["serve", copy, "--port", 0]):
-        refused(*command, error=FormatError, where=table)
+        rejected(*command, error=FormatError, where=table)
 
 
 def test_another_data_set_than_the_model_knows(workshop: Workshop, tmp_path: Path) -> None:
     days = sorted(workshop.raw.glob("*.tsv"))
     figures("prepare", "criteo", *days, "--out", tmp_path / "other", "--min-count", 9)
-    refused("evaluate", workshop.run, "--data", tmp_path / "other", where="data set 'criteo', column 'C1'")
+    rejected("evaluate", workshop.run, "--data", tmp_path / "other", where="data set 'criteo', column 'C1'")
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,12 @@ def test_another_data_set_than_the_model_knows(workshop: Workshop, tmp_path: Pat
 def test_a_wrong_run_description(tmp_path: Path, text: str, place: str, problem: str) -> None:
     config = tmp_path / "config.json"
     config.write_text(text)
-    refused("train", config, "--out", tmp_path / "run", where=f"{config}: {place}", problem=problem)
+    rejected("train", config, "--out", tmp_path / "run", where=f"{config}: {place}", problem=problem)
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_port_that_is_taken_or_none(workshop: Workshop) -> None:
-    refused("serve", workshop.run, "--port", 70000, where="--port", problem="got 70000")
+    rejected("serve", workshop.run, "--port", 70000, where="--port", problem="got 70000")
 
 
 @pytest.mark.parametrize(
@@ -238,12 +238,12 @@ def test_wrong_options_of_csv_are_named_as_typed(tmp_path: Path, flags: list[str
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,0\n2,1\n")
     out = [] if "--out" in flags else ["--out", tmp_path / "data"]
-    refused("prepare", "csv", path, "--label", "y", *out, *flags, where=where, problem=problem)
+    rejected("prepare", "csv", path, "--label", "y", *out, *flags, where=where, problem=problem)
 
 
 def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: Path) -> None:
     day = workshop.raw / "day_0.tsv"
-    refused("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", where="--valid-last-day")
+    rejected("prepare", "criteo", day, "--out", tmp_path / "data", "--valid-last-day", where="--valid-last-day")
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
@@ -275,7 +275,7 @@ def test_hints_name_options_and_columns(tmp_path: Path, rows: str, column: str, 
     path = tmp_path / "log.csv"
     path.write_text(f"label,x,note\n{rows}")
     prepare = ["prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d"]
-    refused(*prepare, error=FormatError, where=f"{path}: line 2, column '{column}'", problem=hint)
+    rejected(*prepare, error=FormatError, where=f"{path}: line 2, column '{column}'", problem=hint)
 
 
 @pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])

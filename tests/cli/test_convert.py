@@ -5,7 +5,7 @@ from pathlib import Path
 from terarec.data import Reader
 from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.data.sources import assert_same_batches
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
@@ -37,16 +37,16 @@ def test_columns_that_the_files_cannot_hold_are_left_out_and_named(tmp_path: Pat
 
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "x")
-    refused("convert", workshop.data, "--to", "csv", *out, where="--to", problem="got 'csv'")
+    rejected("convert", workshop.data, "--to", "csv", *out, where="--to", problem="got 'csv'")
     for flags in (
         ("--to", "raw", "--no-checksum"),
         ("--to", "dataset", "--keysets"),
         ("--to", "norm", "--format", "raw"),
     ):
-        refused("convert", workshop.data, *flags, *out, where=flags[2], problem=" ".join(flags[:2]))
-    refused("convert", workshop.data, "--to", "norm", "--key-bytes", 5, *out, where="--key-bytes", problem="got 5")
-    refused("convert", tmp_path, "--to", "norm", *out, error=DataNotFoundError, where=tmp_path, problem="dataset.json")
-    refused(
+        rejected("convert", workshop.data, *flags, *out, where=flags[2], problem=" ".join(flags[:2]))
+    rejected("convert", workshop.data, "--to", "norm", "--key-bytes", 5, *out, where="--key-bytes", problem="got 5")
+    rejected("convert", tmp_path, "--to", "norm", *out, error=DataNotFoundError, where=tmp_path, problem="dataset.json")
+    rejected(
         "convert", workshop.data, "--to", "dataset", *out, error=DataNotFoundError, where=workshop.data / "records.json"
     )
     assert not (tmp_path / "x").exists()

@@ -15,7 +15,7 @@ import pytest
 from terarec.errors import FormatError
 from terarec.etl import draft as draft_module
 from terarec.etl.workflow import Workflow
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
@@ -146,9 +146,9 @@ def test_the_label_is_guessed_or_named(tmp_path: Path) -> None:
     assert draft(path, "--label", "stars")["label"] == "stars"
     assert Workflow.from_json(tmp_path / "log.workflow.json").spec.labels[0].at_least in (3.0, 4.0)
     arguments = ["workflow", "draft", path, "--out", tmp_path / "x.json"]
-    refused(*arguments, "--label", "star", where="--label", problem="got 'star' (did you mean 'stars'?)")
+    rejected(*arguments, "--label", "star", where="--label", problem="got 'star' (did you mean 'stars'?)")
     path = write_lines(tmp_path / "none.csv", [{"a": f"{row}a", "b": f"{row}b"} for row in range(60)], ",")
-    refused("workflow", "draft", path, "--out", tmp_path / "x.json", where="--label", problem="no column")
+    rejected("workflow", "draft", path, "--out", tmp_path / "x.json", where="--label", problem="no column")
 
 
 def test_columns_of_very_many_values_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,18 +171,18 @@ def test_what_people_read_and_what_is_rejected(tmp_path: Path) -> None:
     assert ended.code == 0
     for words in ("guessed by its name 'clicked'", "the latest 10% of the rows by 'when'", "left out"):
         assert words in ended.out
-    refused(
+    rejected(
         "workflow", "draft", path, "--out", tmp_path / "w.json", where="--out", problem=f"{tmp_path / 'w.json'} exists"
     )
     (tmp_path / "prose.txt").write_text("one\ntwo\nthree\n")
     typed = ["workflow", "draft", tmp_path / "prose.txt", "--out", tmp_path / "x.json"]
-    refused(*typed, error=FormatError, where=tmp_path / "prose.txt")
+    rejected(*typed, error=FormatError, where=tmp_path / "prose.txt")
     (tmp_path / "narrow.csv").write_text("a,b,c\n" + "1,2\n" * 50)
     typed = ["workflow", "draft", tmp_path / "narrow.csv", "--out", tmp_path / "x.json"]
-    refused(*typed, error=FormatError, where=f"{tmp_path / 'narrow.csv'}: line 1", problem="found 3 fields")
+    rejected(*typed, error=FormatError, where=f"{tmp_path / 'narrow.csv'}: line 1", problem="found 3 fields")
     (tmp_path / "log.json").write_text('{"click": true, "user": 3}\n' * 9)
     arguments = ["workflow", "draft", tmp_path / "log.json", "--out", tmp_path / "x.json", "--label", "click"]
-    refused(*arguments, where="--label", problem="got 'click'")
+    rejected(*arguments, where="--label", problem="got 'click'")
     assert not (tmp_path / "x.json").exists()
 
 

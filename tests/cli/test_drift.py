@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from terarec.errors import DataNotFoundError
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, rejected
 from tests.cli.test_docs import unnamed
 
 
@@ -24,9 +24,9 @@ def test_a_page_and_its_figures(workshop: Workshop, tmp_path: Path) -> None:
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "drift.html")
     typed = ["drift", workshop.data, workshop.data, "--out", tmp_path / "drift.pdf"]
-    refused(*typed, where="--out", problem=f"got {tmp_path / 'drift.pdf'}")
+    rejected(*typed, where="--out", problem=f"got {tmp_path / 'drift.pdf'}")
     typed = ["drift", workshop.data, workshop.data, *out, "--reference-split", "late"]
-    refused(*typed, where="data set 'criteo'", problem="no split 'late'")
-    refused("drift", workshop.data, tmp_path / "absent", *out, error=DataNotFoundError, where=tmp_path / "absent")
-    refused("drift", workshop.data, tmp_path / "absent", *out, "--current-split", "train", where="--current-split")
+    rejected(*typed, where="data set 'criteo'", problem="no split 'late'")
+    rejected("drift", workshop.data, tmp_path / "absent", *out, error=DataNotFoundError, where=tmp_path / "absent")
+    rejected("drift", workshop.data, tmp_path / "absent", *out, "--current-split", "train", where="--current-split")
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from terarec.errors import FormatError
 from terarec.etl import dry_run
 from terarec.formats import open_shard, read_dataset
 from terarec.spec import SplitByFraction
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 from tests.cli.test_limit import WRITERS, rows_of, workflow, write_csv
 
 PAGES = [(Path(__file__).parents[2] / "docs" / page).read_text() for page in ("cli.md", "preparing.md")]
@@ -98,7 +98,7 @@ def test_errors_are_those_of_the_preparation(log: Path, tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("1,b,no number,1\n")
     typed = ["prepare", tmp_path / "w.json", log, "--out", tmp_path / "data", "--dry-run"]
-    refused(*typed, error=FormatError, where=f"{log}: line 402, column 'price'")
+    rejected(*typed, error=FormatError, where=f"{log}: line 402, column 'price'")
     assert not (tmp_path / "data.partial").exists()
     kept = ["--bad-input", "skip", "--dry-run"]
     preview = figures("prepare", tmp_path / "w.json", log, "--out", tmp_path / "data", *kept)

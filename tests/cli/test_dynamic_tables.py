@@ -7,7 +7,7 @@ import pytest
 from terarec.errors import StorageError
 from terarec.formats import read_dataset
 from terarec.serve import InferenceSession
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, rejected
 
 SHAPE = ("--width", 4, "--bottom", "8-4", "--top", "8", "--batch-size", 128, "--tables", "dynamic")
 
@@ -39,7 +39,7 @@ def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
 def test_a_table_that_gets_full_is_named(workshop: Workshop, tmp_path: Path) -> None:
     limits = ("--set", "model.tables.max_rows=5")
     typed = ["train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits]
-    refused(*typed, error=StorageError, where="table 'C1'", problem="at most 5")
+    rejected(*typed, error=StorageError, where="table 'C1'", problem="at most 5")
 
 
 def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> None:
@@ -57,6 +57,6 @@ def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> Non
     assert (told["ids_seen"], told["cardinality"]) == (40, None)
     assert told["most_frequent"][0]["id"] in users
     assert figures("inspect", tmp_path / "data")["embedding_rows"] == 0
-    refused(*train, "--out", tmp_path / "static", where="tables", problem="got 'static'")
+    rejected(*train, "--out", tmp_path / "static", where="tables", problem="got 'static'")
     typed = ["prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw"]
-    refused(*typed, where="--format", problem="got 'raw'")
+    rejected(*typed, where="--format", problem="got 'raw'")

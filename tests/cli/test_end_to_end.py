@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from terarec.formats import read_dataset
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 
 def test_generate_tells_what_it_wrote(workshop: Workshop) -> None:
@@ -87,7 +87,7 @@ def test_a_run_description_trains_and_resumes(workshop: Workshop, tmp_path: Path
     whole = figures("train", config, "--out", tmp_path / "whole")
     half = figures("train", config, "--out", tmp_path / "halves", "--set", "training.max_steps=3")
     assert (half["steps"], half["samples"]) == (3, 750)
-    refused("train", config, "--out", tmp_path / "halves", where=tmp_path / "halves", problem="--resume")
+    rejected("train", config, "--out", tmp_path / "halves", where=tmp_path / "halves", problem="--resume")
     resumed = figures("train", config, "--out", tmp_path / "halves", "--resume")
     assert resumed["steps"] == whole["steps"] == 8
     assert (resumed["auc"], resumed["logloss"], resumed["loss"]) == (whole["auc"], whole["logloss"], whole["loss"])
@@ -124,9 +124,9 @@ def test_weights_and_ids_from_a_csv_to_its_scores(tmp_path: Path) -> None:
     assert scores["user"].to_pylist() == [f"u{row % 5}" for row in range(200)]
     assert scores["hour"].to_pylist() == [row // 9 % 4 for row in range(200)]
     assert scores["shop"].type == pa.int64()  # the ids, as later rows hold no metadata of this name
-    refused(*scoring, "--force", "--keep", "usr", where="--keep", problem="did you mean 'user'?")
+    rejected(*scoring, "--force", "--keep", "usr", where="--keep", problem="did you mean 'user'?")
     taken = ["prepare", "csv", path, "--out", tmp_path / "x", *columns, "--weight", "hour"]
-    refused(*taken, where="--weight", problem="'hour'")
+    rejected(*taken, where="--weight", problem="'hour'")
 
 
 def test_a_csv_of_ones_own(tmp_path: Path) -> None:

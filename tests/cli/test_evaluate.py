@@ -9,7 +9,7 @@ import pytest
 from terarec.data import Reader
 from terarec.metrics import MetricSet
 from terarec.models.artifact import load_model
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 
 USERS, ITEMS, COUNTRIES = 12, 60, ("de", "fr", "it")
 
@@ -124,11 +124,11 @@ def test_a_run_on_the_files_of_hugectr_is_evaluated_on_them(shop: Path, tmp_path
 
 def test_what_makes_no_sense_is_rejected(shop: Path) -> None:
     options = ["evaluate", shop / "run", "--data", shop / "data"]
-    refused(*options, "--k", "3", where="--k", problem="wide_deep")
-    refused("evaluate", shop / "towers", "--data", shop / "data", "--k", "x", where="--k", problem="got 'x'")
-    refused(*options, "--metrics", "aucc", where="metric", problem="did you mean 'auc'?")
-    refused(*options, "--slices", "counry", where="column 'counry'", problem="did you mean 'country'?")
-    refused(*options, "--device", "cuda:99", where="--device", problem="got 'cuda:99'")
+    rejected(*options, "--k", "3", where="--k", problem="wide_deep")
+    rejected("evaluate", shop / "towers", "--data", shop / "data", "--k", "x", where="--k", problem="got 'x'")
+    rejected(*options, "--metrics", "aucc", where="metric", problem="did you mean 'auc'?")
+    rejected(*options, "--slices", "counry", where="column 'counry'", problem="did you mean 'country'?")
+    rejected(*options, "--device", "cuda:99", where="--device", problem="got 'cuda:99'")
 
 
 def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
@@ -138,4 +138,4 @@ def test_predict_takes_a_device(shop: Path, tmp_path: Path) -> None:
     figures("predict", shop / "run", shop / "log.csv", "--out", raw, "--device", "cpu")
     assert len(raw.read_text().splitlines()) == 601
     typed = ["predict", shop / "run", shop / "log.csv", "--out", tmp_path / "no.csv", "--device", "cuda:99"]
-    refused(*typed, where="--device", problem="got 'cuda:99'")
+    rejected(*typed, where="--device", problem="got 'cuda:99'")

@@ -11,7 +11,7 @@ import torch
 
 from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.cli.test_train import prepare
 
@@ -74,8 +74,8 @@ def test_without_tables(small: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_what_is_rejected(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    refused("export", workshop.run, "--out", out, "--to", "onx", where="--to", problem="did you mean 'onnx'?")
-    refused("export", workshop.data, "--out", out, error=DataNotFoundError, where=workshop.data, problem="run.json")
+    rejected("export", workshop.run, "--out", out, "--to", "onx", where="--to", problem="did you mean 'onnx'?")
+    rejected("export", workshop.data, "--out", out, error=DataNotFoundError, where=workshop.data, problem="run.json")
     typed = ["export", workshop.run, "--out", out, "--checkpoint", "123456"]
-    refused(*typed, where=workshop.run / "checkpoints", problem="step 123456")
+    rejected(*typed, where=workshop.run / "checkpoints", problem="step 123456")
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import pytest
 
 from terarec import __version__
 from terarec.cli.app import command_line
-from tests.cli.conftest import refused, terarec
+from tests.cli.conftest import rejected, terarec
 
 ORDER = [*command_line().commands]
 ENTRY = [sys.executable, "-c", "from terarec.cli import main; main()"]
@@ -56,7 +56,7 @@ def test_help_loads_nothing_heavy() -> None:
 )
 def test_wrong_usage_is_one_line_and_code_2(arguments: list[str], where: str, line: str) -> None:
     """The lines of usage errors are ours and Click's, and so they are compared as text."""
-    assert refused(*arguments, where=where)["error"].endswith(line)
+    assert rejected(*arguments, where=where)["error"].endswith(line)
 
 
 def test_debug_shows_the_traceback_too(tmp_path) -> None:

@@ -22,7 +22,7 @@ from terarec.io import Journal
 from terarec.serve import InferenceSession
 from terarec.serve.protocol import decode_infer_request
 from terarec.train.report_log import read_log
-from tests.cli.conftest import Workshop, refused
+from tests.cli.conftest import Workshop, rejected
 from tests.errors import at
 from tests.formats.damage import check_damage
 
@@ -88,7 +88,7 @@ def test_s3_nesting_is_one_line_of_a_command(workshop: Workshop, tmp_path: Path,
         "inspect": ([broken.parent], ConfigError),
     }
     given, error = arguments[command]
-    told = refused(command, *given, error=error, where=given[0] if error is FormatError else broken)
+    told = rejected(command, *given, error=error, where=given[0] if error is FormatError else broken)
     assert len(told["error"]) < 400
     assert not (tmp_path / "new").exists()
 
@@ -153,8 +153,8 @@ def damage_run(workshop: Workshop, tmp_path: Path, pattern: str, *, seed: int, c
     for path in run.glob(pattern):
         is_text = path.suffix == ".json" and path.name not in ("manifest.json", "state.json")
         may_differ = only_values_changed(path.read_bytes()) if is_text else lambda _: False
-        refused = check_damage(path, lambda: read_run(run, records), seed=seed, count=count, may_differ=may_differ)
-        assert refused > 0
+        rejected = check_damage(path, lambda: read_run(run, records), seed=seed, count=count, may_differ=may_differ)
+        assert rejected > 0
 
 
 @pytest.mark.parametrize("pattern", RUN_FILES)

@@ -21,7 +21,7 @@ from terarec.spec import (
     TargetHistory,
     TwoTowerSpec,
 )
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 from tests.formats.samples import make_block
 from tests.params import in_every_run
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_chosen_is_reported(tmp_path: Path) -> None:
         written = figures("init-config", kind, data, "--out", config)
         assert written["open_fields"] == fields
         assert "Replace" in config.read_text()
-        refused("train", "--config", config, "--out", tmp_path / "run", where=kind, problem="c0, c1")
+        rejected("train", "--config", config, "--out", tmp_path / "run", where=kind, problem="c0, c1")
     assert figures("init-config", "python", data, "--out", tmp_path / "p.json")["open_fields"] == ["model.factory"]
 
 
@@ -118,7 +118,7 @@ def test_a_graph_has_a_loss_for_each_label(tmp_path: Path) -> None:
     figures("train", "--config", tmp_path / "run.json", "--out", tmp_path / "run")
     evaluated = figures("evaluate", tmp_path / "run", "--data", data)
     assert set(evaluated["labels"]) == {"click", "buy"}
-    refused("init-config", "two_tower", data, "--out", tmp_path / "no", where="two_tower", problem="got 2 labels")
+    rejected("init-config", "two_tower", data, "--out", tmp_path / "no", where="two_tower", problem="got 2 labels")
 
 
 def test_keys_without_a_number_of_rows_get_dynamic_tables(tmp_path: Path) -> None:
@@ -134,20 +134,20 @@ def test_keys_without_a_number_of_rows_get_dynamic_tables(tmp_path: Path) -> Non
 def test_a_file_is_not_overwritten_and_words_are_checked(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.json"
     figures("init-config", "lr", data, "--out", config)
-    refused("init-config", "lr", data, "--out", config, where="--out", problem=f"{config} exists")
+    rejected("init-config", "lr", data, "--out", config, where="--out", problem=f"{config} exists")
     assert terarec("init-config", "fm", data, "--out", config, "--force").code == 0
     assert load_run(config).model.kind == "fm"
-    refused("init-config", "depfm", data, "--out", tmp_path / "no", where="MODEL", problem="did you mean 'deepfm'?")
-    refused(
+    rejected("init-config", "depfm", data, "--out", tmp_path / "no", where="MODEL", problem="did you mean 'deepfm'?")
+    rejected(
         "init-config", "python", data, "--out", tmp_path / "no", "--factory", "x", where="--factory", problem="got 'x'"
     )
-    refused("init-config", "lr", data, "--out", tmp_path / "no", "--factory", "a:b", where="--factory", problem="lr")
+    rejected("init-config", "lr", data, "--out", tmp_path / "no", "--factory", "a:b", where="--factory", problem="lr")
     assert not (tmp_path / "no").exists()
 
 
 def test_an_error_behind_comments_names_its_line(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.json"
     config.write_text('{\n  // a comment with a "quote"\n  "data": "d",\n  // another\n  "model": }\n')
-    refused("train", "--config", config, "--out", tmp_path / "run", where=f"{config}: line 5 column 12")
+    rejected("train", "--config", config, "--out", tmp_path / "run", where=f"{config}: line 5 column 12")
     config.write_text('{\n  // a comment\n  "data": "https://x//y"\n}\n')
     assert load_run(config).data.endswith("/x/y")

@@ -9,7 +9,7 @@ import pytest
 
 from terarec.errors import DataNotFoundError
 from terarec.formats import read_dataset
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.formats.samples import METADATA, make_block, make_spec, write_split
 
 
@@ -71,7 +71,7 @@ def test_weights_and_metadata(tmp_path: Path) -> None:
     assert [(row["value"], row["count"], row["share"]) for row in told["most_frequent"]] == [
         (value, count, count / 40) for value, count in expected
     ]
-    refused("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
+    rejected("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
 
 
 def test_the_deviation_of_large_numbers_that_differ_little(tmp_path: Path) -> None:
@@ -130,17 +130,17 @@ def test_people_see_the_same(workshop: Workshop) -> None:
 
 
 def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> None:
-    refused("inspect", workshop.data, "--column", "C99", where="data set 'criteo'", problem="no column 'C99'")
+    rejected("inspect", workshop.data, "--column", "C99", where="data set 'criteo'", problem="no column 'C99'")
     checkpoint = workshop.run / "checkpoints" / "step-00000012"
-    refused("inspect", workshop.run, "--table", "C99", where=checkpoint, problem="no table 'C99'")
-    refused("inspect", workshop.data, "--table", "C1", where="--table")
-    refused("inspect", workshop.run, "--column", "C1", where="--column")
+    rejected("inspect", workshop.run, "--table", "C99", where=checkpoint, problem="no table 'C99'")
+    rejected("inspect", workshop.data, "--table", "C1", where="--table")
+    rejected("inspect", workshop.run, "--column", "C1", where="--column")
     typed = ["inspect", workshop.data, "--column", "C1", "--split", "test"]
-    refused(*typed, where="data set 'criteo'", problem="no split 'test'")
-    refused("inspect", tmp_path / "none", error=DataNotFoundError, where=tmp_path / "none")
-    refused("inspect", tmp_path, error=DataNotFoundError, where=tmp_path)
+    rejected(*typed, where="data set 'criteo'", problem="no split 'test'")
+    rejected("inspect", tmp_path / "none", error=DataNotFoundError, where=tmp_path / "none")
+    rejected("inspect", tmp_path, error=DataNotFoundError, where=tmp_path)
     (tmp_path / "file").write_text("")
-    refused("inspect", tmp_path / "file", error=DataNotFoundError, where=tmp_path / "file")
+    rejected("inspect", tmp_path / "file", error=DataNotFoundError, where=tmp_path / "file")
 
 
 def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> N
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
     assert norms.max() == pytest.approx(described["norm_max"], rel=1e-6)
     assert set(found.column_names) == {"key", "vector", *described["state"].split()}
-    refused("inspect", workshop.run, "--export-table", "C1", "--out", out, where="--out", problem=f"{out} exists")
-    refused("inspect", workshop.run, "--export-table", "C1", where="--export-table", problem="--out")
-    refused(
+    rejected("inspect", workshop.run, "--export-table", "C1", "--out", out, where="--out", problem=f"{out} exists")
+    rejected("inspect", workshop.run, "--export-table", "C1", where="--export-table", problem="--out")
+    rejected(
         "inspect", workshop.run, "--export-table", "C1", "--out", out, "--to", "csv", where="--to", problem="got 'csv'"
     )
     typed = ["inspect", workshop.data, "--export-table", "C1", "--out", out]
-    refused(*typed, where="--export-table", problem=f"{workshop.data}")
+    rejected(*typed, where="--export-table", problem=f"{workshop.data}")
     missing = tmp_path / "missing.parquet"
-    refused("inspect", workshop.run, "--export-table", "C99", "--out", missing, where="table", problem="'C99'")
+    rejected("inspect", workshop.run, "--export-table", "C99", "--out", missing, where="table", problem="'C99'")
     assert not missing.exists()

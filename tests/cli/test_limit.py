@@ -17,7 +17,7 @@ from terarec.errors import FormatError
 from terarec.etl.ops import Categorify, FillMissing, Normalize
 from terarec.etl.workflow import Workflow
 from terarec.spec import LabelSpec, SourceColumn, SourceSpec, Split, SplitByFiles, SplitByFraction, SplitByTime
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.params import in_every_run
 
 Rows = Sequence[dict[str, Any]]
@@ -113,7 +113,7 @@ def test_rows_behind_the_limit_are_not_parsed(tmp_path: Path) -> None:
     workflow("delimited", None).to_json(tmp_path / "w.json")
     assert figures("prepare", tmp_path / "w.json", path, "--out", tmp_path / "data", "--limit", 200)["rows"] == 200
     typed = ["prepare", tmp_path / "w.json", path, "--out", tmp_path / "bad", "--limit", 201]
-    refused(*typed, error=FormatError, where=f"{path}: line 402, column 'price'")
+    rejected(*typed, error=FormatError, where=f"{path}: line 402, column 'price'")
 
 
 def test_files_keep_their_splits(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_every_form_of_prepare_takes_it(tmp_path: Path) -> None:
 
 def test_a_cluster_has_no_first_rows(tmp_path: Path) -> None:
     arguments = ["avazu", "log.csv", "--out", tmp_path / "data", "--limit", 5, "--engine", "spark"]
-    refused("prepare", *arguments, where="--limit", problem="'spark'")
+    rejected("prepare", *arguments, where="--limit", problem="'spark'")

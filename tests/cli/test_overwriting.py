@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, rejected
 from tests.errors import at
 from tests.params import in_every_run
 
@@ -41,7 +41,7 @@ def test_no_command_replaces_what_is_there(workshop: Workshop, tmp_path: Path, n
     for precious in files or [out / "precious.txt"]:
         precious.parent.mkdir(exist_ok=True)
         precious.write_bytes(PRECIOUS)
-        refused(*arguments, "--out", out, where="--out", problem=str(precious if files else out))
+        rejected(*arguments, "--out", out, where="--out", problem=str(precious if files else out))
         assert precious.read_bytes() == PRECIOUS
         assert [path.name for path in precious.parent.iterdir()] == [precious.name]
         if not files:
@@ -58,10 +58,10 @@ def test_no_command_replaces_what_is_there(workshop: Workshop, tmp_path: Path, n
 def test_a_link_that_leads_nowhere_and_a_directory(workshop: Workshop, tmp_path: Path, name: str) -> None:
     arguments, out, _ = commands(workshop, tmp_path)[name]
     out.symlink_to(tmp_path / "elsewhere")
-    refused(*arguments, "--out", out, where="--out", problem=f"{out} exists")
+    rejected(*arguments, "--out", out, where="--out", problem=f"{out} exists")
     out.unlink()
     out.mkdir()
-    refused(*arguments, "--out", out, "--force", where="--out", problem=f"{out} is a directory")
+    rejected(*arguments, "--out", out, "--force", where="--out", problem=f"{out} is a directory")
 
 
 def test_a_file_that_appears_meanwhile_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from terarec.dist import RowWise, ShardingPlan, TablePlan, TableWise, load_plan
 from terarec.formats import ColumnBlock
 from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 from tests.formats.samples import write_split
 
 ROWS = {"user": 4_000_000, "item": 600_000, "country": 100}
@@ -59,7 +59,7 @@ def test_over_budget_the_placement_that_would_fit_is_shown(described):
     assert 0 < shares["user"] < 1
     fitting = figures("plan", described, "--memory", f"{needed}", "--tiers", found["suggestion"], *rows)
     assert [table["resident_share"] for table in fitting["tables"]] == [*shares.values()]
-    refused("plan", described, "--memory", "much", where="--memory", problem="got 'much'")
+    rejected("plan", described, "--memory", "much", where="--memory", problem="got 'much'")
 
 
 def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_path):
@@ -70,7 +70,7 @@ def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_
     assert len(found["ranks"]) == found["world_size"] == 2
     assert "local bandwidth given" in found["costs_from"]
     assert load_plan(path).world_size == 2
-    refused("plan", described, *options, "--out", path, where="--out", problem=f"{path} exists")
+    rejected("plan", described, *options, "--out", path, where="--out", problem=f"{path} exists")
     # 8 samples ask for too little to spread a table.
     entries = [TablePlan(table=name, placement=TableWise(rank=1)) for name in ROWS]
     edited = ShardingPlan(world_size=2, tables=tuple(entries))
@@ -97,8 +97,8 @@ def test_plans_that_do_not_fit_are_refused(described, tmp_path):
     twice["tables"][1]["table"] = "user"
     path.write_text(json.dumps(twice))
     assert "'user'" in terarec("plan", described, "--ranks", "2", "--plan", path).err
-    refused("plan", described, "--probe", where="--probe", problem="--ranks")
+    rejected("plan", described, "--probe", where="--probe", problem="--ranks")
     assert terarec("plan", described, "--ranks", "2", "--rank-memory", "1MiB").code != 0
-    refused("plan", described, "--ranks", "2", "--place", "user", where="--place", problem="got 'user'")
+    rejected("plan", described, "--ranks", "2", "--place", "user", where="--place", problem="got 'user'")
     twice = ("--place", "user=row_wise", "--place", "user=table_wise")
-    refused("plan", described, "--ranks", "2", *twice, where="--place", problem="got 'user' twice")
+    rejected("plan", described, "--ranks", "2", *twice, where="--place", problem="got 'user' twice")

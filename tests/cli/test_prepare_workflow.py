@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from terarec.errors import ConfigError, DataNotFoundError
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 from tests.etl.engine.logs import shop_files, shop_workflow
 
 
@@ -71,6 +71,6 @@ def test_what_is_wrong_is_reported_in_one_line(
 ) -> None:
     places = {"SHOP": str(shop[0]), "RAW": str(shop[1][0])}
     words = [places.get(argument, argument) for argument in arguments]
-    refused("prepare", *words, "--out", tmp_path / "data", error=error, where=where, problem=problem)
+    rejected("prepare", *words, "--out", tmp_path / "data", error=error, where=where, problem=problem)
     assert not (tmp_path / "data").exists()
     assert not (tmp_path / "data.partial").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.models.artifact import dense_state, load_model, tables
-from tests.cli.conftest import Workshop, figures, refused
+from tests.cli.conftest import Workshop, figures, rejected
 from tests.cli.test_stopping import files, start, wait_for
 from tests.processes import run_python
 
@@ -90,7 +90,7 @@ def test_s3_a_second_training_in_a_run_is_rejected(workshop: Workshop, tmp_path:
     first = start(*train_arguments(workshop, out, 10**9, 10**9))
     try:
         wait_for(lambda: (out / "metrics.jsonl").exists())
-        refused(*train_arguments(workshop, out, 1, 1), where=out)
+        rejected(*train_arguments(workshop, out, 1, 1), where=out)
         assert first.is_alive()
     finally:
         first.close()
@@ -103,7 +103,7 @@ def test_s3_a_second_preparation_of_a_directory_is_rejected(workshop: Workshop, 
     try:
         wait_for(lambda: (tmp_path / "data.partial" / "lock").exists())
         first.send_signal(signal.SIGSTOP)  # it is at work for as long as this test needs
-        refused(*arguments, where="--out")
+        rejected(*arguments, where="--out")
     finally:
         first.send_signal(signal.SIGCONT)
         first.close()

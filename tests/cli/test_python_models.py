@@ -9,7 +9,7 @@ import pytest
 from terarec.errors import ConfigError
 from terarec.models.artifact import load_model
 from terarec.serve import InferenceSession
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.cli.test_train import prepare
 from tests.errors import at
 
@@ -47,14 +47,14 @@ def test_every_command_asks_for_leave(tmp_path: Path) -> None:
         ["predict", run, "--data", data, "--out", scores],
         ["predict", run, raw, "--out", scores],
     ]
-    refused(*trained, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
+    rejected(*trained, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
     assert "ranker" not in sys.modules
     assert not run.exists()
     figures(*trained, "--allow-import", "ranker")
     for reader in readers[1:]:
         for name in ("ranker", "ranker.code"):
             sys.modules.pop(name, None)
-        refused(*reader, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
+        rejected(*reader, where="model: factory 'ranker.code:make'", problem="--allow-import ranker")
         assert "ranker" not in sys.modules
         figures(*reader, "--allow-import", "ranker")
         scores.unlink(missing_ok=True)

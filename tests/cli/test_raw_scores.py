@@ -12,7 +12,7 @@ import pytest
 
 from terarec.errors import FormatError
 from terarec.serve import InferenceSession
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 SMALL = ["--model", "wide_deep", "--width", 4, "--hidden", "8", "--batch-size", 64]
 
@@ -132,7 +132,7 @@ def test_the_end_of_the_name_tells_the_format(shop: Path, tmp_path: Path) -> Non
         np.testing.assert_array_equal(tables["csv"], tables["parquet"])
         np.testing.assert_array_equal(tables["jsonl"], tables["parquet"])
         typed = ["predict", shop / "run", *source, "--out", tmp_path / "scores.xlsx"]
-        refused(*typed, where="--out", problem=f"got {tmp_path / 'scores.xlsx'}")
+        rejected(*typed, where="--out", problem=f"got {tmp_path / 'scores.xlsx'}")
 
 
 @pytest.mark.parametrize("place", ["run", "data", "data/workflow"])
@@ -140,7 +140,7 @@ def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path
     """D1: whatever the split was that the workflow was fitted with."""
     new = tmp_path / "new.csv"
     people(new, 60, 9)
-    refused("prepare", shop / place, new, "--out", tmp_path / "new", where="--split")
+    rejected("prepare", shop / place, new, "--out", tmp_path / "new", where="--split")
     told = figures("prepare", shop / place, new, "--split", "test", "--out", tmp_path / "new")
     assert told["splits"] == {"test": 60}
     found = figures("evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test")
@@ -154,21 +154,21 @@ def test_ids_that_were_fitted_anew_are_rejected_still(shop: Path, tmp_path: Path
     options = ["--label", "bought", "--dense", "age", "--categorical", "city"]
     figures("prepare", "csv", shop / "valid.csv", shop / "test.csv", *options, "--out", tmp_path / "other")
     typed = ["evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train"]
-    refused(*typed, where="data set 'other'", problem="00-categorify-city.parquet")
+    rejected(*typed, where="data set 'other'", problem="00-categorify-city.parquet")
     path = tmp_path / "new" / "workflow" / "workflow.json"
     figures("prepare", shop / "data", shop / "test.csv", "--split", "test", "--out", tmp_path / "new")
     content = json.loads(path.read_text())
     content["workflow"]["steps"][0] |= {"columns": content["workflow"]["steps"][0]["columns"][::-1], "version": 2}
     path.write_text(json.dumps(content))
     typed = ["evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test"]
-    refused(*typed, where="data set 'data'", problem="workflow.json")
+    rejected(*typed, where="data set 'data'", problem="workflow.json")
 
 
 def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     new.write_text("age,city\n20,Oslo\nold,Oslo\n30,Lagos\n")
     out = tmp_path / "scores.csv"
-    refused("predict", shop / "run", new, "--out", out, error=FormatError, where=f"{new}: line 3, column 'age'")
+    rejected("predict", shop / "run", new, "--out", out, error=FormatError, where=f"{new}: line 3, column 'age'")
     assert not list(tmp_path.glob("scores*"))
     told = figures("predict", shop / "run", new, "--out", out, "--bad-input", "skip")
     assert told["rows"] == 2
@@ -195,5 +195,5 @@ def test_rejections(shop: Path, tmp_path: Path, arguments: list[str], where: str
     places = {"NEW": str(shop / "test.csv"), "DATA": str(shop / "data")}
     words = [places.get(word, word) for word in arguments]
     predict = ["predict", shop / "run", *words, "--out", tmp_path / "out.csv"]
-    refused(*predict, where=places.get(where, where), problem=problem)
+    rejected(*predict, where=places.get(where, where), problem=problem)
     assert not list(tmp_path.iterdir())

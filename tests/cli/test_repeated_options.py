@@ -8,7 +8,7 @@ import pytest
 from terarec.cli.app import command_line
 from terarec.errors import ConfigError
 from terarec.spec.checks import FieldError
-from tests.cli.conftest import commands, refused, terarec
+from tests.cli.conftest import commands, rejected, terarec
 
 
 def options() -> list[tuple[tuple[str, ...], Any]]:
@@ -83,7 +83,7 @@ def test_a_name_that_is_given_twice_is_rejected(
     table = tmp_path / "t.csv"
     table.write_text("y,a\n1,2\n")
     prepare = ["prepare", "csv", table, "--out", tmp_path / "d", "--label", "y"]
-    refused(*prepare, *arguments, error=error, where=where, problem=problem)
+    rejected(*prepare, *arguments, error=error, where=where, problem=problem)
 
 
 def test_a_line_that_a_shell_completes_may_repeat_an_option() -> None:

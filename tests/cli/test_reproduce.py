@@ -8,7 +8,7 @@ import pytest
 
 from terarec.errors import DataNotFoundError
 from terarec.recipes import load_recipe
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.recipes.frappe import write_planted
 
@@ -57,7 +57,7 @@ def test_every_figure_is_on_the_page(told: dict[str, Any]):
 
 
 def test_what_is_there_is_kept_unless_it_is_to_be_resumed(told: dict[str, Any], files: Path, out: Path):
-    refused(*ask(files, "--seeds", 2, "--out", out), where=out / "dnn" / "seed-0", problem="--resume")
+    rejected(*ask(files, "--seeds", 2, "--out", out), where=out / "dnn" / "seed-0", problem="--resume")
     again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
     assert again == told
 
@@ -76,6 +76,6 @@ def test_further_seeds_join_finished_ones_in_the_directory_of_the_data(
 
 
 def test_a_missing_file_and_an_unknown_model_are_one_line(files: Path, tmp_path: Path):
-    refused(*ask(tmp_path), error=DataNotFoundError, where=tmp_path, problem="train.csv")
+    rejected(*ask(tmp_path), error=DataNotFoundError, where=tmp_path, problem="train.csv")
     typed = ["reproduce", "frappe_x1", "--model", "depfm", "--data", files]
-    refused(*typed, where="recipe for frappe_x1", problem="did you mean 'deepfm'?")
+    rejected(*typed, where="recipe for frappe_x1", problem="did you mean 'deepfm'?")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.cli.test_train import SHAPE, prepare
 
 
@@ -49,13 +49,15 @@ def test_an_interrupted_seed_resumes_and_finished_ones_are_kept(data: Path, tmp_
 
 def test_what_seeds_cannot_do_is_rejected(data: Path, tmp_path: Path) -> None:
     options = ["train", *SHAPE, "--data", data, "--out", tmp_path / "run"]
-    refused(*options, "--seeds", 2, "--set", "training.eval_split=none", where="--seeds", problem="training.eval_split")
-    refused(
+    rejected(
+        *options, "--seeds", 2, "--set", "training.eval_split=none", where="--seeds", problem="training.eval_split"
+    )
+    rejected(
         *options, "--seeds", 2, "--set", "training.eval_split=tset", where="data set 'data'", problem="no split 'tset'"
     )
     assert not (tmp_path / "run").exists()
     figures(*options)
-    refused(*options, "--seeds", 2, where=tmp_path / "run")
+    rejected(*options, "--seeds", 2, where=tmp_path / "run")
 
 
 def test_curves_are_logged_where_the_packages_are(data: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from terarec.errors import DataNotFoundError
 from terarec.etl.source import find_files
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 
 
 def test_a_glob_of_logs_passes_over_the_side_file(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_glob_of_logs_passes_over_the_side_file(tmp_path: Path) -> None:
     assert told["best_auc"] is not None
     assert [Path(file.path).name for file in find_files([str(raw / "*")])] == ["day_0.tsv"]
     typed = ["prepare", "criteo", raw / "generated.json", "--out", tmp_path / "none"]
-    refused(*typed, error=DataNotFoundError, where=raw / "generated.json")
+    rejected(*typed, error=DataNotFoundError, where=raw / "generated.json")
 
 
 def test_a_log_that_is_called_so_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from terarec.checkpoint import complete_checkpoints
 from terarec.errors import DataNotFoundError, StorageError
 from terarec.serve.client import InferenceClient
-from tests.cli.conftest import Workshop, figures, refused, terarec
+from tests.cli.conftest import Workshop, figures, rejected, terarec
 from tests.processes import Python
 
 PATIENCE = 200.0
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_nothing_half_written(
     }[command]
     out = tmp_path / ("out.parquet" if command == "predict" else "out")
     with kind(tmp_path, LIMITS[kind, command]) as refusal:
-        told = refused(*arguments, "--out", out, error=StorageError, problem=refusal)
+        told = rejected(*arguments, "--out", out, error=StorageError, problem=refusal)
         assert told["where"].startswith(str(out))
         assert ".partial" not in told["error"]
         # Steps were trained, so their logs stay (B3), those of TensorBoard where it is installed.
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_leaves_the_earlier_checkpoints(workshop: Workshop,
     newest = out / "checkpoints/step-00000012"
     with small_files(tmp_path, 60_000):
         typed = ["train", "--out", out, "--resume", "--set", "training.max_steps=none"]
-        refused(*typed, error=StorageError, where=newest, problem="continue from step-00000001 with --resume")
+        rejected(*typed, error=StorageError, where=newest, problem="continue from step-00000001 with --resume")
     assert [path.name for path in complete_checkpoints(out / "checkpoints")] == ["step-00000001"]
 
 
@@ -156,24 +156,24 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_a_place_that_cannot_be_written_is_rejected_first(workshop: Workshop, tmp_path: Path) -> None:
     before = files(workshop.data)
     typed = ["train", "--data", workshop.data, "--out", workshop.data]
-    refused(*typed, where="--out", problem=f"{workshop.data} is not a run directory")
+    rejected(*typed, where="--out", problem=f"{workshop.data} is not a run directory")
     assert files(workshop.data) == before
     path = tmp_path / "file"
     path.write_text("mine")
-    refused("train", "--data", workshop.data, "--out", path, where="--out", problem=f"{path} is a file")
+    rejected("train", "--data", workshop.data, "--out", path, where="--out", problem=f"{path} is a file")
     typed = ["predict", workshop.run, "--data", workshop.data, "--out", tmp_path]
-    refused(*typed, where="--out", problem=f"{tmp_path} is a directory")
+    rejected(*typed, where="--out", problem=f"{tmp_path} is a directory")
     assert files(tmp_path) == {"file": b"mine"}
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["predict", "--out", "scores.parquet"]])
 def test_what_is_no_run_is_reported(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
     end = ["--data", workshop.data]
-    refused(*command, tmp_path / "nope", *end, error=DataNotFoundError, where=tmp_path / "nope")
-    refused(*command, workshop.data, *end, error=DataNotFoundError, where=workshop.data, problem="run.json")
+    rejected(*command, tmp_path / "nope", *end, error=DataNotFoundError, where=tmp_path / "nope")
+    rejected(*command, workshop.data, *end, error=DataNotFoundError, where=workshop.data, problem="run.json")
     newest = complete_checkpoints(workshop.run / "checkpoints")[-1]
     for inside in (newest, newest.parent):
-        refused(*command, inside, *end, error=DataNotFoundError, where=inside, problem=f"{workshop.run}")
+        rejected(*command, inside, *end, error=DataNotFoundError, where=inside, problem=f"{workshop.run}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

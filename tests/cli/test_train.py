@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from terarec.serve import InferenceSession
-from tests.cli.conftest import figures, refused, terarec
+from tests.cli.conftest import figures, rejected, terarec
 
 SHAPE = ["--model", "wide_deep", "--width", 2, "--hidden", "4", "--batch-size", 50]
 
@@ -61,9 +61,9 @@ def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> N
         assert InferenceSession.open(run, *which[1:]).step == step
     assert figures("evaluate", run, "--data", data, "--checkpoint", 15)["step"] == 15
     for command in (["evaluate", run, "--data", data], ["inspect", run], ["serve", run, "--port", 0]):
-        refused(*command, "--checkpoint", 7, where=run / "checkpoints", problem="step 7")
+        rejected(*command, "--checkpoint", 7, where=run / "checkpoints", problem="step 7")
     typed = ["predict", run, "--data", data, "--out", scores, "--checkpoint", "lats"]
-    refused(*typed, where="--checkpoint", problem="got 'lats' (did you mean 'last'?)")
+    rejected(*typed, where="--checkpoint", problem="got 'lats' (did you mean 'last'?)")
 
 
 def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, capl
     assert ended.code == 0
     assert "init_from: the state of dense_optimizer and sparse_optimizer was not loaded" in caplog.text
     resume = ["train", "--resume", "--out", run, "--data", tmp_path / "day2", "--epochs", 9]
-    refused(*resume, where="reader state", problem="--init-from")
-    refused(*warm, "--out", tmp_path / "run4", "--width", 3, where="--init-from", problem="got shape [4, 3]")
+    rejected(*resume, where="reader state", problem="--init-from")
+    rejected(*warm, "--out", tmp_path / "run4", "--width", 3, where="--init-from", problem="got shape [4, 3]")
     other = prepare(tmp_path, "other", seed=2)
-    refused("train", "--init-from", run, "--data", other, "--out", tmp_path / "run4", where="data set 'other'")
+    rejected("train", "--init-from", run, "--data", other, "--out", tmp_path / "run4", where="data set 'other'")
     assert not (tmp_path / "run4").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from terarec.etl.ready import PRESETS
 from terarec.etl.workflow import Workflow
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
@@ -31,13 +31,13 @@ def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_rejected(tmp_path: Path, arguments: list[str], where: str, problem: str) -> None:
-    refused("workflow", *arguments, "--out", tmp_path / "new.json", where=where, problem=problem)
+    rejected("workflow", *arguments, "--out", tmp_path / "new.json", where=where, problem=problem)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("mine")
-    refused(
+    rejected(
         "workflow", "avazu", "--out", tmp_path / "mine.json", where="--out", problem=f"{tmp_path / 'mine.json'} exists"
     )
     assert (tmp_path / "mine.json").read_text() == "mine"

@@ -87,7 +87,7 @@ def compare(ranks: Ranks, expected: dict[bool, list[Tensor]]) -> list[tuple[floa
     return found
 
 
-def refused(ranks: Ranks) -> list[str]:
+def rejected(ranks: Ranks) -> list[str]:
     """Return what is raised for tables that cannot be pooled there."""
     found = []
     tables = [TableSpec(name="one", rows=ROWS, width=WIDTH)]
@@ -108,7 +108,7 @@ def refused(ranks: Ranks) -> list[str]:
 
 
 def both(ranks: Ranks, expected: dict[bool, list[Tensor]]) -> Any:
-    return compare(ranks, expected), refused(ranks)
+    return compare(ranks, expected), rejected(ranks)
 
 
 def test_bags_pooled_by_the_ranks_of_rows_equal_those_of_one_process_and_move_less() -> None:

@@ -151,7 +151,7 @@ def test_one_process_saves_what_three_and_eight_ranks_load(data: Path, tmp_path:
         check_same_weights(out, tmp_path / "one")
 
 
-def refused(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
+def rejected(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
     """Return what is raised for runs that cannot be trained together."""
     other = out / "other"
     if not ranks.is_first:
@@ -163,10 +163,10 @@ def refused(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
         (run_spec(data, seed=5 + ranks.rank), None),
     ):
         try:
-            fit(ranks, spec, out / "refused", placements, False)
+            fit(ranks, spec, out / "rejected", placements, False)
         except Exception as error:
             found.append(raised(error))
-    run = build(run_spec(data), out / "refused", ranks=ranks)
+    run = build(run_spec(data), out / "rejected", ranks=ranks)
     with torch.no_grad():
         dict(run.model.named_parameters())["top.layers.0.bias"][0] += ranks.rank
     try:
@@ -177,7 +177,7 @@ def refused(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
 
 
 def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path: Path) -> None:
-    for result in run_ranks(2, refused, data, tmp_path):
+    for result in run_ranks(2, rejected, data, tmp_path):
         assert isinstance(result, list), result
         assert [(error.kind, error.fields.get("collective")) for error in result] == [
             ("ConfigError", None),
@@ -188,4 +188,4 @@ def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path:
         assert {rank for rank, _ in result[1].fields["differences"]} == {1}
         assert result[2].fields["differences"] == ((1, "position.seed"),)
         assert result[3].fields["differences"] == ((1, "top.layers.0.bias"),)
-    assert not (tmp_path / "refused").exists()
+    assert not (tmp_path / "rejected").exists()

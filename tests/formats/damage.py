@@ -38,16 +38,16 @@ def check_damage(
     Returns:
         How many were rejected. The others gave what the whole file gives; or were such that no one can tell.
     """
-    content, expected, refused = path.read_bytes(), read(), 0
+    content, expected, rejected = path.read_bytes(), read(), 0
     try:
         for number, other in enumerate(damaged(content, seed, count)):
             path.write_bytes(other)
             try:
                 found = read()
             except TerarecError:
-                refused += 1
+                rejected += 1
             else:
                 assert found == expected or may_differ(other), f"{path.name}, case {number}: other values"
     finally:
         path.write_bytes(content)
-    return refused
+    return rejected

@@ -11,7 +11,7 @@ from terarec.hugectr.errors import FileCannotOpenError
 from terarec.models.artifact import load_model
 from terarec.spec import RecordSplit, RecordsSpec
 from terarec.train import Run
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.hugectr import families
 from tests.hugectr.planted import Planted, layout, write_norm, write_raw_async
 from tests.hugectr.scripts import ADAM
@@ -78,11 +78,11 @@ def test_what_does_not_fit_is_rejected(files, tmp_path):
     folder, _ = files
     out = tmp_path / "run"
     typed = ["convert", folder / "graph.json", "--to", "run", "--out", out, "--records", folder]
-    refused(*typed, where="--dense", problem="got none")
-    refused(*flags(folder, out, "--keysets"), where="--keysets", problem="--to run")
-    refused("convert", folder, "--to", "dataset", "--out", out, "--step", 3, where="--step", problem="--to dataset")
-    refused(*flags(folder, out, "--step", -1), where="--step", problem="got -1")
-    refused(
+    rejected(*typed, where="--dense", problem="got none")
+    rejected(*flags(folder, out, "--keysets"), where="--keysets", problem="--to run")
+    rejected("convert", folder, "--to", "dataset", "--out", out, "--step", 3, where="--step", problem="--to dataset")
+    rejected(*flags(folder, out, "--step", -1), where="--step", problem="got -1")
+    rejected(
         "convert", folder / "none.json", *flags(folder, out)[2:], error=FileCannotOpenError, where=folder / "none.json"
     )
     assert not out.exists()

@@ -112,6 +112,6 @@ def test_what_may_be_replaced_is_whole_until_then(tmp_path: Path) -> None:
     write("value", fails=False)
     assert [path.name for path in out.iterdir()] == ["value"]
     assert list(tmp_path.iterdir()) == [out]
-    refused = pytest.raises(ConfigError, check=at("out", "holds 'value'"))
-    with refused, atomic_dir(out, replaceable="key"):
+    rejected = pytest.raises(ConfigError, check=at("out", "holds 'value'"))
+    with rejected, atomic_dir(out, replaceable="key"):
         pass

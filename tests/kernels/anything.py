@@ -22,5 +22,5 @@ def found_list(find, values):
     """What `find` gives of `values`, or which of them it rejects."""
     try:
         return find(values).tolist()
-    except InvalidValueError as refused:
-        return f"row {refused.row}"
+    except InvalidValueError as rejected:
+        return f"row {rejected.row}"

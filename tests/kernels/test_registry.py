@@ -69,10 +69,10 @@ def test_the_environment_puts_an_implementation_first():
         "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))"
     )
     assert run_python(program, environment={"TERAREC_KERNELS": "ref"}).stdout.split() == ["ref", "ref", "ref"]
-    refused = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "0"})
-    assert "TERAREC_KERNELS: got 'triton', which does not run here: " in refused.stderr
-    refused = run_python(program, environment={"TERAREC_KERNELS": "tpu"})
-    assert "TERAREC_KERNELS: got 'tpu', expected one of triton, cpu, ref" in refused.stderr
+    rejected = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "0"})
+    assert "TERAREC_KERNELS: got 'triton', which does not run here: " in rejected.stderr
+    rejected = run_python(program, environment={"TERAREC_KERNELS": "tpu"})
+    assert "TERAREC_KERNELS: got 'tpu', expected one of triton, cpu, ref" in rejected.stderr
 
 
 def test_the_environment_makes_triton_interpret_what_it_has():
@@ -89,8 +89,8 @@ def test_the_environment_makes_triton_interpret_what_it_has():
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
     assert run_python(program, environment={"TERAREC_CPU": "generic"}).stdout.strip() == "generic"
-    refused = run_python("import terarec.kernels.cpu.host", environment={"TERAREC_CPU": "sse9"})
-    assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in refused.stderr
+    rejected = run_python("import terarec.kernels.cpu.host", environment={"TERAREC_CPU": "sse9"})
+    assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in rejected.stderr
 
 
 def test_an_instruction_set_that_the_cpu_lacks_is_rejected():

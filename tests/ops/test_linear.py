@@ -193,8 +193,8 @@ def test_the_environment_forces_a_library() -> None:
     program = "from terarec.ops import linear_choice; print(linear_choice().implementation)"
     assert run_python(program, environment={"TERAREC_LINEAR": "torch"}).stdout.strip() == "torch"
     assert run_python(program, environment={"ATEN_CPU_CAPABILITY": "avx2"}).stdout.strip() == "torch"
-    refused = run_python(program, environment={"TERAREC_LINEAR": "eigen"})
-    assert "TERAREC_LINEAR: got 'eigen', expected one of onednn, torch" in refused.stderr
+    rejected = run_python(program, environment={"TERAREC_LINEAR": "eigen"})
+    assert "TERAREC_LINEAR: got 'eigen', expected one of onednn, torch" in rejected.stderr
 
 
 def test_onednn_requested_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

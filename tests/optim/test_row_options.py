@@ -151,7 +151,7 @@ def test_gradients_that_are_not_finite(policy, bad) -> None:
         is_same = torch.equal(mine.table(name), weights)
         is_same &= all(torch.equal(mine.tables[name].state[key], value) for key, value in state.items())
         assert is_same == (policy != "pass" or name == "c")
-    backward(mine, 2)  # the gradients that were refused are gone
+    backward(mine, 2)  # the gradients that were rejected are gone
     optimizer.step()
     assert not optimizer.is_skipped
 

@@ -558,7 +558,7 @@ def test_d6_groups_that_are_none_are_rejected(groups) -> None:
         RowOptimizer(groups(model), SGDSpec())
     with pytest.raises(ConfigError, check=at("rows.frozen")):
         RowOptimizer(model, SGDSpec(rows=RowOptions(frozen=("nowhere",))))
-    train(model, first, range(1))  # what was refused has not taken the tables over
+    train(model, first, range(1))  # what was rejected has not taken the tables over
 
 
 def test_c7_tables_are_in_one_group() -> None:

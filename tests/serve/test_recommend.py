@@ -20,7 +20,7 @@ from terarec.etl.workflow import Workflow
 from terarec.serve import Catalogue, InferenceSession, Recommender, Towers
 from terarec.spec import DLRMSpec, ItemIndexSpec, PrepareOptions, RunSpec, TrainingSpec, TwoTowerSpec
 from terarec.train.run import build
-from tests.cli.conftest import figures, refused
+from tests.cli.conftest import figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.errors import at
 
@@ -150,7 +150,7 @@ def test_the_command_line(trained: Trained, recommender: Recommender, tmp_path: 
         "--exclude": [*given, "--force", "--exclude", "saw"],
         "--allow": [*given, "--force", "--allow", tmp_path / "users.parquet"],
     }.items():
-        refused("recommend", *options, where=where)
+        rejected("recommend", *options, where=where)
 
 
 def test_what_is_rejected(trained: Trained, recommender: Recommender) -> None:

@@ -38,7 +38,7 @@ class Caller:
 
         return asyncio.run(send())
 
-    def refused(self, method: str, path: str, status: int, where: str, problem: str = "", **request: Any) -> None:
+    def rejected(self, method: str, path: str, status: int, where: str, problem: str = "", **request: Any) -> None:
         """Send a request that must end with `status` and the one line of an error at `where`.
 
         Args:
@@ -166,7 +166,7 @@ def test_a_body_without_content_type_is_json(call: Caller, trained: TrainedRun) 
 def test_a_wrong_address_is_reported(
     call: Caller, method: str, path: str, status: int, where: str, problem: str
 ) -> None:
-    call.refused(method, path, status, where, problem)
+    call.rejected(method, path, status, where, problem)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_wrong_address_is_reported(
     ],
 )
 def test_another_form_is_reported(call: Caller, headers: dict[str, str], where: str, problem: str) -> None:
-    call.refused("POST", INFER, 415, where, problem, content=b"{}", headers=headers)
+    call.rejected("POST", INFER, 415, where, problem, content=b"{}", headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -211,17 +211,17 @@ def test_another_form_is_reported(call: Caller, headers: dict[str, str], where: 
 def test_a_wrong_record_is_reported(call: Caller, trained: TrainedRun, change: Any, where: str, problem: str) -> None:
     inputs = tensors(trained.records(0, 2))
     change(inputs)
-    call.refused("POST", INFER, 400, where, problem, json={"inputs": inputs})
+    call.rejected("POST", INFER, 400, where, problem, json={"inputs": inputs})
 
 
 def test_an_unknown_output_is_reported(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1)), "outputs": [{"name": "logit"}]}
-    call.refused("POST", INFER, 400, "outputs[0].name", "got 'logit'", json=request)
+    call.rejected("POST", INFER, 400, "outputs[0].name", "got 'logit'", json=request)
 
 
 def test_too_many_records_are_reported(call: Caller, trained: TrainedRun) -> None:
     request = {"inputs": tensors(trained.records(0, 1001))}
-    call.refused("POST", INFER, 413, "inputs[0].shape", "got 1001 records", json=request)
+    call.rejected("POST", INFER, 413, "inputs[0].shape", "got 1001 records", json=request)
 
 
 class Broken(torch.nn.Module):

@@ -63,8 +63,8 @@ class TableMachine(RuleBasedStateMachine):
         before = dict(self.held), dict(self.seen), set(self.gone), self.evictions
         self._expire(batch)
         admitted = self._admit(batch)
-        refused = not self._make_room(admitted, batch)
-        if refused:
+        rejected = not self._make_room(admitted, batch)
+        if rejected:
             with pytest.raises(StorageError, check=at("table 't'", "holds")):
                 self.table.rows(torch.tensor(batch, dtype=torch.int64), train=True)
             self.held, self.seen, self.gone, self.evictions = before

@@ -113,7 +113,7 @@ def test_every_model_trains_resumes_evaluates_exports_and_serves(kind, data, tmp
 def test_code_is_imported_by_name_only_where_it_is_allowed(data, tmp_path):
     spec = run_spec(data, "python", epochs=1)
     with pytest.raises(ConfigError, check=at("model: factory 'tests.models.factories:small_model'")):
-        build(spec, tmp_path / "refused").fit()
+        build(spec, tmp_path / "rejected").fit()
     build(spec, tmp_path / "run", allow_import=every.ALLOWED).fit()
     for opening in (load_model, InferenceSession.open):
         with pytest.raises(ConfigError, check=at("model: factory 'tests.models.factories:small_model'")):

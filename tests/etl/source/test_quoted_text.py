@@ -84,7 +84,7 @@ def test_tables_of_the_csv_module_are_read_exactly(
 @settings(max_examples=examples(150))
 @given(TABLES, st.sampled_from(BAD_INPUT_POLICIES), st.integers(0, 10**6), st.sampled_from(['"', 'x"', '"x']))
 def test_an_unbalanced_quote_ends_the_reading_or_is_plain_text(tmp_path_factory, table, policy, place, quote):
-    """A10: after one more quote somewhere the rows are a first part of those that are right, or the file is refused."""
+    """A10: after one more quote the rows are a first part of those that are right, or the file is rejected."""
     text = write(tmp_path_factory.mktemp("tables") / "t.csv", table, ",", csv.QUOTE_ALL, "\n").read_text()
     text = text.replace("\n0,5,fake", '\n"0","","5","fake"')  # what was between quotes may not be one of these rows
     begin = len('"label","no\nte","x","note"\n')

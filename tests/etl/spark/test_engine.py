@@ -140,7 +140,7 @@ def test_bad_weights_are_reported_and_left_out_as_by_the_local_engine(tmp_path: 
     told = []
     for asked in (PrepareOptions(), on_spark(PrepareOptions())):
         with pytest.raises(FormatError, check=at(f"{log}: line 12, column 'w'")) as caught:
-            prepare(Workflow.of(spec), [log], tmp_path / "refused", asked)
+            prepare(Workflow.of(spec), [log], tmp_path / "rejected", asked)
         told.append(str(caught.value))
     assert told[0] == told[1]
     ours, theirs = both(spec, [log], tmp_path, bad_input="skip")

@@ -176,10 +176,10 @@ def test_hostile_values_are_rejected_alike(tmp_path: Path, fitted, name, value, 
     path.write_text(f"{good}\n{bad}\n{good}\n")
     opened = open_source(source("json_lines"), [path], policy, threads=1)
     if policy == "raise":
-        with pytest.raises(FormatError) as refused:
+        with pytest.raises(FormatError) as rejected:
             list(opened.blocks())
-        assert refused.value.where in (f"{path}: line 2", f"{path}: line 2, column '{name}'")
-        str(refused.value).encode()
+        assert rejected.value.where in (f"{path}: line 2", f"{path}: line 2, column '{name}'")
+        str(rejected.value).encode()
         return
     rows = sum(block.num_rows for block in opened.blocks())
     assert rows == (2 if policy == "skip" else 3)

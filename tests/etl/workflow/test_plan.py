@@ -51,7 +51,7 @@ def test_a_pass_reads_and_does_only_what_its_results_need() -> None:
     work = planned.transform_pass()
     assert work.steps == (0, 2)
     assert work.reads == ("price", "clicks")
-    assert planned.validation.steps == (0, 2)  # every pass looks for labels and numbers that are refused
+    assert planned.validation.steps == (0, 2)  # every pass looks for labels and numbers that are rejected
     assert planned.row_pass().reads == ("price", "clicks")
 
 

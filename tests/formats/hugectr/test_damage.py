@@ -181,14 +181,14 @@ def check(folder: Path, kind: Kind, *, seed: int, count: int) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         is_checked = kind.is_checked and path.suffix != ".json"
-        refused = check_damage(
+        rejected = check_damage(
             path,
             lambda: kind.read(folder),
             seed=seed,
             count=count,
             may_differ=lambda _: not is_checked,  # noqa: B023
         )
-        assert refused >= count // 4 or not is_checked  # what is cut short, at least
+        assert rejected >= count // 4 or not is_checked  # what is cut short, at least
 
 
 @pytest.mark.parametrize("name", KINDS)
