@@ -4,9 +4,13 @@ import pytest
 import torch
 
 import terarec.hugectr as hugectr
+from terarec.batch import slice_samples
+from terarec.dist import Ranks
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.evaluation import Evaluation
+from tests.dist.launch import run_ranks
 from tests.errors import at
+from tests.hugectr.graphs import batch, dynamic, embedding, model
 
 AUC, LOSS, HIT = hugectr.MetricsType.AUC, hugectr.MetricsType.AverageLoss, hugectr.MetricsType.HitRate
 
@@ -53,3 +57,28 @@ def test_each_finish_starts_anew():
 def test_several_labels_have_no_other_metrics():
     with pytest.raises(WrongInputError, check=at("metrics_spec")):
         Evaluation({AUC: 1.0, HIT: 0.8}, num_labels=2)
+
+
+KEYS = [[7], [3], [5], [2], [7]]
+
+
+def scored(ranks, ends):
+    """Evaluate this rank's span of five samples; return metrics, scores and labels of all."""
+    samples = batch(KEYS, KEYS, seed=3)
+    own = slice_samples(samples, ends[ranks.rank], ends[ranks.rank + 1])
+    found = Evaluation({AUC: 1.0, LOSS: 0.0}, num_labels=1, ranks=ranks)
+    found.score(model(embedding(dynamic("e"), slots=2)), own, "fp32", total=5)
+    return dict(found.finish()), found.predictions["label"].tolist(), found._labels.tolist()
+
+
+def scored_by_spans(ranks):
+    return [scored(ranks, ends) for ends in ((0, 2, 5), (0, 4, 5), (0, 5, 5))]
+
+
+def test_ranks_with_spans_of_any_size_find_what_one_process_does():
+    metrics, scores, labels = scored(Ranks(), (0, 5))
+    results = [result for of_rank in run_ranks(2, scored_by_spans) for result in of_rank]
+    for found, predicted, truth in results:
+        assert found == pytest.approx(metrics, rel=1e-6)
+        assert torch.allclose(torch.tensor(predicted), torch.tensor(scores), atol=1e-6)
+        assert truth == labels

@@ -220,14 +220,23 @@ class Ranks:
         """Return the part of `count` samples that a rank takes: equal parts but for one sample; None for this rank."""
         return share_of(count, self.rank if rank is None else rank, self.size)
 
-    def joined(self, what: str, values: Tensor, count: int) -> Tensor:
-        """Return ``[count, ...]``, of which this rank has the rows of its `share`, on every rank."""
+    def joined(self, what: str, values: Tensor, count: int, rows: Sequence[int] | None = None) -> Tensor:
+        """Return ``[count, ...]``, of which this rank has the rows of its `share`, on every rank.
+
+        Args:
+            what: Name of the collective.
+            values: [n, ...], the rows of this rank.
+            count: Rows of all ranks.
+            rows: Rows of each rank where these are not the shares.
+        """
         if self._group is None:
             return values
         # A rank without samples has no row to take the width of, and has to expect those of the others.
         width = values[:1].numel() if values.shape[0] else values.new_empty(1, *values.shape[1:]).numel()
-        rows = [self.share(count, rank) for rank in range(self.size)]
-        received = [(part.stop - part.start) * width for part in rows]
+        if rows is None:
+            shares = [self.share(count, rank) for rank in range(self.size)]
+            rows = [part.stop - part.start for part in shares]
+        received = [held * width for held in rows]
         flat = values.contiguous().flatten().repeat(self.size)
         return self.all_to_all(what, flat, [values.numel()] * self.size, received).view(count, *values.shape[1:])
 

@@ -134,9 +134,7 @@ class Compiled:
         assert isinstance(output, dict)  # of a graph
         tensor: Tensor = output[name].detach()
         if kind is Tensor_t.Train and self.trainer.ranks.size > 1:  # each has its share of the batch
-            of_ranks, what = self.trainer.ranks, f"tensor {name!r}"
-            total = int(of_ranks.all_reduce_(what, torch.tensor([tensor.shape[0]])))
-            tensor = of_ranks.joined(what, tensor, total)
+            tensor = torch.cat(self.trainer.ranks.gather_rows(f"tensor {name!r}", tensor))
         found: NDArray[np.float32] = tensor.float().cpu().numpy()
         return found
 

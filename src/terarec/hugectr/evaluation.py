@@ -67,7 +67,7 @@ class Evaluation:
 
         Args:
             model: The model.
-            batch: Samples of this rank: its `Ranks.share` of the batch.
+            batch: Samples of this rank: a span of the batch, after those of the ranks before.
             precision: Precision of the layers' matrix products.
             total: Samples of the batch on all ranks.
 
@@ -84,8 +84,12 @@ class Evaluation:
         if ranks.size > 1:
             share = torch.nan_to_num(loss.detach()) * batch.batch_size / total  # the mean of no samples is no number
             loss = ranks.all_reduce_("loss of an evaluation", share.reshape(1))[0]
-            tensors = {name: ranks.joined(f"tensor {name!r}", held, total) for name, held in tensors.items()}
-            labels = ranks.joined("labels of an evaluation", labels, total)
+            # Not the shares of so many samples: of files with checksums a short last batch is cut as a full one.
+            sizes = torch.zeros(ranks.size, dtype=torch.int64)
+            sizes[ranks.rank] = batch.batch_size
+            rows: list[int] = ranks.all_reduce_("samples of an evaluation", sizes).tolist()
+            tensors = {name: ranks.joined(f"tensor {name!r}", held, total, rows) for name, held in tensors.items()}
+            labels = ranks.joined("labels of an evaluation", labels, total, rows)
         predictions = model.predictions(tensors)
         _check_numbers(predictions)
         self.update(loss, predictions, tensors)
