@@ -199,6 +199,7 @@ class OnnxTable:
         default = table.spec.default if isinstance(table, DynamicTable) else 0.0
         absent = np.zeros((2, self.width), np.float32)  # of no key, and of a key that is not there
         absent[1] = default
+        # Where both are zeros, a key that is not there needs no row of its own, and the graph no comparison.
         self._has_default = bool(absent.any())
         rows = np.concatenate([absent, weights[order]])
         self._ranges: tuple[str, str] | None = None  # constants [rows, 1]

@@ -204,6 +204,7 @@ class ItemIndex:
         query = np.repeat(np.arange(num_queries), lengths)
         at = np.searchsorted(self._sorted, flat).clip(max=len(self) - 1)
         is_known = self._sorted[at] == flat
+        # One number for query and place: sorted and made distinct for all queries in one call.
         pairs = np.unique(query[is_known] * len(self) + self._order[at[is_known]])
         return Ragged(pairs % len(self), offsets_of(np.bincount(pairs // len(self), minlength=num_queries)))
 
@@ -222,6 +223,7 @@ class ItemIndex:
         """Search for as many items more as the longest list excludes, and leave those out."""
         assert self._lists is not None
         most = int(np.diff(excluded.offsets).max(initial=0))
+        # faiss cannot leave out other items for each query, so that many more are asked for.
         wanted = min(len(self), k + most)
         found = self._lists.search(queries, wanted, self.spec.probes)
         # The lists near a query may hold fewer items than are wanted. Then all products find the others.
@@ -237,8 +239,10 @@ class ItemIndex:
     def _found(self, queries: Floats, places: Integers, k: int) -> FoundItems:
         """Return places int64[Q, n], -1 being none, as k keys in the order of their exact scores."""
         places = np.pad(places, ((0, 0), (0, max(0, k - places.shape[1]))), constant_values=-1)
+        # Scored again, exactly: a place means the same product whichever search found it.
         scores = np.einsum("qnd,qd->qn", self.vectors[places], queries, dtype=np.float32)
         scores[places < 0] = -np.inf
+        # Equal scores in the order of the items, so that all methods give the same list.
         order = np.lexsort((places, -scores), axis=1)
         places, scores = (np.take_along_axis(held, order[:, :k], 1) for held in (places, scores))
         return FoundItems(np.where(places < 0, -1, self.keys[places]), scores)
@@ -264,6 +268,7 @@ class _Lists:
         library = _faiss()
         lists = min(spec.lists or 4 * math.isqrt(len(vectors)), len(vectors))
         squares = np.square(vectors).sum(1, keepdims=True)
+        # The further number that makes all lengths equal; the longest item gets 0.
         items = np.concatenate([vectors, np.sqrt(squares.max() - squares)], axis=1)
         index = library.index_factory(items.shape[1], f"IVF{lists},Flat", library.METRIC_L2)
         index.train(items[:: max(1, len(items) // (_ITEMS_PER_LIST * lists))])

@@ -83,6 +83,7 @@ def score_files(
             raise FieldError("", "keep", f"got {name!r}, expected other columns than {', '.join(dict.fromkeys(names))}")
     rows = 0
     tables = _tables(session, files, names)
+    # Its types are those of the file, which is not begun where there is no row.
     first = next(tables, None)
     if first is None:
         raise ConfigError("files", "got no row that can be scored, expected at least one")

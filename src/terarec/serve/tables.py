@@ -84,11 +84,13 @@ class ServedRun:
             StorageError: A tier cannot be written, or not enough memory.
         """
         version = checkpoint.step
+        # Sessions may share a server: the first one loads a version, the others find it there.
         if version not in self.server.versions.get(self.name, ()):
             files, source = checkpoint.table_files(), str(checkpoint.path)
             tables = [
                 ServedTableSpec(name=name, width=table.width, source=source) for name, table in self.tables.items()
             ]
+            # A checkpoint may leave out rows that training did not change; their initial values follow from its seed.
             defaults = {name: default_rows(table, files.shape(name).seed) for name, table in self.tables.items()}
             spec = ServedModelSpec(name=self.name, version=version, tables=tuple(tables))
             self.server.load(spec, defaults).wait()

@@ -116,6 +116,7 @@ class HPS:
                 )
             name = model.tables[table_id].name
             if model.cache is None:
+                # Without a cache the rows come from tiers, which are in host memory or behind it.
                 return self.server.lookup(model_name, name, keys.cpu())
             return self.server.cache(model_name, name, device=device_of([device_id])).lookup(keys)
 
@@ -233,6 +234,7 @@ def _database(data: JsonObject, key: str, cls: type[Record]) -> Any:
             given[name] = clause.take(name, kind)
         else:
             clause.accept(name)
+    # Older files bound reads and writes apart; one bound, the larger, serves both here.
     older = [clause.take(name, integer(1), None) for name in ("max_get_batch_size", "max_set_batch_size")]
     if any(older) and "max_batch_size" not in given:
         given["max_batch_size"] = max(filter(None, older))

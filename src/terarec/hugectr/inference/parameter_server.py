@@ -29,6 +29,7 @@ from terarec.spec import (
     TLSSpec,
 )
 
+# HugeCTR's default margin is the largest uint64; what reaches half of it is no bound.
 _NO_BOUND = 2**63
 _EVICT: dict[DatabaseOverflowPolicy_t, Any] = {
     DatabaseOverflowPolicy_t.evict_oldest: "lru",
@@ -119,6 +120,7 @@ def cache_of(params: InferenceParams) -> CacheSpec | None:
     return CacheSpec(
         form="static" if is_static else "dynamic",
         share=1.0 if is_static else min(1.0, params.cache_size_percentage),
+        # HugeCTR takes any threshold. Above 1 no lookup reaches it, and 1 reads all at once, too.
         hit_rate_threshold=min(1.0, params.hit_rate_threshold),
         refresh_delay_seconds=params.refresh_delay,
         refresh_seconds=params.refresh_interval,
@@ -155,6 +157,7 @@ def served_model(
                 ServedTableSpec(
                     name=named[number] or f"sparse_embedding{number}",
                     width=width,
+                    # Scripts give one default for models of several tables; the last one counts for all further tables.
                     default=defaults[min(number, len(defaults) - 1)],
                     source=str(files[number]) if files else None,
                     key_bytes=8 if params.i64_input_key else 4,

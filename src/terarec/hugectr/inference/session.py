@@ -200,6 +200,7 @@ class InferenceSession:
             FileCannotOpenError: No such data.
             BrokenFileError: A damaged file.
         """
+        # Requests and files share this name in HugeCTR; files begin with a number of batches, requests with a list.
         if isinstance(args[0] if args else kwargs.get("num_batches"), int):
             return self._predict_files(*args, **kwargs)
         names = ("dense_feature", "embeddingcolumns", "row_ptrs", "i64_input_key")
@@ -288,6 +289,7 @@ class InferenceSession:
                 opener(num_samples=params.num_samples),
                 source,
                 batch_size=size,
+                # num_batches may be more than the files hold: HugeCTR begins with them again.
                 repeat=True,
                 drop_last=False,
                 threads=params.num_workers,
