@@ -15,7 +15,9 @@ from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
 from terarec.ops.layout import Pooling
 from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ModelCaches, ParameterServer, TableTiers
-from terarec.spec import CacheSpec, ParameterServerSpec, ServedModelSpec, ServedTableSpec
+from terarec.ps.disk import row_file_tier
+from terarec.ps.table import find_together
+from terarec.spec import CacheSpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
 from tests.errors import at
 from tests.ps.tiers import distinct_rows
 
@@ -257,3 +259,30 @@ def test_wrong_keys_and_sizes_are_rejected() -> None:
         EmbeddingCache(tiers(), 0, CacheSpec())
     with pytest.raises(ConfigError, check=at("keys")):
         EmbeddingCache(tiers(), 4, CacheSpec()).lookup(torch.zeros(4))
+
+
+def test_files_of_several_tables_are_read_together(tmp_path: Path) -> None:
+    """Rows in host memory and on the disk, keys that repeat, and keys that no file has."""
+    tables, held = [], (300, 40)
+    for number, rows in enumerate(held):
+        tier = row_file_tier(RowFileSpec(path=".", cache_bytes=4096), tmp_path / str(number), "t", WIDTH)
+        tier.insert(torch.arange(rows), rows_of(torch.arange(rows), salt=float(number)))
+        tier.flush()
+        assert tier.cached is not None
+        tables.append(TableTiers([tier], lambda keys: torch.full((keys.numel(), WIDTH), 0.25)))
+    generator = torch.Generator().manual_seed(2)
+    asked = [0, 0]
+    for counts in ((3, 50), (200, 1), (0, 9), (7, 0), (400, 400), (5, 5)):
+        keys = torch.randint(0, 330, (sum(counts),), generator=generator)
+        found = find_together(tables, keys, [counts[0], sum(counts)])
+        expected = torch.cat([rows_of(part, salt=float(i)) for i, part in enumerate(torch.split(keys, counts))])
+        is_there = keys < torch.tensor(held).repeat_interleave(torch.tensor(counts))
+        expected[~is_there] = 0.25
+        assert torch.equal(found.mask, is_there)
+        assert torch.equal(found.rows, expected)
+        asked = [before + count for before, count in zip(asked, counts, strict=True)]
+    statistics = [table.statistics() for table in tables]
+    assert [one.keys for one in statistics] == asked
+    assert [one.tiers[0].counted.keys for one in statistics] == asked
+    for table in tables:
+        table.close()
