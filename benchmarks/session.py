@@ -5,6 +5,7 @@ most 150 us with the small model, and 1,024 records should reach 95 % of the rat
 """
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from terarec.train.run import build
 
 SMALL = DLRMSpec(width=16, bottom=(64, 16), top=(64, 32))
 LARGE = DLRMSpec(width=128, bottom=(512, 256, 128), top=(1024, 1024, 512, 256))
+# Threads of OpenMP that wait busily take the cores from those of ONNX Runtime.
+WAITING = ", OMP_WAIT_POLICY=passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
 NUMBERS = [f"I{number}" for number in range(1, 14)]
 CATEGORIES = [f"C{number}" for number in range(1, 27)]
 
@@ -48,8 +51,8 @@ def sessions(turns: int) -> Iterator[Row]:
             build(RunSpec(data=str(root / "data"), model=model, training=training), root / name).fit()
             for executor in ("eager", "onnxruntime"):
                 session = InferenceSession.open(root / name, executor=executor)
-                for size in (1, 1024):
-                    case = f"{size:,} records of 39 fields, {name} DLRM in {executor}"
+                for size in (1, 32, 1024):
+                    case = f"{size:,} records of 39 fields, {name} DLRM in {executor}{WAITING}"
                     yield from timed(session, records(lines[:size]), case, size, turns * (20 if size == 1 else 1))
 
 
