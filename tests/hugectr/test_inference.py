@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 import terarec.hugectr as hugectr
 from terarec.cli.inspect_model import describe_graph_file
 from terarec.errors import DataNotFoundError
-from terarec.export.dense_part import DensePart
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.inference import (
     HPS,
@@ -27,12 +25,12 @@ from terarec.hugectr.inference import (
     VolatileDatabaseParams,
 )
 from terarec.metrics import AUC
-from terarec.serve import executors
 from terarec.serve.executor_file import graph_executors_file, this_machine
 from terarec.spec import EXECUTOR_NAMES
 from tests.hugectr import families
 from tests.hugectr.planted import Planted, write_norm
 from tests.hugectr.scripts import ADAM, Layer, embed, layer, model, to_loss
+from tests.serve.counted_executor import count_batches
 
 STEPS, BATCH, SAMPLES = 30, 100, 400
 
@@ -135,16 +133,7 @@ def test_a_model_scores_files(saved: Saved) -> None:
 
 def test_an_executor_computes_the_layers(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by the file beside the graph, and shown by ``terarec inspect``."""
-    sizes: list[int] = []
-
-    def counted(part: DensePart, folder: Path) -> executors.Program:
-        def run(values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            sizes.append(len(values[0]))
-            return part.module(*values)
-
-        return run
-
-    monkeypatch.setattr(executors, "EXECUTORS", {**executors.EXECUTORS, "onnxruntime": counted})
+    sizes = count_batches(monkeypatch)
     graph = Path(shutil.copy(saved.graph, tmp_path / "graph.json"))
     with pytest.raises(DataNotFoundError):
         describe_graph_file(graph)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from terarec.train.run import build
 from tests.cli.conftest import figures
 from tests.errors import at
 from tests.serve.conftest import DENSE, TrainedRun
+from tests.serve.counted_executor import count_batches
 
 HOST = ParameterServerSpec(tiers=(HostMemorySpec(),))
 SLOW = {"compile", "aotinductor"}  # which start a C++ compiler
@@ -207,16 +207,7 @@ def graph_run(trained: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_layers_of_a_graph_are_computed_apart(
     graph_run: Path, trained: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
-
-    def counted(part: DensePart, folder: Path) -> executors.Program:
-        def run(values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            sizes.append(len(values[0]))
-            return part.module(*values)
-
-        return run
-
-    monkeypatch.setattr(executors, "EXECUTORS", {**EXECUTORS, "onnxruntime": counted})
+    sizes = count_batches(monkeypatch)
     with InferenceSession.open(graph_run, executor="onnxruntime") as session:
         sizes.clear()
         for bounds in ((0, 1), (0, 200)):

@@ -152,6 +152,15 @@ def _check_unset(options: ExportOptions, names: tuple[str, ...]) -> None:
             raise ConfigError(f"--{field.name.replace('_', '-')}", f"has no meaning for --to {options.format}")
 
 
+_KafkaConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Options of ``terarec serve``."""
@@ -173,13 +182,7 @@ class ServeOptions:
             "redis://HOST:PORT/STREAM, or its JSON.",
         ),
     ] = None
-    kafka_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
-        ),
-    ] = None
+    kafka_config: _KafkaConfigOption = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
     row_type: RowTypeOption = "fp32"
@@ -238,13 +241,7 @@ class PublishOptions:
             help="kafka://HOST:PORT/TOPIC, redis://HOST:PORT/STREAM, or the JSON of a stream.",
         ),
     ]
-    kafka_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
-        ),
-    ] = None
+    kafka_config: _KafkaConfigOption = None
     every_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds between polls for new checkpoints.")] = 1.0
     once: Annotated[bool, typer.Option("--once", help="Publish the present checkpoints, then end.")] = False
 

@@ -172,7 +172,7 @@ class KafkaTopic:
         self._library = _confluent_kafka()
         self._client_settings = {} if spec.client_file is None else _read_client_settings(Path(spec.client_file))
         if spec.client_file is not None:
-            # The client alone knows its settings. A wrong one is told now rather than by a thread that tries again.
+            # The client alone knows its settings. A wrong one is reported now rather than by a thread that tries again.
             try:
                 self._library.Producer(self._settings(), logger=_SILENT)
             except self._library.KafkaException as error:
