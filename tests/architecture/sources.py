@@ -1,4 +1,4 @@
-"""The package's sources, read and parsed once, when a test asks for them."""
+"""The package's sources, parsed once, when a test needs them."""
 
 import ast
 import functools
@@ -10,18 +10,9 @@ PACKAGE = Path(terarec.__file__).parent
 
 
 @functools.cache
-def all_sources() -> dict[str, str]:
-    """Return the text of every file by its path below the package."""
-    return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-@functools.cache
-def all_trees() -> dict[str, ast.Module]:
-    """Return the tree of every file."""
-    return {file: ast.parse(text) for file, text in all_sources().items()}
-
-
-@functools.cache
 def all_nodes() -> dict[str, list[ast.AST]]:
-    """Return every node of the tree of every file."""
-    return {file: list(ast.walk(tree)) for file, tree in all_trees().items()}
+    """Return every node of the tree of every file, by the path of the file below the package."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): list(ast.walk(ast.parse(path.read_text())))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }

@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 
 LIST = Path(__file__).with_name("public_names.txt")
-ROOMS = [
+PACKAGES = [
     "",
     "batch",
     "checkpoint",
@@ -48,22 +48,22 @@ ROOMS = [
 ]
 
 
-def exported(room: str) -> list[str]:
-    """Names of a package's ``__all__``, or the public classes and functions that a single-file room defines."""
-    package = f"terarec.{room}".rstrip(".")
-    module = importlib.import_module(package)
+def exported(package: str) -> list[str]:
+    """Names of a package's ``__all__``, or the public classes and functions of a package in a single file."""
+    full_name = f"terarec.{package}".rstrip(".")
+    module = importlib.import_module(full_name)
     names = getattr(module, "__all__", None)
     if names is None:
-        assert not hasattr(module, "__path__"), f"package {package} declares no __all__"
+        assert not hasattr(module, "__path__"), f"package {full_name} declares no __all__"
         defined = inspect.getmembers(module, lambda value: getattr(value, "__module__", "") == module.__name__)
         names = [name for name, _ in defined if not name.startswith("_")]
     missing = [name for name in names if not hasattr(module, name)]
-    assert not missing, f"{package} exports names that it does not have: {missing}"
-    return [f"{package}.{name}" for name in sorted(names)]
+    assert not missing, f"{full_name} exports names that it does not have: {missing}"
+    return [f"{full_name}.{name}" for name in sorted(names)]
 
 
 def all_exported() -> list[str]:
-    return [name for room in ROOMS for name in exported(room)]
+    return [name for package in PACKAGES for name in exported(package)]
 
 
 def test_public_names_equal_the_list() -> None:
