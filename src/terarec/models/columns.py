@@ -163,7 +163,11 @@ class ColumnVectors(nn.Module):
         _first_vectors(spec.tables).fill_(self.dense_vectors, generator)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """float[B, S + F, D]; and what an MLP reads, the dense columns and the pooled vectors: float[B, F + S * D]."""
+        """Return the vectors and the input of an MLP.
+
+        Returns:
+            The vectors float[B, S + F, D], and the dense columns with the pooled vectors float[B, F + S * D].
+        """
         scaled = batch.dense.unsqueeze(2) * self.dense_vectors
         if self.embedding is None:
             return scaled, batch.dense

@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
         self._product = quantized.linear_relu_dynamic if getattr(layer, "relu", False) else quantized.linear_dynamic
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """float[..., n] -> float32[..., m]."""
+        """Multiply in integers: float[..., n] -> float32[..., m]."""
         if not input.shape[0]:  # which the product does not take
             rows = torch.zeros(1, *input.shape[1:])
             return self.forward(rows)[:0]

@@ -96,7 +96,7 @@ class PairProducts(nn.Module):
         self.factors = nn.Parameter(torch.ones(num_outputs, width)) if num_outputs > 1 else None
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """float[B, m, D] -> float[B, C]."""
+        """Return the sum for each output: float[B, m, D] -> float[B, C]."""
         products = pair_products(vectors)
         if self.factors is None:
             return products.sum(1, keepdim=True)

@@ -18,7 +18,7 @@ class ReLUInPlace(nn.Module):
     """The positive part, written over the input: for the output of a linear layer or a norm."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Overwrite `x`, of any float type and shape, by its positive part and return it."""
         return nn.functional.relu_(x)
 
 
@@ -41,12 +41,13 @@ class Dice(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n]."""
+        """Weigh the columns by their gates: float[B, n] -> float[B, n]."""
         gate: Tensor = self.norm(x).sigmoid()
         return x * (self.alpha + (1 - self.alpha) * gate)
 
 
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
+    # In place saves a tensor of the batch's size: a linear layer's backward reads its input and weight, not its output.
     "relu": lambda _: ReLUInPlace(),
     "gelu": lambda _: nn.GELU(),
     "silu": lambda _: nn.SiLU(),
@@ -74,7 +75,7 @@ class ReLU(Layer):
     FORMULA = "y = max(0, x)"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the positive part of `x`, of any float type and shape."""
         return x.relu()
 
 
@@ -86,7 +87,7 @@ class Sigmoid(Layer):
     FORMULA = "y = 1 / (1 + exp(-x))"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the logistic function of `x`, of any float type and shape."""
         return x.sigmoid()
 
 
@@ -103,12 +104,12 @@ class ELU(Layer):
         self.alpha = alpha
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the exponential linear unit of `x`, of any float type and shape."""
         return nn.functional.elu(x, self.alpha)
 
 
 class Cast(Layer):
-    """The same numbers in another type."""
+    """A conversion of numbers to another type."""
 
     KIND = "cast"
     OPTIONS = (choice("dtype", "type of the output", tuple(_DTYPES), default="float32"),)
@@ -120,7 +121,7 @@ class Cast(Layer):
         self.dtype = _DTYPES[dtype]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return `x`, of any float type and shape, in the layer's type."""
         return x.to(self.dtype)
 
 
@@ -148,9 +149,10 @@ class PReLUDice(Layer):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, ...] -> the same."""
+        """Weigh the elements by their gates: float[B, ...] -> float[B, ...]."""
         if self.batch_ranks is not None:
             columns = x.reshape(x.shape[0], x.shape[1:].numel())
+            # `normalize` takes [n, C]: each element of a sample is a column, as in the formula below.
             found = normalize(self.batch_ranks, "statistics of prelu_dice", columns, eps=self.eps)
             gate = found.values.view(x.shape).sigmoid().to(x.dtype)
         else:
@@ -166,6 +168,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     else for 4, with `rate` rounded to a multiple of 2^-16. Torch's own dropout draws once an element: for 4096 x 400
     floats it takes 18.6 ms, this 1.5 (one Zen 5 core, torch 2.13).
     """
+    # Only a CPU draws serially, and a compiler makes one kernel of torch's function and what surrounds it.
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.nn.functional.dropout(x, rate)
     out: Tensor = _Dropout.apply(x, rate)  # type: ignore[no-untyped-call]
@@ -183,6 +186,7 @@ def relu_dropout(x: Tensor, rate: float) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
+        # The draws are kept rather than a mask of floats, as they take one or two bytes an element.
         draws, ctx.least, ctx.scale = _draw(x, rate)
         ctx.save_for_backward(draws)
         return _masked(x, draws, ctx.least).mul_(ctx.scale)
@@ -206,6 +210,7 @@ class _ReLUDropout(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
+        # A unit is 0 in `out` if it was dropped or not positive, and neither has a gradient.
         return torch.ops.aten.threshold_backward(grad, out, 0).mul_(ctx.scale), None
 
 
@@ -216,6 +221,7 @@ def _draw(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
     num_values = largest - smallest + 1
     # At least one value keeps an element, so that the scale is finite for rates that round to 1.
     num_dropped = min(round(rate * num_values), num_values - 1)
+    # `random_` with no upper end draws all 64 bits; a smaller type would take one draw of the generator an element.
     draws = torch.empty(-(-x.numel() * dtype.itemsize // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
     draws = draws.view(dtype)[: x.numel()].view(x.shape)
     return draws, smallest + num_dropped, num_values / (num_values - num_dropped)
@@ -243,5 +249,5 @@ class Dropout(Layer):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the `dropout` of `x` in training, and `x` itself in evaluation."""
         return dropout(x, self.rate) if self.training and self.rate else x

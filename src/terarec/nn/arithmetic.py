@@ -28,7 +28,7 @@ class Add(_OfEqualShapes):
     FORMULA = "y = x_1 + x_2 + ..."
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the sum of the inputs, of any float type and one shape."""
         return reduce(operator.add, inputs)
 
 
@@ -41,7 +41,7 @@ class Sub(_OfEqualShapes):
     FORMULA = "y = x_1 - x_2"
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the difference of two inputs, of any float type and one shape."""
         return left - right
 
 
@@ -53,7 +53,7 @@ class ElementwiseMultiply(_OfEqualShapes):
     FORMULA = "y = x_1 x_2 ..."
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Any float type and shape."""
+        """Return the product of the inputs, of any float type and one shape."""
         return reduce(operator.mul, inputs)
 
 
@@ -67,6 +67,7 @@ class _Reduce(Layer):
     def __init__(self, shapes: Sequence[TensorShape], *, axis: int) -> None:
         (shape,) = shapes
         self.require(axis <= len(shape.dims), shapes, f"more than {axis} dimensions", axis=axis)
+        # `dims` leaves the batch out, so that dimension `axis` is its entry `axis - 1`.
         super().__init__([TensorShape(shape.rows, (*shape.dims[: axis - 1], 1, *shape.dims[axis:]))])
         self.axis = axis
 
@@ -78,7 +79,7 @@ class ReduceSum(_Reduce):
     FORMULA = "y = sum of x along axis"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type; shapes as declared."""
+        """Sum along `axis`; shapes as declared."""
         return x.sum(self.axis, keepdim=True)
 
 
@@ -89,7 +90,7 @@ class ReduceMean(_Reduce):
     FORMULA = "y = mean of x along axis"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any float type; shapes as declared."""
+        """Average along `axis`; shapes as declared."""
         return x.mean(self.axis, keepdim=True)
 
 
@@ -108,6 +109,8 @@ class MatrixMultiply(Layer):
     def __init__(self, shapes: Sequence[TensorShape], *, transpose_b: bool) -> None:
         left, right = shapes
         self.transpose_b = transpose_b
+        # HugeCTR multiplies two inputs of [B, n] as matrices, although rows of the second are samples. This fits only
+        # where the batch has n samples, which is known at the call.
         self.is_of_batches = len(left.dims) == 1
         if self.is_of_batches:
             good = len(right.dims) in (1, 2) and not transpose_b
@@ -122,7 +125,7 @@ class MatrixMultiply(Layer):
         super().__init__([TensorShape(left.rows, out)])
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Shapes as declared.
+        """Multiply; shapes as declared.
 
         Raises:
             RuntimeError: The rows of a batch are not as many as the columns of the first input of two dimensions.

@@ -16,7 +16,7 @@ from terarec.nn.layer import FileTensor, Layer, TensorShape, WeightedLayer, as_i
 
 
 def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
-    """exp(z_i) / (sum of exp(z_j) + 1e-6) over the last dimension, z = x - 10000 (1 - mask) less its maximum.
+    """Return exp(z_i) / (sum of exp(z_j) + 1e-6) over the last dimension, z = x - 10000 (1 - mask) less its maximum.
 
     The gradient takes the maximum for a constant, as HugeCTR's does.
 
@@ -51,7 +51,7 @@ class Softmax(Layer):
         self.factor = factor
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """float[B, ..., n] and its mask -> float[B, ..., n]."""
+        """Return the softmax of float[B, ..., n], with a mask on request, in the same shape."""
         return x.softmax(-1) if mask is None else masked_softmax(x * self.factor, mask)
 
 
@@ -59,7 +59,7 @@ _HEADS = integer("num_attention_heads", "heads h; the width is h times theirs", 
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, seq, h*d] -> [B, h, seq, d]."""
+    """Return [B, seq, h*d] as [B, h, seq, d]."""
     return x.reshape(-1, x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
 
@@ -90,12 +90,13 @@ class MultiHeadAttention(Layer):
         self.num_heads = heads
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Shapes as declared."""
+        """Mix the values of each query; shapes as declared."""
         q, k, v = (_split_heads(x, self.num_heads) for x in (query, key, value))
         if mask is None:
             # Not with a mask, where HugeCTR's softmax adds 1e-6 to the sum and torch's kernel does not.
             mixed = scaled_dot_product_attention(q, k, v)
         else:
+            # (B, h, from, d) times (B, h, d, to) gives (B, h, from, to)
             scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
             mixed = masked_softmax(scores, mask).to(v.dtype) @ v
         return mixed.transpose(1, 2).flatten(2)
@@ -127,7 +128,7 @@ class AttentionScores(Layer):
         self.num_heads = heads
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Shapes as declared."""
+        """Return the scores, and the values by head where they are given; shapes as declared."""
         if value is None:
             return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         q, k, v = (_split_heads(x, self.num_heads) for x in (query, key, value))
@@ -150,7 +151,7 @@ class AttentionValues(Layer):
         super().__init__([TensorShape(weights.rows, (weights.dims[1], value.dims[0] * value.dims[2]))])
 
     def forward(self, weights: Tensor, value: Tensor) -> Tensor:
-        """Shapes as declared."""
+        """Mix the values by their weights; shapes as declared."""
         return (weights @ value).transpose(1, 2).flatten(2)
 
 
@@ -191,6 +192,7 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
         self.adds_input = residual
 
+        # Query, key and value are drawn in this order: another one would change the initial weights of a seed.
         def projection() -> nn.Linear:
             return new_linear(in_width, width, weight=initial(in_width, width)[0], bias=None, generator=generator)
 
@@ -199,7 +201,8 @@ class SelfAttention(nn.Module):
         self.norm = nn.LayerNorm(width) if layer_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, m, in_width] -> float[B, m, width]."""
+        """Mix the vectors of each sample: float[B, m, in_width] -> float[B, m, width]."""
+        # Each is (B, heads, m, width / heads).
         query, key, value = (
             layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -231,7 +234,7 @@ class TargetAttention(nn.Module):
         self.softmax = softmax
 
     def forward(self, target: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
-        """Pool.
+        """Pool the vectors of each history by attention to its target.
 
         Args:
             target: float[B, D].
@@ -245,8 +248,10 @@ class TargetAttention(nn.Module):
             # The empty sum keeps the values in the graph, which get a gradient of their own shape.
             return torch.zeros_like(target) + values.sum(0)
         lengths = offsets.diff()
+        # The size is given, because torch would wait for the device to sum the lengths.
         sample = torch.repeat_interleave(lengths, output_size=values.shape[0])
         targets = target.index_select(0, sample)
+        # In float32 under autocast, too: the sum over a long history would lose small terms in 16 bits.
         weights = self.mlp(torch.cat([targets, values, targets - values, targets * values], dim=1)).float()
         if self.softmax:
             # A softmax does not change with the number that is subtracted, which needs no gradient then.
@@ -319,6 +324,7 @@ class GRU(WeightedLayer):
         self.input_rows = shape.rows
         self.sequence_length = sequence_length
         self.vector_size = vector_size
+        # On "meta", so that torch draws no weights of its own from the global generator.
         self.gru = nn.GRU(vector_size, num_output, device="meta").to_empty(device="cpu")
         own = uniform(1.0 / math.sqrt(num_output))
         weight_x, weight_state, bias, unused_bias = self.gru.parameters()
@@ -330,12 +336,13 @@ class GRU(WeightedLayer):
         constant(0.0).fill_(unused_bias.requires_grad_(False), generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """W [3 h, v], R [3 h, h] and b [3 h], of the reset gate, the update gate and the new state."""
+        """Return W [3 h, v], R [3 h, h] and b [3 h], of the reset gate, the update gate and the new state."""
         return [FileTensor(weight, as_is) for weight in list(self.gru.parameters())[:3]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[t*B, v] -> float[t*B, h]."""
+        """Return the state after every step: float[t*B, v] -> float[t*B, h]."""
         batch_size = x.shape[0] // self.input_rows
+        # Rows are reinterpreted and not transposed: HugeCTR passes its buffer to cuDNN, which reads step after step.
         states, _ = self.gru(x.flatten().view(self.sequence_length, batch_size, self.vector_size))
         out: Tensor = states.flatten(0, 1)
         return out
@@ -364,11 +371,12 @@ class SequenceMask(Layer):
         self.require(good, shapes, "one or two of [B, 1]")
         num_from = max_sequence_len_from if len(shapes) == 2 else 1
         super().__init__([TensorShape(shapes[0].rows, (1, num_from, max_sequence_len_to))])
+        # Buffers move with the model; they are not persistent, because the options determine them.
         self.register_buffer("_from_positions", torch.arange(max_sequence_len_from).view(1, 1, -1, 1), persistent=False)
         self.register_buffer("_to_positions", torch.arange(max_sequence_len_to).view(1, 1, 1, -1), persistent=False)
 
     def forward(self, length_from: Tensor, length_to: Tensor | None = None) -> Tensor:
-        """float[B, 1], once or twice -> [B, 1, from or 1, to] of the first one's type."""
+        """Return the mask [B, 1, from or 1, to] for one or two float[B, 1] of lengths, in the first one's type."""
         last = length_from if length_to is None else length_to
         counts = self._to_positions < last.trunc().view(-1, 1, 1, 1)
         if length_to is not None:

@@ -49,6 +49,7 @@ class Normalized(NamedTuple):
 
 def sum_over(ranks: BatchRanks, what: str, values: Tensor) -> Tensor:
     """Return the sum of numbers over the processes; no gradient goes through it."""
+    # A copy, since the collective replaces what it is given.
     return ranks.all_reduce_(what, values.detach().clone())
 
 
@@ -63,6 +64,7 @@ def rows_of_all(ranks: BatchRanks, what: str, values: Tensor) -> tuple[Tensor, i
     Returns:
         The rows, and the number of this process's first one among them.
     """
+    # Keys and labels have no gradient, and so no backward with a collective of its own.
     if not values.requires_grad:
         parts = ranks.gather_rows(what, values)
         return torch.cat(parts), _first(ranks, parts)
@@ -105,8 +107,10 @@ class _Rows(torch.autograd.Function):
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: BatchRanks, what: str, eps: float) -> tuple[Tensor, Tensor, Tensor, int]:
+        # In float64, so that statistics hardly depend on how the samples are spread over ranks.
         own = x.double()
         # Each process sends its mean and the squares around it (Chan et al.): sums of squares themselves would cancel.
+        # A rank may have no samples of an epoch's last batch. Their mean would be NaN, also times a count of 0.
         own_mean = own.mean(0) if x.shape[0] else own.new_zeros(x.shape[1])
         count = own.new_tensor([float(x.shape[0])])
         mine = torch.cat([count, own_mean, (own - own_mean).square().sum(0)])
@@ -129,6 +133,8 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         values, scale = ctx.saved_tensors
+        # Mean and variance depend on every sample, so the two means over the batch below are sums over all ranks. Both
+        # travel in one collective, whose latency is what it costs.
         sums = torch.stack([grad.sum(0, dtype=torch.float64), (grad * values).sum(0, dtype=torch.float64)])
         shift, slope = (ctx.ranks.all_reduce_(f"gradients of {ctx.what}", sums) / ctx.total).unbind()
         return (scale * (grad - shift - values * slope)).float(), None, None, None

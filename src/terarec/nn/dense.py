@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from terarec.nn.activations import ReLUInPlace, dropout, new_activation, relu_dropout
+from terarec.nn.activations import dropout, new_activation, relu_dropout
 from terarec.nn.initializers import (
     Distribution,
     by_scheme,
@@ -35,6 +35,7 @@ from terarec.nn.normalization import BatchNorm1d
 from terarec.ops import linear, linear_relu
 
 
+# A subclass and no module of its own: the names in a state_dict, quantization and exporters all know `nn.Linear`.
 class Linear(nn.Linear):
     """`torch.nn.Linear`, multiplied by the faster of torch's libraries on a CPU (`terarec.ops.linear`).
 
@@ -45,7 +46,7 @@ class Linear(nn.Linear):
     relu = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """float[..., n] -> float[..., m]."""
+        """Multiply and add the bias: float[..., n] -> float[..., m]."""
         product = linear_relu if self.relu else linear
         return product(input, self.weight, self.bias)
 
@@ -97,11 +98,11 @@ class InnerProduct(WeightedLayer):
         self.linear = new_linear(shape.dims[-1], num_output, weight=weight, bias=bias, generator=generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """W [n, num_output], b [num_output]."""
+        """Return W [n, num_output] and b [num_output]."""
         return [FileTensor(self.linear.weight, transposed), FileTensor(self.linear.bias, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, ..., n] -> float[B, ..., num_output]."""
+        """Return x W + b: float[B, ..., n] -> float[B, ..., num_output]."""
         out: Tensor = self.linear(x)
         return out
 
@@ -165,7 +166,8 @@ class MLP(nn.Module):
         self.relus = [True] * (len(widths) - 1) + [False] if relus is None else list(relus)
         self.dropout = dropout
         self.layers = nn.ModuleList()
-        is_fused = activation == "relu" and not batch_norm and not dropout
+        self.is_relu = activation == "relu"
+        is_fused = self.is_relu and not batch_norm and not dropout
         has_bias = [True] * len(widths) if biases is None else biases
         shapes = pairwise((in_width, *widths))
         for (fan_in, fan_out), with_bias, relu in zip(shapes, has_bias, self.relus, strict=True):
@@ -175,6 +177,7 @@ class MLP(nn.Module):
             drawn.relu = is_fused and relu
             self.layers.append(drawn)
         active = [width if relu else None for width, relu in zip(widths, self.relus, strict=True)]
+        # Identities keep the lists of one length: `forward` walks them together, and a layer has one index in all.
         self.norms = nn.ModuleList(
             BatchNorm1d(width) if batch_norm and width is not None else nn.Identity() for width in active
         )
@@ -183,7 +186,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, in_width] -> float[B, widths[-1]]."""
+        """Apply all layers: float[B, in_width] -> float[B, widths[-1]]."""
         for layer, norm, activation, relu in zip(self.layers, self.norms, self.activations, self.relus, strict=True):
             x = layer(x)
             if relu:
@@ -191,7 +194,7 @@ class MLP(nn.Module):
                 # One kernel for activation and dropout keeps the result alone for its backward, and no mask.
                 if not (self.training and self.dropout):
                     x = activation(x)
-                elif isinstance(activation, ReLUInPlace):
+                elif self.is_relu:
                     x = relu_dropout(x, self.dropout)
                 else:
                     x = dropout(activation(x), self.dropout)
@@ -230,6 +233,7 @@ class MLPLayer(WeightedLayer):
             self.require(len(values) in (0, count), shapes, f"{count} of {name}", **{name: values})
         super().__init__([TensorShape(shapes[0].rows, (*shapes[0].dims[:-1], num_outputs[-1]))])
 
+        # HugeCTR's MLP starts like `torch.nn.Linear`, other than its InnerProduct.
         def initial(fan_in: int, fan_out: int) -> tuple[Distribution, Distribution]:
             own = uniform(1.0 / math.sqrt(fan_in))
             return (
@@ -248,10 +252,11 @@ class MLPLayer(WeightedLayer):
         for index, width in enumerate(num_outputs):
             if self.mlp.layers[index].bias is None:
                 # HugeCTR's files have a bias for every layer; a model that is loaded and saved has to return it.
+                # A buffer and no parameter, since optimizers and penalties must not see it.
                 self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
 
     def file_tensors(self) -> list[FileTensor]:
-        """W and b of each layer; files hold a bias for layers without one, too, and it is kept."""
+        """Return W and b of each layer; files hold a bias for layers without one, too, and it is kept."""
         entries = []
         for index, layer in enumerate(self.mlp.layers):
             unused = self.get_buffer(f"unused_bias_{index}") if layer.bias is None else None
@@ -260,7 +265,7 @@ class MLPLayer(WeightedLayer):
         return entries
 
     def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
-        """float[B, n] -> float[B, num_outputs[-1]]."""
+        """Apply all layers: float[B, n] -> float[B, num_outputs[-1]]."""
         out: Tensor = self.mlp(x)
         return out
 
@@ -293,12 +298,12 @@ class GroupDense(WeightedLayer):
         self.mlp = MLP(shape.dims[0], num_outputs, generator=generator, relus=relus)
 
     def file_tensors(self) -> list[FileTensor]:
-        """W and b of each layer."""
+        """Return W and b of each layer."""
         views = ("weight", transposed), ("bias", as_is)
         return [FileTensor(getattr(layer, name), view) for layer in self.mlp.layers for name, view in views]
 
     def forward(self, x: Tensor, scratch: Tensor | None = None) -> Tensor:
-        """float[B, n] -> float[B, num_outputs[-1]]."""
+        """Apply all layers: float[B, n] -> float[B, num_outputs[-1]]."""
         out: Tensor = self.mlp(x)
         return out
 
@@ -327,6 +332,7 @@ class WeightMultiply(WeightedLayer):
         self.require(shape.dims == (columns,), shapes, f"[B, {columns}]", weight_dims=weight_dims)
         super().__init__([TensorShape(shape.rows, (columns * length,))])
         self.weight = nn.Parameter(torch.empty(columns, length))
+        # The fans are those of HugeCTR's initializer, not of a matrix product.
         fans = (columns, columns * length)
         distribution = by_scheme(
             weight_init, default=xavier_uniform(*fans), uniform=uniform(1.0 / sum(fans)), fans=fans
@@ -334,9 +340,9 @@ class WeightMultiply(WeightedLayer):
         distribution.fill_(self.weight, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Matrix w [s, d]."""
+        """Return the matrix w [s, d]."""
         return [FileTensor(self.weight, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, s] -> float[B, s*d]."""
+        """Scale the vector of each column by its number: float[B, s] -> float[B, s*d]."""
         return (x.unsqueeze(2) * self.weight).flatten(1)

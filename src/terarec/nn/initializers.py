@@ -83,6 +83,7 @@ def by_scheme(
         uniform: Distribution of "uniform"; None for `default`.
         fans: (in, out) of the two Xavier schemes; the default where the layer does not distinguish them.
     """
+    # A scheme that a layer of HugeCTR does not know falls back to the layer's default there, and so it does here.
     if scheme == "zero":
         return constant(0.0)
     if scheme == "uniform" and uniform is not None:
@@ -109,7 +110,11 @@ def linear_distributions(
         fans=(fan_in, fan_out),
     )
     bias = by_scheme(
-        bias_init, default=normal(math.sqrt(1.0 / fan_out)), uniform=uniform(1.0 / fan_out), fans=(0, fan_out)
+        # A bias has no inputs: its Xavier schemes have the fans (0, out).
+        bias_init,
+        default=normal(math.sqrt(1.0 / fan_out)),
+        uniform=uniform(1.0 / fan_out),
+        fans=(0, fan_out),
     )
     return weight, bias
 

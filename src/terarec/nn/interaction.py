@@ -35,6 +35,7 @@ class DotInteraction(nn.Module):
 
     def __init__(self, num_vectors: int, width: int, *, num_zeros: int | None = None) -> None:
         super().__init__()
+        # `_lower` takes the pairs out of the flat F x F matrix of dots; `_pair_of` puts gradients into both halves.
         rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         pair_of = torch.zeros(num_vectors, num_vectors, dtype=torch.int64)
         pair_of[rows, columns] = pair_of[columns, rows] = torch.arange(rows.numel())
@@ -46,11 +47,11 @@ class DotInteraction(nn.Module):
 
     @property
     def out_width(self) -> int:
-        """D + F (F - 1) / 2 + num_zeros."""
+        """Width of the output: D + F (F - 1) / 2 + num_zeros."""
         return self.width + self._lower.numel() + self.num_zeros
 
     def forward(self, first: Tensor, others: Tensor) -> Tensor:
-        """Interact.
+        """Return the first vector, followed by the dots of all pairs.
 
         Args:
             first: float[B, D]; under autocast bfloat16.
@@ -59,6 +60,7 @@ class DotInteraction(nn.Module):
         Returns:
             [B, out_width] of `first`'s type: `first`, then the dots of vectors (1, 0), (2, 0), (2, 1), ..., then zeros.
         """
+        # The op of the core makes the output in one pass; it has its own backward and form under a compiler.
         if supports_pair_dots(first, others):
             return pair_dots(first, others, self.out_width)
         # A trace and an exported program hold no autograd function.
@@ -83,6 +85,7 @@ def _interact(first: Tensor, others: Tensor, lower: Tensor, out_width: int) -> t
     vectors = torch.empty(batch_size, num_vectors, width, dtype=dtype, device=others.device)
     vectors[:, 0] = first
     vectors[:, 1:] = others.view(batch_size, num_vectors - 1, width)
+    # The type of the product follows from the inputs alone, which autocast would overrule.
     with torch.autocast(first.device.type, enabled=False):
         dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
     out = first.new_empty(batch_size, out_width)
@@ -161,7 +164,7 @@ class Interaction(Layer):
         self.dots = dots
 
     def forward(self, first: Tensor, others: Tensor) -> Tensor:
-        """float[B, d] and float[B, s, d] -> float[B, d + s (s + 1) / 2 + 1]."""
+        """Return the first vector and the dots: float[B, d], float[B, s, d] -> float[B, d + s (s + 1) / 2 + 1]."""
         out: Tensor = self.dots(first, others.flatten(1))
         return out
 
@@ -183,7 +186,7 @@ class FmOrder2(Layer):
         self.out_dim = out_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, s*d] -> float[B, d]."""
+        """Return the products of all pairs, summed: float[B, s*d] -> float[B, d]."""
         vectors = x.reshape(-1, self.num_vectors, self.out_dim)
         return pair_products(vectors)
 
@@ -231,7 +234,7 @@ class CompressedInteraction(nn.Module):
             self.layers.append(new_linear(before * num_vectors, after, weight=weight, bias=bias, generator=generator))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """float[B, m, D] -> float[B, sum of the maps]."""
+        """Return the sums of all maps along the vectors: float[B, m, D] -> float[B, sum of the maps]."""
         first = vectors.transpose(1, 2)  # the maps in the last dimension, so that a layer is one matrix product
         x, sums = first, []
         for layer in self.layers:
@@ -284,6 +287,7 @@ class MultiCross(WeightedLayer):
         else:
             self.weight = nn.Parameter(torch.empty(num_layers, width))
             kernels = list(self.weight)
+        # Drawn layer by layer, in the order in which files hold the kernels.
         distribution = by_scheme(weight_init, default=xavier_normal(width, rank or width))
         for kernel in kernels:
             distribution.fill_(kernel, generator)
@@ -291,7 +295,7 @@ class MultiCross(WeightedLayer):
         by_scheme(bias_init, default=constant(0.0)).fill_(self.bias, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Of each layer w [1, n], or U [n, projection_dim] and V [projection_dim, n]; then b [1, n]."""
+        """Return of each layer w [1, n], or U [n, projection_dim] and V [projection_dim, n]; then b [1, n]."""
         entries = []
         for layer in range(len(self.bias)):
             if self.weight is None:
@@ -302,7 +306,7 @@ class MultiCross(WeightedLayer):
         return entries
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n]."""
+        """Apply all cross layers: float[B, n] -> float[B, n]."""
         return self._low_rank(x) if self.weight is None else self._rank_one(x, self.weight)
 
     def _rank_one(self, x0: Tensor, weight: Tensor) -> Tensor:
@@ -322,6 +326,7 @@ class MultiCross(WeightedLayer):
         return x
 
 
+# Functions that return the view, as a lambda in the loop would see its last layer only.
 def _row(layer: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[layer : layer + 1]
 
@@ -357,9 +362,10 @@ class CrossV2(nn.Module):
         )
 
     def forward(self, x0: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n]."""
+        """Apply all cross layers: float[B, n] -> float[B, n]."""
         x = x0
         for layer in self.layers:
+            # One kernel for the product and the sum, which else are two passes over [B, n].
             x = torch.addcmul(x, x0, layer(x))
         return x
 
@@ -390,9 +396,10 @@ class CrossMixture(nn.Module):
         xavier_normal(width, 1).fill_(self.gate, generator)
 
     def forward(self, x0: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n]."""
+        """Apply all cross layers: float[B, n] -> float[B, n]."""
         x = x0
         for down, inner, up, bias in zip(self.down, self.inner, self.up, self.bias, strict=True):
+            # b: sample, n: column, k: expert, r and q: rank.
             weights = nn.functional.linear(x, self.gate).softmax(1).to(x.dtype)
             hidden = torch.einsum("bn,krn->kbr", x, down).tanh()
             hidden = torch.einsum("kbr,kqr->kbq", hidden, inner).tanh()

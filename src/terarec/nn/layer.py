@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, NoReturn
+from typing import ClassVar, Final, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from terarec.spec import checks
 from terarec.spec.checks import Rule
 
 
+# A class of its own, as None may be a default; its repr is what pages show.
 class _Required:
     def __repr__(self) -> str:
         return "required"
@@ -37,14 +38,14 @@ class LayerOption:
     name: str
     meaning: str
     rule: Rule
-    default: Any
+    default: object
 
     @property
     def accepted(self) -> str:
-        """The accepted values in words."""
+        """Accepted values in words."""
         return self.rule.accepted
 
-    def value(self, kind: str, given: Any) -> Any:
+    def value(self, kind: str, given: object) -> object:
         """Return the value of `given` in its own type.
 
         Raises:
@@ -52,34 +53,35 @@ class LayerOption:
         """
         try:
             return self.rule.read(given)
+        # `math.isfinite` raises OverflowError for an integer beyond the range of floats.
         except (ValueError, OverflowError):
             raise ConfigError(f"layer {kind}", f"{self.name} is {given!r}, expected {self.accepted}") from None
 
 
-def integer(name: str, meaning: str, *, default: Any = REQUIRED, low: int = 1) -> LayerOption:
+def integer(name: str, meaning: str, *, default: object = REQUIRED, low: int = 1) -> LayerOption:
     """Return an integer of at least `low`."""
     return LayerOption(name=name, meaning=meaning, rule=checks.integer(low), default=default)
 
 
 def number(
-    name: str, meaning: str, *, default: Any = REQUIRED, low: float = -math.inf, below: float = math.inf
+    name: str, meaning: str, *, default: object = REQUIRED, low: float = -math.inf, below: float = math.inf
 ) -> LayerOption:
     """Return a finite number, at least `low` and less than `below`."""
     rule = checks.number(low, below, open_high=below < math.inf)
     return LayerOption(name=name, meaning=meaning, rule=rule, default=default)
 
 
-def flag(name: str, meaning: str, *, default: Any = REQUIRED) -> LayerOption:
+def flag(name: str, meaning: str, *, default: object = REQUIRED) -> LayerOption:
     """Return a boolean."""
     return LayerOption(name=name, meaning=meaning, rule=checks.FLAG, default=default)
 
 
-def choice(name: str, meaning: str, accepted: Collection[Any], *, default: Any = REQUIRED) -> LayerOption:
+def choice(name: str, meaning: str, accepted: Collection[object], *, default: object = REQUIRED) -> LayerOption:
     """Return one of a few values."""
     return LayerOption(name=name, meaning=meaning, rule=checks.choice(accepted), default=default)
 
 
-def list_of(item: LayerOption, *, default: Any = REQUIRED, length: int | None = None) -> LayerOption:
+def list_of(item: LayerOption, *, default: object = REQUIRED, length: int | None = None) -> LayerOption:
     """Return a list (or tuple) of what `item` accepts, of `length` items if that is given."""
     rule = checks.list_of(item.rule, length)
     return LayerOption(name=item.name, meaning=item.meaning, rule=rule, default=default)
@@ -99,7 +101,7 @@ class TensorShape:
 
     @property
     def numel(self) -> int:
-        """Elements a sample."""
+        """Number of elements a sample."""
         return self.rows * math.prod(self.dims)
 
     def __str__(self) -> str:
@@ -178,12 +180,14 @@ class WeightedLayer(Layer):
         Raises:
             ConfigError: The number of tensors or a shape is another; nothing was changed.
         """
+        # All shapes are compared before the first copy, so that a layer is never half loaded.
         own = self.file_parameters()
         shapes, expected = [tuple(tensor.shape) for tensor in tensors], [tuple(tensor.shape) for tensor in own]
         if shapes != expected:
             raise ConfigError(f"layer {self.KIND}", f"weights of shapes {shapes}, expected {expected}")
         with torch.no_grad():
             for mine, tensor in zip(own, tensors, strict=True):
+                # `mine` is a view, perhaps transposed: the copy converts orientation, type and device at once.
                 mine.copy_(tensor)
 
 

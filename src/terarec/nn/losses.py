@@ -31,6 +31,7 @@ class Regularizer:
         of_one = _absolute if self.kind == "l1" else _half_square
         terms = [of_one(weight) for weight in weights]
         total = torch.stack(terms).sum() if terms else torch.zeros(())
+        # HugeCTR divides the penalty by the batch size, so that a run's strength carries over only with its batch size.
         return total * (self.strength / batch_size)
 
 
@@ -100,7 +101,7 @@ class BinaryCrossEntropy(Loss):
         super().__init__(shapes, regularizer=regularizer, strength=strength)
 
     def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
-        """float[B, 1] twice -> scalar."""
+        """Return the mean loss, a scalar, for float[B, 1] of logits and of labels."""
         return logistic_loss(logit, label, weight)
 
 
@@ -118,7 +119,8 @@ class CrossEntropy(Loss):
         super().__init__(shapes, regularizer=regularizer, strength=strength)
 
     def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
-        """float[B, 2] and float[B, 1] -> scalar."""
+        """Return the mean loss, a scalar, for logits float[B, 2] and labels float[B, 1]."""
+        # Labels are floats in every batch, and torch's function takes classes as integers.
         classes = (label.squeeze(1) >= 0.5).long()
         if weight is None:
             return cross_entropy(logit.float(), classes)
@@ -147,10 +149,11 @@ class MultiCrossEntropy(Loss):
         count = logits.dims[0]
         self.require(len(target_weights) == count, shapes, f"{count} weights", target_weights=target_weights)
         super().__init__(shapes, regularizer=regularizer, strength=strength)
+        # A buffer, so that it moves with the model; not persistent, as the options have it.
         self.register_buffer("_weights", torch.tensor(target_weights), persistent=False)
 
     def forward(self, logit: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
-        """float[B, d] twice -> scalar."""
+        """Return the mean loss, a scalar, for float[B, d] of logits and of labels."""
         # Unknown labels, such as -1, get the weight 0, so that their terms vanish.
         weights = self._weights * (label >= -0.5)
         if weight is not None:

@@ -36,11 +36,12 @@ class BatchNorm1d(nn.BatchNorm1d):
             affine=norm.affine,
             track_running_stats=norm.track_running_stats,
         )
+        # The dicts themselves are shared, so that a later `to()` of one moves both.
         twin._parameters, twin._buffers = norm._parameters, norm._buffers
         return twin.train(norm.training)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """float[B, n] -> float[B, n]."""
+        """Normalize the columns: float[B, n] -> float[B, n]."""
         if self.training and self.batch_ranks is not None:
             return self._over_ranks(input, self.batch_ranks)
         if self.training and input.shape[0] < 2:
@@ -53,6 +54,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         found = normalize(ranks, "statistics of batch norm", x, eps=self.eps)
         values = found.values
         if found.num_samples < 2:
+            # Weight and bias are applied below, as for the normalized values of `found`.
             values = batch_norm(x, self.running_mean, self.running_var, eps=self.eps)
         elif self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None, "it is there where the running statistics are"
@@ -115,11 +117,11 @@ class BatchNorm(WeightedLayer):
         self.register_buffer("running_var", torch.ones(shape.dims))
 
     def file_tensors(self) -> list[FileTensor]:
-        """Vectors gamma [n] and beta [n]."""
+        """Return the vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n].
+        """Normalize the columns: float[B, n] -> float[B, n].
 
         Raises:
             ValueError: The batch has one row while training, which has no variance.
@@ -127,6 +129,7 @@ class BatchNorm(WeightedLayer):
         if self.training and self.batch_ranks is not None:
             found = normalize(self.batch_ranks, "statistics of batch norm", x, eps=self.eps)
             if found.num_samples < 2:
+                # The type of error that torch's function below raises for one process.
                 raise ValueError(
                     f"batch_norm: got {found.num_samples} rows on all ranks, expected at least 2 in training"
                 )
@@ -175,9 +178,9 @@ class LayerNorm(WeightedLayer):
         by_scheme(beta_init, default=constant(0.0)).fill_(self.beta, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Vectors gamma [n] and beta [n]."""
+        """Return the vectors gamma [n] and beta [n]."""
         return [FileTensor(self.gamma, as_is), FileTensor(self.beta, as_is)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, ..., n] -> the same."""
+        """Normalize the rows: float[B, ..., n] -> float[B, ..., n]."""
         return layer_norm(x, (x.shape[-1],), self.gamma, self.beta, self.eps)

@@ -111,6 +111,7 @@ class MultiClassObjective:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean of -log softmax(x)[class]."""
         classes = batch.label[:, 0].long()
+        # Checked here, since on a GPU torch's loss would end the process's device context by a failed assertion.
         if bool(((classes < 0) | (classes >= self._spec.classes) | (classes != batch.label[:, 0])).any()):
             raise ConfigError("label", f"got a value that is no class, expected integers 0 to {self._spec.classes - 1}")
         losses = cross_entropy(logits.float(), classes, label_smoothing=self._spec.label_smoothing, reduction="none")
@@ -198,6 +199,7 @@ class PairwiseObjective:
             # Only the pairs that count: of binary labels these are a small part of the B x B matrix.
             first, second = is_pair.nonzero(as_tuple=True)
             losses = -logsigmoid(own[first, column] - others[second, column])
+            # Empty, and so 0 with a gradient of 0, where a batch has no pair.
             sums.append((losses if batch.weight is None else losses * batch.weight[first]).sum())
             counts.append(losses.numel())
         # A loss of a rank is its part of the mean over the pairs of all, so it is divided by their number.
@@ -236,11 +238,13 @@ class SampledSoftmaxObjective:
 
     def scores(self, logits: Tensor) -> Tensor:
         """Return the logistic function of the first column."""
+        # The columns of sampled items, which follow in training, are no scores of the sample.
         return logits[:, :1].float().sigmoid()
 
 
 def build_objective(spec: ObjectiveSpec | None) -> Objective:
     """Return the objective that `spec` describes; binary cross entropy for None."""
+    # This is the registry of objectives: the one place that knows the classes of their specs.
     if spec is None or isinstance(spec, BinarySpec):
         return BinaryObjective(spec)
     if isinstance(spec, MultiClassSpec):

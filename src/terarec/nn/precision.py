@@ -30,6 +30,7 @@ def autocast(precision: Precision, device: torch.device = CPU) -> torch.autocast
     return torch.autocast(device.type, dtype=_TYPES[precision] if is_narrow else None, enabled=is_narrow)
 
 
+# Cached, so that a session, a trainer and an exporter of one process log the line once between them.
 @functools.cache
 def warn_if_slow(precision: Precision, device: torch.device = CPU) -> None:
     """Log, once, if `device` is a processor that multiplies in `precision` slower than in float32."""
@@ -42,6 +43,7 @@ def warn_if_slow(precision: Precision, device: torch.device = CPU) -> None:
 def fast_precisions(device: torch.device) -> list[Precision]:
     """Return the precisions in which `device` multiplies without emulation."""
     if device.type == "cuda":
+        # By default torch answers yes for GPUs before Ampere, which emulate it.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "bf16", "fp16"] if has_bf16 else ["fp32", "fp16"]
     return ["fp32", *(precision for precision in _UNITS if _has_units(precision))]
@@ -50,7 +52,7 @@ def fast_precisions(device: torch.device) -> list[Precision]:
 def mixed_precision(device: torch.device, *, loss_scale: float = 1.0) -> Precision:
     """Return the format of matrix products when 16 bits are requested.
 
-    On a GPU that is fp16 where the loss is scaled, which fp16's small range asks for and bf16's does not, or where the
+    On a GPU that is fp16 where the loss is scaled, which fp16's small range needs and bf16's does not, or where the
     GPU has no bf16, and bf16 otherwise. On a processor it is bf16 where that is faster than fp32: logged, once, where
     it is not.
     """
@@ -75,5 +77,6 @@ def _has_units(precision: Precision) -> bool:
     """Return whether /proc/cpuinfo names a unit for `precision`; True where there is no such file to ask."""
     if not _CPUINFO.exists():
         return True
+    # x86 lists its units after "flags", Arm after "Features".
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _CPUINFO.read_text(), re.MULTILINE)
     return flags is None or not _UNITS[precision].isdisjoint(flags[1].split())

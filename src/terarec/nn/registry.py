@@ -110,7 +110,7 @@ LAYERS = Registry("layer", ((module.KIND, LayerKind(module.KIND, module)) for mo
 
 
 def build_layer(
-    kind: str, shapes: Sequence[TensorShape], options: Mapping[str, Any], *, generator: torch.Generator
+    kind: str, shapes: Sequence[TensorShape], options: Mapping[str, object], *, generator: torch.Generator
 ) -> Layer:
     """Make a layer.
 
@@ -128,15 +128,17 @@ def build_layer(
     module = found.module
     low, high = module.BOTTOMS
     if not low <= len(shapes) <= (len(shapes) if high is None else high):
+        # Before the constructor, which unpacks the shapes and would raise an error of Python's own.
         count = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
         module.reject(shapes, f"{count} inputs")
-    arguments: dict[str, Any] = _complete(found, options)
+    arguments: dict[str, object] = _complete(found, options)
     if found.has_weights:
         arguments["generator"] = generator
+    # Each class has options of its own, which `_complete` has checked against `OPTIONS`: no signature covers them all.
     return cast(Any, module)(tuple(shapes), **arguments)  # type: ignore[no-any-return]
 
 
-def _complete(kind: LayerKind, given: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(kind: LayerKind, given: Mapping[str, object]) -> dict[str, object]:
     """Return every option of `kind` with its value, the given ones checked."""
     names = [option.name for option in kind.options]
     for name in given:

@@ -24,6 +24,7 @@ class Concat(Layer):
         first = shapes[0]
         index = axis - 1
         self.require(index < len(first.dims), shapes, f"more than {axis} dimensions", axis=axis)
+        # All but the length along `axis`; the number of dimensions tells (a,) from (a, b) along axis 2.
         others = {(shape.rows, shape.dims[:index], shape.dims[axis:], len(shape.dims)) for shape in shapes}
         self.require(len(others) == 1, shapes, f"shapes equal but for dimension {axis}", axis=axis)
         length = sum(shape.dims[index] for shape in shapes)
@@ -31,7 +32,7 @@ class Concat(Layer):
         self.axis = axis
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Any type and shapes as declared."""
+        """Concatenate inputs of any type; shapes as declared."""
         return torch.cat(inputs, dim=self.axis)
 
 
@@ -76,6 +77,7 @@ class Reshape(Layer):
             dims = (time_step, leading_dim) if time_step else (leading_dim,)
         else:
             dims = self._of_shape(bottom, shape)
+        # A selection of slots changes the number of elements, which all other forms keep.
         numel = bottom.numel if slots is None else bottom.rows * dims[0]
         self.require(numel % math.prod(dims) == 0, shapes, f"whole rows of {' x '.join(map(str, dims))}")
         super().__init__([TensorShape(numel // math.prod(dims), dims)])
@@ -96,7 +98,7 @@ class Reshape(Layer):
         return shape[1:]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any type; the shapes as declared."""
+        """Return the elements, of any type, in the new shape, which is as declared."""
         if self._slots is not None:
             x = x.index_select(1, self._slots)
         # In two steps, because an export with any batch size may not find the one view of all.
@@ -116,7 +118,7 @@ class FusedReshapeConcatGeneral(Layer):
         super().__init__([TensorShape(shapes[0].rows * num_slots, (width,))])
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """float[B, s, w_i] -> float[B*s, sum of w_i]."""
+        """Concatenate the vectors of each slot: float[B, s, w_i] -> float[B*s, sum of w_i]."""
         return torch.cat(inputs, dim=2).flatten(0, 1)
 
 
@@ -135,7 +137,8 @@ class FusedReshapeConcat(Layer):
         super().__init__([TensorShape(rows * (num_slots - 1), (width,)), TensorShape(rows, (width,))])
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """float[B, s, w_i] -> float[B*(s-1), sum of w_i], float[B, sum of w_i]."""
+        """Concatenate and split: float[B, s, w_i] -> float[B*(s-1), sum of w_i], float[B, sum of w_i]."""
+        # The gradient of a split is one concatenation, where two slices would each make a tensor of the input's size.
         items, last = torch.cat(inputs, dim=2).split_with_sizes([inputs[0].shape[1] - 1, 1], dim=1)
         return items.flatten(0, 1), last.flatten(0, 1)
 
@@ -168,10 +171,11 @@ class Slice(Layer):
         self.is_partition = starts == [0, *ends[:-1]] and ends[-1] == width
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Any type; the shapes as declared."""
+        """Return the ranges of `x`, of any type; shapes as declared."""
         if self.is_partition:
             return x.split_with_sizes([end - start for start, end in self.ranges], dim=-1)
         width = x.shape[-1]
+        # A range of everything is the input itself, for which no view is recorded.
         return tuple(x if end - start == width else x.narrow(-1, start, end - start) for start, end in self.ranges)
 
 
@@ -199,7 +203,7 @@ class Select(Layer):
         self.register_buffer("_index", torch.tensor(index), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any type; the shapes as declared."""
+        """Return the entries of `x`, of any type; shapes as declared."""
         return x.index_select(self.dim, self._index)
 
 
@@ -224,7 +228,7 @@ class Gather(Layer):
         self.register_buffer("_indices", torch.tensor(indices), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any type.
+        """Return the rows of `x`, of any type.
 
         Raises:
             IndexError: The batch has fewer rows than an index needs.
@@ -259,7 +263,8 @@ class Scale(Layer):
         self.first_copy_gradient = first_copy_gradient
 
     def forward(self, x: Tensor) -> Tensor:
-        """float[B, n] -> float[B, n*factor] or float[B*factor, n]."""
+        """Repeat elements or rows: float[B, n] -> float[B, n*factor] or float[B*factor, n]."""
+        # [B, 1, n] repeats rows, [B, n, 1] elements; the last line folds the copies into their axis.
         dim = 1 if self.axis == 1 else 2
         repeated = x.unsqueeze(dim)
         if self.first_copy_gradient:
