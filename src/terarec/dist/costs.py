@@ -157,22 +157,22 @@ def cost_of(
     """
     size = plan.world_size
     placed = PlacedTable(load.spec, placement, plan)
-    asked, copies = np.zeros((size, size)), np.zeros(size)
+    requested, copies = np.zeros((size, size)), np.zeros(size)
     for batch in load.batches:
         for source, keys in enumerate(batch):
             if placed.by_column:
-                asked[source, list(placed.ranks)] += keys.numel()
+                requested[source, list(placed.ranks)] += keys.numel()
                 continue
             owners = placed.owners(keys)
             counts = torch.bincount(owners - COPIES, minlength=size + 1).numpy()
             copies[source] += counts[0]
-            asked[source] += counts[1:]
+            requested[source] += counts[1:]
     count = max(1, len(load.batches))
-    asked, copies = asked / count, copies / count
+    requested, copies = requested / count, copies / count
     block = np.zeros((12, size))
     block[0] = _bytes_on_ranks(load, placed, placement, size)
-    block[1] = asked.sum(axis=0) + copies
-    block[2] = asked.sum(axis=0) + copies.sum()  # every rank updates its copy by the gradients of all
+    block[1] = requested.sum(axis=0) + copies
+    block[2] = requested.sum(axis=0) + copies.sum()  # every rank updates its copy by the gradients of all
     part = placed.width / load.spec.width
     vector_bytes = placed.width * (2 if plan.wire == "bfloat16" else 4)
     seconds_looked_up = costs.lookup_seconds + costs.lookup_byte_seconds * 4 * placed.width
@@ -181,16 +181,16 @@ def cost_of(
     node = np.arange(size) // (plan.ranks_per_node or size)
     is_near = node[:, None] == node
     # Keys travel in the direction of gradients, against that of vectors.
-    vectors, integers = asked, _KEY_BYTES * asked
-    pooled = _PooledThere(0 * asked, 0 * asked)
+    vectors, integers = requested, _KEY_BYTES * requested
+    pooled = _PooledOnRows(0 * requested, 0 * requested)
     can_pool = not (plan.deterministic or placed.has_copies or placed.has_hot_rows) and size > 1
     if load.bags and can_pool and pooling != "samples":
-        pooled = _pooled_there(load, placed, size)
+        pooled = _pooled_on_rows(load, placed, size)
         travels = ~np.eye(size, dtype=bool)
-        here = 2 * vector_bytes * (asked * travels).sum()
-        there = ((2 * vector_bytes + _BAG_BYTES) * pooled.bags + _BAG_BYTES * pooled.keys)[travels].sum()
+        on_samples = 2 * vector_bytes * (requested * travels).sum()
+        on_rows = ((2 * vector_bytes + _BAG_BYTES) * pooled.bags + _BAG_BYTES * pooled.keys)[travels].sum()
         if pooling is None:
-            pooling = "rows" if there < _LESS * here else "samples"
+            pooling = "rows" if on_rows < _LESS * on_samples else "samples"
     if pooling == "rows":
         vectors, integers = pooled.bags, integers + _BAG_BYTES * (pooled.bags + pooled.keys)
     spread = copies[:, None] * np.ones(size)  # gradients of copies go to all
@@ -215,7 +215,7 @@ def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> Numbe
     return found
 
 
-class _PooledThere(NamedTuple):
+class _PooledOnRows(NamedTuple):
     """What the ranks of the rows would pool, in the mean of the batches.
 
     Attributes:
@@ -227,7 +227,7 @@ class _PooledThere(NamedTuple):
     keys: Numbers
 
 
-def _pooled_there(load: TableLoad, placed: PlacedTable, size: int) -> _PooledThere:
+def _pooled_on_rows(load: TableLoad, placed: PlacedTable, size: int) -> _PooledOnRows:
     bags, numbers = np.zeros((size, size)), np.zeros((size, size))
     for batch in load.bags:
         for source, (keys, of_keys) in enumerate(batch):
@@ -240,7 +240,7 @@ def _pooled_there(load: TableLoad, placed: PlacedTable, size: int) -> _PooledThe
             parts = torch.unique(of_keys * size + owners)
             bags[source] += torch.bincount(parts.remainder(size), minlength=size).numpy()
     count = max(1, len(load.bags))
-    return _PooledThere(bags / count, numbers / count)
+    return _PooledOnRows(bags / count, numbers / count)
 
 
 def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> Numbers:

@@ -17,7 +17,7 @@ from torch import Tensor
 from terarec.batch import Jagged
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import Wire
-from terarec.dist.ranks import Coming, Ranks
+from terarec.dist.ranks import PendingResult, Ranks
 from terarec.dist.routing import BagPart, Routed, packed_size, unpacked
 from terarec.embedding import EmbeddingCollection, FoundRows
 from terarec.errors import CollectiveError
@@ -70,16 +70,16 @@ class Exchange:
             for table in tables
         ]
 
-    def ask(self, wanted: Sequence[Routed] | None, *, is_trained: bool) -> Asked:
+    def request(self, wanted: Sequence[Routed] | None, *, is_trained: bool) -> KeyRequest:
         """Begin to send keys to the ranks of their rows.
 
         Args:
             wanted: Distinct keys of each table; None tells the other ranks that this one has raised an error.
             is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
         """
-        return Asked(self, wanted, is_trained=is_trained)
+        return KeyRequest(self, wanted, is_trained=is_trained)
 
-    def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Coming:
+    def begin(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingResult:
         """Begin a collective of this collection; see `Ranks.begin_all_to_all`."""
         return self.ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
 
@@ -94,7 +94,7 @@ class Exchange:
 
     def begin_numbers(
         self, what: str, parts: Sequence[Sequence[Tensor]], received: Sequence[int], joined: Tensor | None = None
-    ) -> Coming:
+    ) -> PendingResult:
         """Begin to send float32 numbers to each rank but this, by way of the type on the wire.
 
         Args:
@@ -111,9 +111,9 @@ class Exchange:
             joined = torch.cat(flat) if flat else torch.empty(0)
         return self.begin(what, joined.to(self._wire), sent, received)
 
-    def numbers(self, coming: Coming, received: Sequence[int]) -> list[Tensor]:
+    def numbers(self, pending: PendingResult, received: Sequence[int]) -> list[Tensor]:
         """Return the float32 numbers from each rank, as soon as all have come."""
-        return list(torch.split(coming.wait().to(torch.float32), list(received)))
+        return list(torch.split(pending.wait().to(torch.float32), list(received)))
 
     def rounded(self, own: Tensor) -> Tensor:
         """Return numbers that stay on this rank as they would be if they had gone: copies of a row stay equal."""
@@ -141,7 +141,7 @@ class Exchange:
         return self.local.find(jagged, is_trained=is_trained, repeats=repeats)
 
 
-class Requests(NamedTuple):
+class ReceivedKeys(NamedTuple):
     """Keys that all ranks request from this one.
 
     Attributes:
@@ -155,7 +155,7 @@ class Requests(NamedTuple):
     bags: dict[int, list[BagPart]]
 
 
-class Asked:
+class KeyRequest:
     """Distinct keys of a batch on their way to the ranks of their rows.
 
     Rows are not looked at before `find`, so that the keys of a batch may travel while the one before it trains.
@@ -193,7 +193,7 @@ class Asked:
         each = [numbers.shape[1]] * size
         self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each)
         self._received: Counts | None = None
-        self._keys: Coming | None = None
+        self._keys: PendingResult | None = None
         self._failed: list[int] = []
 
     def send_keys(self) -> None:
@@ -227,8 +227,8 @@ class Asked:
         sizes = [held.numel() for held in whole]
         self._keys = exchange.begin("exchange of keys", torch.cat(whole), sizes, self._sizes(self._received))
 
-    def find(self) -> Requests:
-        """Find the rows that all ranks have asked for.
+    def find(self) -> ReceivedKeys:
+        """Find the rows that all ranks have requested.
 
         Raises:
             CollectiveError: Another rank has raised an error, or does not join.
@@ -259,7 +259,7 @@ class Asked:
                 size = packed_size(of_bags[source][index])
                 bags[number].append(unpacked(of_source[first : first + size], of_bags[source][index]))
                 first += size
-        return Requests(self.exchange.find(keys, counts, received, is_trained=self._learns), received, bags)
+        return ReceivedKeys(self.exchange.find(keys, counts, received, is_trained=self._learns), received, bags)
 
     def _sizes(self, received: Counts) -> list[int]:
         """Return how many integers come from each rank: keys, occurrences where a policy asks for them, and bags."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged, check_offsets
-from terarec.dist.exchange import Asked, Exchange
+from terarec.dist.exchange import Exchange, KeyRequest
 from terarec.dist.placement import PlacedTable
-from terarec.dist.routing import PooledThere, Routed, Wanted, factors_of, numbered_bags, route, sent_bags
-from terarec.dist.vectors import Fetched, Occurrences
+from terarec.dist.routing import DistinctKeys, PooledOnRows, Routed, factors_of, numbered_bags, route, sent_bags
+from terarec.dist.vectors import FetchedVectors, Occurrences
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput
 from terarec.embedding.output import assemble, bags_of
 from terarec.embedding.tables import LookupGroup, check_keys, lookup_groups, placed
@@ -32,13 +32,13 @@ class _Group(NamedTuple):
         lookup: The group, with the layout of the whole tables.
         tables: Number of each feature's table in the collection.
         vectors: Number of the matrix of vectors that it reads.
-        is_there: Whether the ranks of the rows pool it, so that it reads no matrix.
+        is_pooled_on_rows: Whether the ranks of the rows pool it, so that it reads no matrix.
     """
 
     lookup: LookupGroup
     tables: tuple[int, ...]
     vectors: int
-    is_there: bool
+    is_pooled_on_rows: bool
 
 
 class _Lookup(NamedTuple):
@@ -51,7 +51,7 @@ class _Lookup(NamedTuple):
     key_weights: Tensor | None
 
 
-class Begun:
+class PendingLookups:
     """The lookups of a batch whose keys, or whose vectors, are on their way.
 
     Attributes:
@@ -59,7 +59,7 @@ class Begun:
         parts: Bags of each group of features.
         places: For each group the row of each key's vector in its matrix.
         wanted: Distinct keys of each table.
-        asked: Keys on their way.
+        request: Keys on their way.
         error: The error of invalid keys; None for valid ones.
         fetched: Vectors on their way; None before the rows were looked up.
     """
@@ -70,21 +70,21 @@ class Begun:
         parts: Sequence[Jagged],
         places: Sequence[Tensor],
         wanted: Sequence[Routed],
-        asked: Asked,
+        request: KeyRequest,
         error: Exception | None = None,
     ) -> None:
         self.jagged = jagged
         self.parts, self.places, self.wanted = parts, places, wanted
-        self.asked, self.error = asked, error
-        self.fetched: Fetched | None = None
+        self.request, self.error = request, error
+        self.fetched: FetchedVectors | None = None
 
-    def look_up(self) -> Fetched:
-        """Look up the rows that other ranks have asked for, and begin to send them."""
+    def look_up(self) -> FetchedVectors:
+        """Look up the rows that other ranks have requested, and begin to send them."""
         if self.fetched is None:
             if self.error is not None:
-                self.asked.send_keys()
+                self.request.send_keys()
                 raise self.error
-            self.fetched = Fetched(self.asked)
+            self.fetched = FetchedVectors(self.request)
         return self.fetched
 
 
@@ -106,7 +106,7 @@ class Lookups:
         self._is_exact = is_exact
         self._groups, self._matrices = _grouped(collection, exchange.pooled)
 
-    def begin(self, jagged: Jagged, *, is_trained: bool) -> Begun:
+    def begin(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Begin to send the keys of a batch; what is wrong with them is raised where its rows are looked up."""
         try:
             check_offsets(jagged)
@@ -115,7 +115,7 @@ class Lookups:
                 if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
                     check_keys(part, group.lookup.layout)
                 is_learned = part.weights is not None and part.weights.requires_grad
-                if group.is_there and is_learned:
+                if group.is_pooled_on_rows and is_learned:
                     raise ConfigError(
                         f"plan.tables: table {self.exchange.tables[group.tables[0]].spec.name!r}",
                         "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
@@ -123,22 +123,22 @@ class Lookups:
             wanted, places = self._distinct(parts)
         except Exception as error:
             # The other ranks wait for counts of this one, so that it tells them before it raises.
-            return Begun(jagged, [], [], [], self.exchange.ask(None, is_trained=is_trained), error)
-        return Begun(jagged, parts, places, wanted, self.exchange.ask(wanted, is_trained=is_trained))
+            return PendingLookups(jagged, [], [], [], self.exchange.request(None, is_trained=is_trained), error)
+        return PendingLookups(jagged, parts, places, wanted, self.exchange.request(wanted, is_trained=is_trained))
 
-    def output(self, begun: Begun, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
+    def output(self, pending: PendingLookups, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
         """Return the output of a batch whose vectors have come.
 
         Args:
-            begun: Its lookups.
+            pending: Its lookups.
             jagged: Its keys.
             rows: Parameter that stands for the tables; None without gradients.
         """
-        fetched = begun.look_up()
-        there = [
-            PooledThere(group.lookup, group.tables, part, factors_of(part, group.lookup.layout))
-            for group, part in zip(self._groups, begun.parts, strict=True)
-            if group.is_there
+        fetched = pending.look_up()
+        pooled_on_rows = [
+            PooledOnRows(group.lookup, group.tables, part, factors_of(part, group.lookup.layout))
+            for group, part in zip(self._groups, pending.parts, strict=True)
+            if group.is_pooled_on_rows
         ]
         matrices = [
             _stacked([part for table in tables for part in fetched.vectors[table]], self._width(tables[0]))
@@ -154,10 +154,10 @@ class Lookups:
                 placed(group.lookup.layout, matrices[group.vectors].shape[0]),
                 part.weights if group.lookup.layout.takes_key_weights else None,
             )
-            for group, part, keys in zip(self._groups, begun.parts, begun.places, strict=True)
-            if not group.is_there
+            for group, part, keys in zip(self._groups, pending.parts, pending.places, strict=True)
+            if not group.is_pooled_on_rows
         ]
-        step = _Step(self, lookups, matrices, fetched, begun.wanted, there)
+        step = _Step(self, lookups, matrices, fetched, pending.wanted, pooled_on_rows)
         pooled: Sequence[Tensor]
         if rows is None:
             pooled = step.pooled()
@@ -166,7 +166,9 @@ class Lookups:
             with torch._C.DisableTorchFunctionSubclass():
                 factors = [lookup.key_weights for lookup in lookups]
                 pooled = _Pool.apply(rows, step, *factors)  # type: ignore[no-untyped-call]
-        every = [(held.group.lookup, held.part) for held in lookups] + [(held.lookup, held.part) for held in there]
+        every = [(held.group.lookup, held.part) for held in lookups] + [
+            (held.lookup, held.part) for held in pooled_on_rows
+        ]
         results = [(lookup, part, held) for (lookup, part), held in zip(every, pooled, strict=True)]
         return assemble(self._features, results, jagged)
 
@@ -183,7 +185,9 @@ class Lookups:
                 spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
         places = [torch.empty_like(part.keys) for part in parts]
         wanted: list[Routed] = []
-        of_bags = {number: numbered_bags(parts[number]) for number, held in enumerate(self._groups) if held.is_there}
+        of_bags = {
+            number: numbered_bags(parts[number]) for number, held in enumerate(self._groups) if held.is_pooled_on_rows
+        }
         of_matrix = {number: matrix for matrix, numbers in enumerate(self._matrices) for number in numbers}
         filled = [0] * len(self._matrices)
         for number, table in enumerate(self.exchange.tables):
@@ -195,7 +199,7 @@ class Lookups:
             counts = None
             if self.exchange.takes_counts[number]:
                 counts = torch.bincount(inverse, minlength=distinct.numel())
-            routed = route(table, Wanted(distinct, counts), self.exchange.ranks.size)
+            routed = route(table, DistinctKeys(distinct, counts), self.exchange.ranks.size)
             if number in self.exchange.pooled:
                 wanted.append(self._with_bags(routed, table, inverse, spans[number], parts, of_bags))
                 continue
@@ -238,7 +242,7 @@ class Lookups:
             step: The step.
             gradients: Gradients of the result of each lookup; None for results that nothing was computed from.
         """
-        # Zeros for results that no loss used: the other ranks expect gradients of all keys that they were asked for.
+        # Zeros for results that no loss used: the other ranks expect gradients of all keys that this one requested.
         held = [
             BagGradient(
                 lookup.keys,
@@ -264,7 +268,7 @@ class Lookups:
             for table, part in zip(tables, torch.split(summed, sizes), strict=True):
                 sums[table] = part
         of_bags: dict[int, list[Tensor]] = {}
-        for lookup, grad in zip(step.there, gradients[len(step.lookups) :], strict=True):
+        for lookup, grad in zip(step.pooled_on_rows, gradients[len(step.lookups) :], strict=True):
             of_bags |= lookup.gradients(grad, step.wanted)
         finish = step.fetched.return_sums(sums, of_bags)
         # Called at the end of this backward pass: gradients travel while the layers below the tables compute theirs.
@@ -298,16 +302,16 @@ class _Step:
         owner: Lookups,
         lookups: Sequence[_Lookup],
         matrices: Sequence[Tensor],
-        fetched: Fetched,
+        fetched: FetchedVectors,
         wanted: Sequence[Routed],
-        there: Sequence[PooledThere],
+        pooled_on_rows: Sequence[PooledOnRows],
     ) -> None:
         self.owner = owner
         self.lookups = lookups
         self.matrices = matrices
         self.fetched = fetched
         self.wanted = wanted
-        self.there = there
+        self.pooled_on_rows = pooled_on_rows
 
     def pooled(self) -> list[Tensor]:
         """Return the vectors of each lookup, and of what the ranks of the rows pooled."""
@@ -321,7 +325,7 @@ class _Step:
             )
             for lookup in self.lookups
         ]
-        return [*here, *(lookup.joined(self.fetched.vectors, self.wanted) for lookup in self.there)]
+        return [*here, *(lookup.joined(self.fetched.vectors, self.wanted) for lookup in self.pooled_on_rows)]
 
 
 class _Pool(torch.autograd.Function):
@@ -373,20 +377,20 @@ def _grouped(collection: EmbeddingCollection, pooled: Sequence[int]) -> tuple[li
     ]
     found = []
     features = collection.features
-    there = [feature for feature in features if numbers[feature.table] in pooled]
-    here = [feature for feature in features if numbers[feature.table] not in pooled]
+    pooled_on_rows = [feature for feature in features if numbers[feature.table] in pooled]
+    others = [feature for feature in features if numbers[feature.table] not in pooled]
     groups = [
-        (group, is_there)
-        for is_there, some in ((False, here), (True, there))
+        (group, is_pooled_on_rows)
+        for is_pooled_on_rows, some in ((False, others), (True, pooled_on_rows))
         for group in lookup_groups(collection.arenas, some)
     ]
-    for group, is_there in groups:
+    for group, is_pooled_on_rows in groups:
         layout = group.layout
         names = [layout.table_names[table] for table in layout.feature_table]
         whole = [specs[name] for name in layout.table_names]
         rows = tuple(spec.rows if isinstance(spec, TableSpec) else 1 for spec in whole)
         lookup = replace(group, layout=replace(layout, table_base=(0,) * len(rows), table_rows=rows))
-        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_there))
+        found.append(_Group(lookup, tuple(numbers[name] for name in names), group.arena, is_pooled_on_rows))
 
     # In one process static tables of one memory are looked up before all others.
     def comes_later(group: _Group) -> bool:

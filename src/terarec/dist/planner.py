@@ -315,9 +315,9 @@ class _Search:
     def _reason(self, name: str, total: Numbers) -> str:
         """Return how long the slowest rank takes, and what it would take with other placements of the table."""
         mine = self.chosen[name]
-        there = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""
+        remark = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""
         if name in self._fixed:
-            return f"{there}given"
+            return f"{remark}given"
         others = total - self._cost(name, mine).block
         words = []
         best: dict[str, str] = {}
@@ -334,7 +334,7 @@ class _Search:
                 best[placement.kind] = f"{word} would not fit"
         words = list(best.values())
         now = float(Cost(total).seconds(self._costs).max())
-        return f"{there}slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
+        return f"{remark}slowest rank {1e3 * now:.3g} ms" + (f"; {', '.join(words)}" if words else "")
 
 
 def _listed(ranks: Sequence[int]) -> str:

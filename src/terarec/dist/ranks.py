@@ -74,7 +74,7 @@ class Links:
         self._server.close()
 
 
-class Coming:
+class PendingResult:
     """Future result of a collective that has begun.
 
     Args:
@@ -171,10 +171,12 @@ class Ranks:
         """
         return self.begin_all_to_all(what, values, sent, received).wait()
 
-    def begin_all_to_all(self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Coming:
+    def begin_all_to_all(
+        self, what: str, values: Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> PendingResult:
         """Begin an `all_to_all`; all ranks begin their collectives in the same order."""
         if self._group is None:
-            return Coming(values)
+            return PendingResult(values)
         out = values.new_empty(sum(received))
         # As bytes, since a backend does not take all types.
         width = values.element_size()
@@ -191,7 +193,7 @@ class Ranks:
                 async_op=True,
             ),
         )
-        return Coming(out, lambda: self._run(what, work.wait), sent=source)
+        return PendingResult(out, lambda: self._run(what, work.wait), sent=source)
 
     def gather(self, what: str, data: Any) -> list[Any]:
         """Return the JSON data of every rank, in their order, on every rank."""

@@ -1,7 +1,7 @@
 """What of a rank's batch goes to each rank: distinct keys, and bags that the ranks of their rows pool.
 
 Bags may be pooled on the ranks of their rows, so that a vector travels for each bag and not for each distinct key. The
-rank of the samples tells every rank which of the distinct keys that it has asked for are in which bag. That rank
+rank of the samples tells every rank which of the distinct keys that it has requested are in which bag. That rank
 returns the sum of their vectors, times the weights of the keys. The parts of a bag on several ranks add up to the whole
 one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags go the same way back.
 """
@@ -25,7 +25,7 @@ from terarec.ops.row_update import BagGradient, summed_gradients
 _POOLED = ("sum", "mean", "sqrtn")
 
 
-class Wanted(NamedTuple):
+class DistinctKeys(NamedTuple):
     """The distinct keys of one table in a rank's batch.
 
     Attributes:
@@ -58,7 +58,7 @@ class Routed(NamedTuple):
     bags: SentBags | None = None
 
 
-def route(table: PlacedTable, wanted: Wanted, num_ranks: int) -> Routed:
+def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     """Sort keys by the ranks that they go to."""
     keys, counts = wanted
     total = keys.numel()
@@ -193,7 +193,7 @@ def sent_bags(
     return SentBags(tuple(parts), tuple(numbers))
 
 
-class PooledThere(NamedTuple):
+class PooledOnRows(NamedTuple):
     """Bags of a group that the ranks of the rows pool.
 
     Attributes:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from terarec.batch import Jagged, select
 from terarec.dist.exchange import Exchange
-from terarec.dist.lookups import Begun, Lookups
+from terarec.dist.lookups import Lookups, PendingLookups
 from terarec.dist.placement import PlacedTable
 from terarec.dist.plan import ShardingPlan
 from terarec.dist.ranks import Ranks
@@ -105,8 +105,8 @@ class ShardedCollection(nn.Module):
             self.local.pending.over_ranks = partial(_sum_over, ranks)
             self.local.pending.counted = [self._counted(arena.table_names, rank) for arena in self.local.arenas]
             self.local.pending.has_norm = not self.local.has_hot_rows  # copies of a row would count several times
-        self._started: Begun | None = None
-        self._announced: Begun | None = None
+        self._started: PendingLookups | None = None
+        self._announced: PendingLookups | None = None
         self._is_ahead = ranks.size > 1
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
@@ -151,12 +151,12 @@ class ShardedCollection(nn.Module):
         """
         if self._is_ahead and self._learns:
             self._drop()
-            begun, self._announced = self._announced, None
+            pending, self._announced = self._announced, None
             # A caller may change its mind: the keys of the announced batch have then travelled for nothing.
-            if begun is None or begun.jagged is not jagged:
-                begun = self._lookups.begin(jagged, is_trained=True)
-            begun.look_up()
-            self._started = begun
+            if pending is None or pending.jagged is not jagged:
+                pending = self._lookups.begin(jagged, is_trained=True)
+            pending.look_up()
+            self._started = pending
 
     def announce(self, jagged: Jagged) -> None:
         """Begin to send the keys of the batch after the present one.
@@ -188,7 +188,7 @@ class ShardedCollection(nn.Module):
         """
         self.prefetch_rows(self._own_keys(self._keys_of(jagged)), number)
 
-    def asked_rows(self, jagged: Jagged) -> dict[str, Tensor]:
+    def requested_rows(self, jagged: Jagged) -> dict[str, Tensor]:
         """Return which rows of this rank the samples of all ranks need; they all call it at the same time.
 
         Args:
@@ -290,30 +290,30 @@ class ShardedCollection(nn.Module):
             self._started.fetched.release()
         self._started = None
 
-    def _begun(self, jagged: Jagged, *, is_trained: bool) -> Begun:
+    def _pending(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
         """Return the lookups of a batch, which may have begun before."""
         if is_trained and self._started is not None:
-            begun = self._started
-            if begun.jagged is jagged:
+            pending = self._started
+            if pending.jagged is jagged:
                 self._started = None
-                return begun
+                return pending
             self._drop()
             self._is_ahead = False  # the model reads other keys than those of its batches
         if is_trained and self._announced is not None and self._announced.jagged is jagged:
-            begun, self._announced = self._announced, None
-            return begun
+            pending, self._announced = self._announced, None
+            return pending
         return self._lookups.begin(jagged, is_trained=is_trained)
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
         is_trained = self._learns
-        begun = self._begun(jagged, is_trained=is_trained)
-        fetched = begun.look_up()
+        pending = self._pending(jagged, is_trained=is_trained)
+        fetched = pending.look_up()
         fetched.receive()
         if not is_trained:
             fetched.release()
         elif self._announced is not None:  # all ranks have said by now how many keys come
-            self._announced.asked.send_keys()
-        out = self._lookups.output(begun, jagged, self.local.rows if is_trained else None)
+            self._announced.request.send_keys()
+        out = self._lookups.output(pending, jagged, self.local.rows if is_trained else None)
         dtype = self.local.rows.dtype
         return out if dtype == torch.float32 else cast(out, dtype)
 

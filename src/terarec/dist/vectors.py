@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from terarec.dist.exchange import Asked, segments
+from terarec.dist.exchange import KeyRequest, segments
 from terarec.dist.placement import PlacedTable
-from terarec.dist.ranks import Coming
+from terarec.dist.ranks import PendingResult
 
 
 class Occurrences(NamedTuple):
@@ -28,7 +28,7 @@ class Occurrences(NamedTuple):
     grad: Tensor
 
 
-class Fetched:
+class FetchedVectors:
     """The vectors of a step's distinct keys, and the way back of their gradients.
 
     Attributes:
@@ -36,28 +36,28 @@ class Fetched:
             that the ranks of the rows pool, parts of bags float32[b, D] from each rank, or by column of all together.
 
     Args:
-        asked: Keys on their way; what all ranks have asked for is found and sent.
+        request: Keys on their way; what all ranks have requested is found and sent.
 
     Raises:
         CollectiveError: Another rank has raised an error, or does not join.
         StorageError: Memory or a dynamic table is full on this rank.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._exchange, self._wanted, self._sent = asked.exchange, tuple(asked.wanted), asked.sent
-        self._found, self._received, self._bags = asked.find()
+    def __init__(self, request: KeyRequest) -> None:
+        self._exchange, self._wanted, self._sent = request.exchange, tuple(request.wanted), request.sent
+        self._found, self._received, self._bags = request.find()
         self.vectors: list[list[Tensor]] = []
         self._pieces: list[list[Tensor]] = []
         self._copied: dict[int, Tensor] = {}
-        self._coming = self._send()
+        self._pending = self._send()
 
     def release(self) -> None:
         """Unpin the rows: no gradients will come."""
         for held in self._found:
             held.release()
 
-    def _send(self) -> Coming:
-        """Begin to send the vectors that other ranks asked for."""
+    def _send(self) -> PendingResult:
+        """Begin to send the vectors that other ranks requested."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
         others = [rank for rank in range(size) if rank != me]
@@ -66,19 +66,19 @@ class Fetched:
         pieces: list[list[Tensor]] = [[torch.empty(0)] * size for _ in self._wanted]
         copied: dict[int, Tensor] = {}
         for found, tables in zip(self._found, arenas, strict=True):
-            starts, asked = self._starts(tables), self._received.rows[:, tables]
+            starts, requested = self._starts(tables), self._received.rows[:, tables]
             # Those of other ranks first, so that they lie as they go.
             order = torch.cat(
                 [
-                    _spans(starts[others].flatten(), asked[others].flatten()),
-                    _spans(starts[me], asked[me]),
-                    _spans(starts[me] + asked[me], self._received.copies[me, tables]),
+                    _spans(starts[others].flatten(), requested[others].flatten()),
+                    _spans(starts[me], requested[me]),
+                    _spans(starts[me] + requested[me], self._received.copies[me, tables]),
                 ]
             )
             looked_up = found.vectors(order)
             is_pooled = not self._bags.keys().isdisjoint(tables)
-            for_others = (asked[others].flatten() if is_pooled else asked[others].sum(dim=1)).tolist()
-            sizes = [*for_others, *asked[me].tolist()]
+            for_others = (requested[others].flatten() if is_pooled else requested[others].sum(dim=1)).tolist()
+            sizes = [*for_others, *requested[me].tolist()]
             sizes += self._received.copies[me, tables].tolist()
             parts = torch.split(looked_up, sizes)
             if is_pooled:
@@ -107,7 +107,7 @@ class Fetched:
         """Set `vectors`, as soon as those of all ranks have come."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         expected = self._sent.vectors(self._sent.rows, exchange.pooled)
-        came = exchange.numbers(self._coming, self._expected(expected))
+        came = exchange.numbers(self._pending, self._expected(expected))
         pieces, copied = self._pieces, self._copied
         for rank in range(exchange.ranks.size):
             if rank == exchange.ranks.rank:
@@ -147,14 +147,14 @@ class Fetched:
         ]
         parts = [[segment for held in of_rank.values() for segment in held] for of_rank in by_table]
         expected = self._received.vectors(self._received.all, exchange.pooled)
-        coming = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
-        return partial(self._keep_sums, coming, by_table[exchange.ranks.rank])
+        pending = exchange.begin_numbers("exchange of gradients", parts, self._expected(expected))
+        return partial(self._keep_sums, pending, by_table[exchange.ranks.rank])
 
-    def _keep_sums(self, coming: Coming, own: Mapping[int, Sequence[Tensor]]) -> None:
+    def _keep_sums(self, pending: PendingResult, own: Mapping[int, Sequence[Tensor]]) -> None:
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         size, me = exchange.ranks.size, exchange.ranks.rank
         expected = self._received.vectors(self._received.all, exchange.pooled)
-        came = exchange.numbers(coming, self._expected(expected))
+        came = exchange.numbers(pending, self._expected(expected))
         blocks: list[dict[int, list[Tensor]]] = []
         for source in range(size):
             if source == me:

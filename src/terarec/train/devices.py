@@ -137,12 +137,12 @@ def read_ahead_on_ranks(batches: Iterable[tuple[Batch, T]], model: nn.Module) ->
     with ThreadPoolExecutor(1, thread_name_prefix="terarec-tiers") as thread:
         reading: list[Future[None]] = []
         for batch, payload in batches:
-            asked = [held.asked_rows(batch.sparse) for held in collections]
+            requested = [held.requested_rows(batch.sparse) for held in collections]
             for done in reading:
                 done.result()  # the rows of the batch before are there, or its error is raised
             reading = [
                 thread.submit(held.prefetch_rows, keys, _AHEAD + 1)
-                for held, keys in zip(collections, asked, strict=True)
+                for held, keys in zip(collections, requested, strict=True)
             ]
             yield batch, payload
 
