@@ -28,7 +28,7 @@ def train_options(**flags: Any) -> TrainOptions:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -70,17 +70,17 @@ def rejected(
     lines = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
     assert (ended.code, len(lines)) == (2 if issubclass(error, ConfigError) else 1, 1), ended.err
     assert "Traceback" not in ended.err
-    told = ended.figures
-    assert lines == [f"terarec: error: {told['error']}"]
-    assert told["type"] == error.__name__, told
-    assert where is None or told["where"] == str(where), told
-    assert problem in told["error"], told
-    return told
+    reported = ended.figures
+    assert lines == [f"terarec: error: {reported['error']}"]
+    assert reported["type"] == error.__name__, reported
+    assert where is None or reported["where"] == str(where), reported
+    assert problem in reported["error"], reported
+    return reported
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """What the first commands of a newcomer leave: raw logs, two data sets and a trained run."""
+    """Results of the first commands of a newcomer: raw logs, two data sets and a trained run."""
 
     raw: Path
     data: Path

@@ -1,4 +1,4 @@
-"""S1: a run, a data set or a workflow of another author runs nothing of theirs, whatever command reads it."""
+"""A run, a data set or a workflow of another author runs nothing of theirs, whatever command reads it."""
 
 import json
 import shutil
@@ -64,8 +64,8 @@ def test_a_shell_command_in_a_workflow_is_not_run(shop: Path, tmp_path: Path, na
     lines = (shop / "raw" / "train.csv").read_text().splitlines()[:20]
     log.write_text("\n".join(lines) + "\n")
     before = sorted(tmp_path.rglob("*"))
-    told = rejected(*readers(place, log)[name], problem="--allow-import subprocess")
-    assert told["where"].endswith(f"workflow.json: steps[0] LambdaOp: {field} 'subprocess:getoutput'")
+    reported = rejected(*readers(place, log)[name], problem="--allow-import subprocess")
+    assert reported["where"].endswith(f"workflow.json: steps[0] LambdaOp: {field} 'subprocess:getoutput'")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -91,8 +91,8 @@ def test_the_package_that_is_allowed(shop: Path, tmp_path: Path) -> None:
     }
     place = changed(shop, tmp_path, **functions)
     log = shop / "raw" / "train.csv"
-    told = figures("predict", place / "run", log, "--out", tmp_path / "a.csv", "--allow-import", "tests.cli")
-    assert told["rows"] == 300
+    reported = figures("predict", place / "run", log, "--out", tmp_path / "a.csv", "--allow-import", "tests.cli")
+    assert reported["rows"] == 300
     figures("predict", shop / "run", log, "--out", tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     typed = ["predict", place / "run", log, "--out", tmp_path / "c.csv", "--allow-import", "test"]

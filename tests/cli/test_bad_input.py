@@ -1,4 +1,4 @@
-"""Whatever is wrong with the input: one line, a code, no traceback, and nothing half-written."""
+"""Invalid input ends in one line and an exit code, without a traceback or half-written files."""
 
 import gzip
 import json
@@ -64,12 +64,12 @@ def test_a_file_that_is_none_of_the_workflow_is_reported(tmp_path: Path, content
     movies.write_bytes(b"movieId,title,genres\n2,Film,Drama\n")
     prepare = ["prepare", "movielens", path, "--out", tmp_path / "data", "--table", f"movies={movies}"]
     ended = terarec(*prepare)
-    told = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
+    reported = [line for line in ended.err.splitlines() if line.startswith("terarec: ")]
     assert ended.code in (1, 2)
-    assert len(told) == 1
-    assert told[0].startswith(f"terarec: error: {path}: ")
-    assert expected in told[0]
-    assert len(told[0]) < 500
+    assert len(reported) == 1
+    assert reported[0].startswith(f"terarec: error: {path}: ")
+    assert expected in reported[0]
+    assert len(reported[0]) < 500
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["movies.csv", "ratings.csv"]
 
 
@@ -248,7 +248,7 @@ def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: P
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
 def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> None:
-    """A10, D15: the row that a user wrote into a column that is not used does not come out."""
+    """A quoted field with line ends adds no row, even in a column that is not used."""
     path = tmp_path / "log.csv"
     path.write_text('label,x,note\n0,1,"a\n1,5,fake\nb"\n0,2,c\n')
     ended = terarec(
@@ -271,7 +271,7 @@ def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> N
     ],
 )
 def test_hints_name_options_and_columns(tmp_path: Path, rows: str, column: str, hint: str) -> None:
-    """E1: the hint names what one types, and a column that is not used goes by its name."""
+    """The hint names an option as typed, and an unused column by its name."""
     path = tmp_path / "log.csv"
     path.write_text(f"label,x,note\n{rows}")
     prepare = ["prepare", "csv", path, "--label", "label", "--dense", "x", "--out", tmp_path / "d"]
@@ -280,7 +280,7 @@ def test_hints_name_options_and_columns(tmp_path: Path, rows: str, column: str, 
 
 @pytest.mark.parametrize("name", ["workflow.json", "dataset.json"])
 def test_deep_json_is_reported(tmp_path: Path, name: str) -> None:
-    """S3: files that are nested to depth 1,000 and more."""
+    """JSON that is nested 1,000 levels deep and more ends in one line."""
     for depth in (1000, 100_000):
         path = tmp_path / name
         body = '{"a":' * depth + "1" + "}" * depth

@@ -1,4 +1,4 @@
-"""D16: what bash proposes while a command is typed."""
+"""Completions that bash proposes while a command is typed."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def proposed(program: Path, *words: str) -> list[str]:
-    """What bash proposes for the last of the words after ``terarec``."""
+    """Completions that bash proposes for the last of the words after ``terarec``."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     line = " ".join(f"'{word}'" for word in ("terarec", *words))

@@ -27,8 +27,8 @@ def test_columns_that_the_files_cannot_hold_are_left_out_and_named(tmp_path: Pat
     write_split(tmp_path / "data", spec, make_block(spec, 20))
     ended = terarec("convert", tmp_path / "data", "--to", "parquet", "--out", tmp_path / "files")
     assert ended.code == 0
-    told = [line for line in ended.out.splitlines() if "left out" in line]
-    assert told == ["left out, as HugeCTR's files hold neither weights nor metadata: w, row, price, note"]
+    reported = [line for line in ended.out.splitlines() if "left out" in line]
+    assert reported == ["left out, as HugeCTR's files hold neither weights nor metadata: w, row, price, note"]
     figures("convert", tmp_path / "files", "--to", "dataset", "--out", tmp_path / "again")
     again = read_dataset(tmp_path / "again")
     assert (again.weight, again.metadata) == (None, ())

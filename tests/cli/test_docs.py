@@ -18,17 +18,17 @@ def test_every_option_is_on_the_page() -> None:
     assert {word for word in words if not re.search(rf"`[^`]*{word}\b", PAGE)} == set()
 
 
-def unnamed(told: dict[str, Any], command: str) -> set[str]:
-    """The figures that a command told and its section does not name."""
+def unnamed(reported: dict[str, Any], command: str) -> set[str]:
+    """The figures that a command reported and its section does not name."""
     section = PAGE.split(f"## terarec {command}")[1].split("\n## ")[0]
-    return {name for name in told if f"`{name}`" not in section}
+    return {name for name in reported if f"`{name}`" not in section}
 
 
 @pytest.mark.parametrize(
     "command", ["generate", "prepare", "convert", "train", "evaluate", "predict", "inspect", "doctor"]
 )
 def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command: str) -> None:
-    told = {
+    reported = {
         "generate": lambda: workshop.generated,
         "prepare": lambda: workshop.prepared,
         "convert": lambda: {
@@ -47,4 +47,4 @@ def test_every_figure_is_on_the_page(workshop: Workshop, tmp_path: Path, command
         },
         "doctor": lambda: figures("doctor"),
     }[command]()
-    assert unnamed(told, command) == set()
+    assert unnamed(reported, command) == set()

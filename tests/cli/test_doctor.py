@@ -11,14 +11,14 @@ from tests.cli.conftest import figures, terarec
 
 
 def test_doctor_tells_what_is_there() -> None:
-    told = figures("doctor")
-    assert told["versions"]["terarec"] == __version__
-    assert told["versions"]["torch"] == torch.__version__
-    assert told["threads"]["torch"] == torch.get_num_threads()
-    assert told["cpu"]["cores"] >= told["cpu"]["usable_cores"] >= 1
-    assert told["disk"]["total_bytes"] >= told["disk"]["free_bytes"] > 0
-    assert told["gpu"]["available"] == torch.cuda.is_available()
-    on_cpu = {row["op"]: (row["implementation"], row["why"]) for row in told["kernels"] if row["device"] == "cpu"}
+    reported = figures("doctor")
+    assert reported["versions"]["terarec"] == __version__
+    assert reported["versions"]["torch"] == torch.__version__
+    assert reported["threads"]["torch"] == torch.get_num_threads()
+    assert reported["cpu"]["cores"] >= reported["cpu"]["usable_cores"] >= 1
+    assert reported["disk"]["total_bytes"] >= reported["disk"]["free_bytes"] > 0
+    assert reported["gpu"]["available"] == torch.cuda.is_available()
+    on_cpu = {row["op"]: (row["implementation"], row["why"]) for row in reported["kernels"] if row["device"] == "cpu"}
     linear = linear_choice()
     assert on_cpu.pop("linear") == (linear.implementation, linear.why)
     assert on_cpu == {op: (active(op, "cpu").implementation, active(op, "cpu").why) for op in on_cpu}
@@ -34,22 +34,22 @@ def test_doctor_tells_what_is_there() -> None:
         "tensorboard",
         "mlflow-skinny",
     }
-    training = told["training"]
+    training = reported["training"]
     assert training["device"].startswith("cuda:0" if torch.cuda.is_available() else "cpu")
     assert (training["threads"], training["precisions"][0]) == (torch.get_num_threads(), "fp32")
-    assert {row["implementation"] for row in told["kernels"]} >= set(training["kernels"]) != set()
-    assert {row["library"] for row in told["extras"]} == libraries
+    assert {row["implementation"] for row in reported["kernels"]} >= set(training["kernels"]) != set()
+    assert {row["library"] for row in reported["extras"]} == libraries
 
 
 def test_the_compiled_core_is_right_on_this_machine() -> None:
-    told = figures("doctor")
-    assert told["ok"], told["check"]
-    assert told["check"]["passed"]
-    assert told["check"]["why"] is None
-    assert told["check"]["largest_difference"] <= 1e-5
-    assert told["check"]["lookup_rows_per_second"] > 0
-    assert len(told["threads"]["openmp_runtimes"]) <= 1  # a second team would fight the first
-    assert told["threads"]["instruction_set"] in {"generic", "avx2", "avx512", "neon"}
+    reported = figures("doctor")
+    assert reported["ok"], reported["check"]
+    assert reported["check"]["passed"]
+    assert reported["check"]["why"] is None
+    assert reported["check"]["largest_difference"] <= 1e-5
+    assert reported["check"]["lookup_rows_per_second"] > 0
+    assert len(reported["threads"]["openmp_runtimes"]) <= 1  # a second team would fight the first
+    assert reported["threads"]["instruction_set"] in {"generic", "avx2", "avx512", "neon"}
 
 
 def test_people_see_it_too() -> None:

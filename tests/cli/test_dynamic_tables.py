@@ -17,14 +17,14 @@ def test_a_model_of_dynamic_tables(workshop: Workshop, tmp_path: Path) -> None:
     trained = figures("train", "--data", workshop.data, "--out", tmp_path / "run", *SHAPE, *limits)
     resumed = figures("train", "--out", tmp_path / "run", "--resume", "--epochs", 2)
     assert resumed["steps"] == 2 * trained["steps"]
-    told = figures("inspect", tmp_path / "run")
+    reported = figures("inspect", tmp_path / "run")
     known = {column.name: column.rows for column in read_dataset(workshop.data).categorical}
-    for table in told["tables"]:
+    for table in reported["tables"]:
         assert table["kind"] == "dynamic"
         assert 0 < table["rows"] <= min(200, known[table["table"]])
         assert table["index_bytes_per_key"] > 0
         assert table["evicted"] == 0 or table["rows"] > 100
-    assert any(table["evicted"] for table in told["tables"])
+    assert any(table["evicted"] for table in reported["tables"])
     one = figures("inspect", tmp_path / "run", "--table", "C1", "--top", 3)
     values = figures("inspect", workshop.data, "--column", "C1", "--top", 10_000)["most_frequent"]
     names = {row["id"]: row["value"] for row in values}
@@ -53,9 +53,9 @@ def test_keys_of_64_bits_are_trained_without_a_vocabulary(tmp_path: Path) -> Non
     assert trained["auc"] > 0.99
     (table,) = figures("inspect", tmp_path / "run")["tables"]
     assert (table["table"], table["rows"]) == ("user", 40)
-    told = figures("inspect", tmp_path / "data", "--column", "user", "--top", 3)
-    assert (told["ids_seen"], told["cardinality"]) == (40, None)
-    assert told["most_frequent"][0]["id"] in users
+    reported = figures("inspect", tmp_path / "data", "--column", "user", "--top", 3)
+    assert (reported["ids_seen"], reported["cardinality"]) == (40, None)
+    assert reported["most_frequent"][0]["id"] in users
     assert figures("inspect", tmp_path / "data")["embedding_rows"] == 0
     rejected(*train, "--out", tmp_path / "static", where="tables", problem="got 'static'")
     typed = ["prepare", "csv", tmp_path / "log.csv", "--out", tmp_path / "r", *columns, "--format", "raw"]

@@ -11,19 +11,19 @@ from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 
 def test_generate_tells_what_it_wrote(workshop: Workshop) -> None:
-    told = workshop.generated
-    assert (told["rows"], told["days"], told["seed"]) == (2000, 2, 7)
-    assert 0.6 < told["best_auc"] < 1
-    assert told["rows_per_second"] > 0
+    reported = workshop.generated
+    assert (reported["rows"], reported["days"], reported["seed"]) == (2000, 2, 7)
+    assert 0.6 < reported["best_auc"] < 1
+    assert reported["rows_per_second"] > 0
     assert sum(len(path.read_text().splitlines()) for path in workshop.raw.glob("*.tsv")) == 2000
-    assert 0 < told["positives"] < 2000
+    assert 0 < reported["positives"] < 2000
 
 
 def test_prepare_tells_what_it_wrote(workshop: Workshop) -> None:
-    told = workshop.prepared
-    assert told["rows"] == 2000
-    assert told["rows_per_second"] > 0
-    assert told["peak_memory_bytes"] > 0
+    reported = workshop.prepared
+    assert reported["rows"] == 2000
+    assert reported["rows_per_second"] > 0
+    assert reported["peak_memory_bytes"] > 0
     spec = read_dataset(workshop.data)
     assert spec.storage == "parquet"
     assert sum(spec.num_rows(split) for split in spec.splits) == 2000
@@ -35,44 +35,44 @@ def test_the_last_day_becomes_the_valid_split(workshop: Workshop) -> None:
     assert (spec.num_rows("train"), spec.num_rows("valid")) == (1000, 1000)
 
 
-def test_untold_the_last_file_or_the_last_tenth_is_for_validation(workshop: Workshop, tmp_path: Path) -> None:
+def test_the_last_file_or_the_last_tenth_is_for_validation_by_default(workshop: Workshop, tmp_path: Path) -> None:
     days = [workshop.raw / "day_0.tsv", workshop.raw / "day_1.tsv"]
-    told = [
+    reported = [
         figures("prepare", "criteo", *raw, "--out", tmp_path / str(len(raw)), "--rows-per-shard", 200)["splits"]
         for raw in (days, days[:1])
     ]
-    assert told == [{"train": 1000, "valid": 1000}, {"train": 900, "valid": 100}]
+    assert reported == [{"train": 1000, "valid": 1000}, {"train": 900, "valid": 100}]
     assert len(read_dataset(tmp_path / "1").shards("train")) == 5
 
 
 def test_train_leaves_a_whole_run(workshop: Workshop) -> None:
-    told = workshop.trained
-    assert told["model"] == "dlrm"
-    assert 0 < told["auc"] <= 1
-    assert told["highest_auc"] >= told["auc"]
-    assert told["samples_per_second"] > 0
-    assert Path(told["checkpoint"]).is_dir()
-    assert Path(told["report"]).read_text().startswith("<!doctype html>")
+    reported = workshop.trained
+    assert reported["model"] == "dlrm"
+    assert 0 < reported["auc"] <= 1
+    assert reported["highest_auc"] >= reported["auc"]
+    assert reported["samples_per_second"] > 0
+    assert Path(reported["checkpoint"]).is_dir()
+    assert Path(reported["report"]).read_text().startswith("<!doctype html>")
     logged = [json.loads(line) for line in (workshop.run / "metrics.jsonl").read_text().splitlines()]
     assert any("loss" in point for point in logged)
 
 
 def test_evaluate_finds_what_training_found(workshop: Workshop) -> None:
-    told = figures("evaluate", workshop.run, "--data", workshop.data)
-    assert told["auc"] == pytest.approx(workshop.trained["auc"], abs=1e-9)
-    assert told["logloss"] == pytest.approx(workshop.trained["logloss"], abs=1e-6)
-    assert told["rows"] == read_dataset(workshop.data).num_rows("valid")
-    assert told["split"] == "valid"
+    reported = figures("evaluate", workshop.run, "--data", workshop.data)
+    assert reported["auc"] == pytest.approx(workshop.trained["auc"], abs=1e-9)
+    assert reported["logloss"] == pytest.approx(workshop.trained["logloss"], abs=1e-6)
+    assert reported["rows"] == read_dataset(workshop.data).num_rows("valid")
+    assert reported["split"] == "valid"
 
 
 def test_predict_writes_a_score_per_sample_in_input_order(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "scores.parquet"
-    told = figures("predict", workshop.run, "--data", workshop.data, "--out", out, "--split", "train")
+    reported = figures("predict", workshop.run, "--data", workshop.data, "--out", out, "--split", "train")
     scores = pq.read_table(out)
     spec = read_dataset(workshop.data)
     shards = [pq.read_table(workshop.data / shard.file, columns=["label"]) for shard in spec.shards("train")]
     labels = np.concatenate([shard["label"].to_numpy() for shard in shards])
-    assert told["rows"] == scores.num_rows == spec.num_rows("train")
+    assert reported["rows"] == scores.num_rows == spec.num_rows("train")
     assert np.array_equal(scores["label"].to_numpy(), labels)
     assert scores["score"].to_numpy().min() > 0
     assert scores["score"].to_numpy().max() < 1
@@ -105,14 +105,14 @@ def test_weights_and_ids_from_a_csv_to_its_scores(tmp_path: Path) -> None:
     lines = [f"{row % 3},u{row % 5},{row // 9 % 4},{row % 2},{row / 10}" for row in range(200)]
     path.write_text("\n".join(["shop,user,hour,bought,w", *lines]) + "\n")
     columns = ["--label", "bought", "--ids", "shop", "--categorical", "user", "--dense", "hour"]
-    beside = ["--weight", "w", "--metadata", "user,shop"]
-    figures("prepare", "csv", path, "--out", tmp_path / "data", *columns, *beside)
+    sample_columns = ["--weight", "w", "--metadata", "user,shop"]
+    figures("prepare", "csv", path, "--out", tmp_path / "data", *columns, *sample_columns)
     spec = read_dataset(tmp_path / "data")
     assert (spec.weight, [column.type for column in spec.metadata]) == ("w", ["string", "int64"])
     shape = ["--model", "wide_deep", "--width", 2, "--hidden", 4, "--batch-size", 50, "--epochs", 1]
     figures("train", *shape, "--data", tmp_path / "data", "--out", tmp_path / "run")
-    told = figures("inspect", tmp_path / "data")
-    assert [column["role"] for column in told["columns"]][-3:] == ["weight", "metadata", "metadata"]
+    reported = figures("inspect", tmp_path / "data")
+    assert [column["role"] for column in reported["columns"]][-3:] == ["weight", "metadata", "metadata"]
     # Of the run's own workflow, for the rows of a later day; other metadata are in the place of those of the training.
     later = ["--split", "test", "--metadata", "hour,user", "--out", tmp_path / "later"]
     figures("prepare", tmp_path / "run", path, *later)
@@ -138,9 +138,9 @@ def test_a_csv_of_ones_own(tmp_path: Path) -> None:
     path.write_text("\n".join(["age,colour,shop,bought", *lines]) + "\n")
     columns = ["--dense", "age", "--categorical", "colour", "--ids", "shop", "--buckets", "age=4"]
     split = ["--positive", "yes", "--valid-fraction", "0.25", "--test", path]
-    told = figures("prepare", "csv", path, "--out", tmp_path / "data", "--label", "bought", *columns, *split)
+    reported = figures("prepare", "csv", path, "--out", tmp_path / "data", "--label", "bought", *columns, *split)
     spec = read_dataset(tmp_path / "data")
-    assert told["rows"] == 800
+    assert reported["rows"] == 800
     assert spec.column_names == ("bought", "age", "colour", "shop", "age_bucket")
     assert {split: spec.num_rows(split) for split in spec.splits} == {"train": 300, "valid": 100, "test": 400}
     shape = ["--model", "wide_deep", "--width", 4, "--hidden", 8, "--batch-size", 50, "--epochs", 3, "--dense-lr", 0.05]

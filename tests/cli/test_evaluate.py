@@ -59,9 +59,9 @@ def test_metrics_groups_and_slices_are_those_that_are_named(shop: Path) -> None:
 
 
 def test_what_there_are_no_figures_of_is_not_printed(shop: Path) -> None:
-    told = terarec("evaluate", shop / "run", "--data", shop / "data")
-    assert "retrieval" not in told.out + told.err
-    assert max(map(len, (told.out + told.err).splitlines())) < 1000
+    reported = terarec("evaluate", shop / "run", "--data", shop / "data")
+    assert "retrieval" not in reported.out + reported.err
+    assert max(map(len, (reported.out + reported.err).splitlines())) < 1000
 
 
 def test_the_metrics_of_the_run_are_the_default(shop: Path, tmp_path: Path) -> None:

@@ -45,16 +45,16 @@ def test_an_unknown_table_is_rejected(workshop: Workshop, tmp_path: Path) -> Non
 
 
 def test_all_tables_go_into_directories_of_their_own(workshop: Workshop, tmp_path: Path) -> None:
-    told = figures("export", workshop.run, "--out", tmp_path / "out", "--to", "embeddings")
+    reported = figures("export", workshop.run, "--out", tmp_path / "out", "--to", "embeddings")
     held = tables(load_model(workshop.run).model)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(held)
-    assert (told["rows"], told["max_abs_difference"]) == (sum(map(len, held.values())), 0.0)
+    assert (reported["rows"], reported["max_abs_difference"]) == (sum(map(len, held.values())), 0.0)
     for name, table in held.items():
         found = pq.read_table(tmp_path / "out" / name / "vectors.parquet")
         keys, vectors = found["key"].to_numpy(), np.stack(found["vector"].to_numpy())
         expected = table.export(table.keys())
         assert np.array_equal(vectors[np.argsort(keys)], expected.weights[expected.keys.argsort()].numpy())
-    assert sum(report["rows"] for report in told["tables"]) == told["rows"]
+    assert sum(report["rows"] for report in reported["tables"]) == reported["rows"]
 
 
 def test_nothing_is_left_of_an_export_that_fails(workshop: Workshop, tmp_path: Path) -> None:

@@ -77,12 +77,12 @@ def test_debug_shows_the_traceback_too(tmp_path) -> None:
     ],
 )
 def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
-    """E9: ``terarec --help | head -1`` ends with 0, in a shell that looks at every command of a pipe."""
+    """``terarec --help | head -1`` ends with 0, in a shell that looks at every command of a pipe."""
     process = subprocess.Popen([*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    told = process.stderr.read()
+    reported = process.stderr.read()
     assert process.wait() == 0
-    assert told == b"" or "--json" in arguments  # what people read goes there
+    assert reported == b"" or "--json" in arguments  # what people read goes there
 
 
 def all_commands() -> list[list[str]]:

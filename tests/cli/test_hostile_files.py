@@ -1,4 +1,4 @@
-"""S3: files of others: nested deeply, with bits flipped, cut short, or with names that lead elsewhere."""
+"""Files of others: nested deeply, with bits flipped, cut short, or with names that lead elsewhere."""
 
 import hashlib
 import json
@@ -88,8 +88,8 @@ def test_s3_nesting_is_one_line_of_a_command(workshop: Workshop, tmp_path: Path,
         "inspect": ([broken.parent], ConfigError),
     }
     given, error = arguments[command]
-    told = rejected(command, *given, error=error, where=given[0] if error is FormatError else broken)
-    assert len(told["error"]) < 400
+    reported = rejected(command, *given, error=error, where=given[0] if error is FormatError else broken)
+    assert len(reported["error"]) < 400
     assert not (tmp_path / "new").exists()
 
 

@@ -19,30 +19,32 @@ def keys_of(workshop: Workshop, column: str) -> np.ndarray:
 
 
 def test_a_data_set(workshop: Workshop) -> None:
-    told = figures("inspect", workshop.data)
+    reported = figures("inspect", workshop.data)
     spec = read_dataset(workshop.data)
-    assert told["what"] == "dataset"
-    assert told["embedding_rows"] == sum(column.rows for column in spec.categorical)
-    assert {split["split"]: split["rows"] for split in told["splits"]} == {s: spec.num_rows(s) for s in spec.splits}
-    assert [column["column"] for column in told["columns"]] == list(spec.column_names)
-    assert told["bytes"] == sum((workshop.data / s.file).stat().st_size for n in spec.splits for s in spec.shards(n))
-    by_name = {column["column"]: column for column in told["columns"]}
+    assert reported["what"] == "dataset"
+    assert reported["embedding_rows"] == sum(column.rows for column in spec.categorical)
+    assert {split["split"]: split["rows"] for split in reported["splits"]} == {s: spec.num_rows(s) for s in spec.splits}
+    assert [column["column"] for column in reported["columns"]] == list(spec.column_names)
+    assert reported["bytes"] == sum(
+        (workshop.data / s.file).stat().st_size for n in spec.splits for s in spec.shards(n)
+    )
+    by_name = {column["column"]: column for column in reported["columns"]}
     keys = keys_of(workshop, "C3")
-    assert told["sampled_rows"] == len(keys)  # a small data set has one row group
+    assert reported["sampled_rows"] == len(keys)  # a small data set has one row group
     assert by_name["C3"]["missing_share"] == pytest.approx((keys == 0).mean())
     assert by_name["C3"]["rare_share"] == pytest.approx((keys == 1).mean())
 
 
 @pytest.mark.parametrize("column", ["C1", "C26"])
 def test_the_most_frequent_values_of_a_column(workshop: Workshop, column: str) -> None:
-    told = figures("inspect", workshop.data, "--column", column, "--top", 5)
+    reported = figures("inspect", workshop.data, "--column", column, "--top", 5)
     ids, counts = np.unique(keys_of(workshop, column), return_counts=True)
-    assert told["ids_seen"] == len(ids)
-    assert [row["count"] for row in told["most_frequent"]] == sorted(counts.tolist(), reverse=True)[:5]
+    assert reported["ids_seen"] == len(ids)
+    assert [row["count"] for row in reported["most_frequent"]] == sorted(counts.tolist(), reverse=True)[:5]
     vocabulary = pq.read_table(workshop.data / "workflow" / "states" / f"02-categorify-{column}.parquet")
     raw = [line.split("\t") for path in sorted(workshop.raw.glob("*.tsv")) for line in path.read_text().splitlines()]
     values = {fields[13 + int(column[1:])] for fields in raw}
-    for row in told["most_frequent"]:
+    for row in reported["most_frequent"]:
         assert counts[ids == row["id"]] == row["count"]
         if row["id"] >= 2:
             assert row["value"] in values
@@ -57,18 +59,18 @@ def test_weights_and_metadata(tmp_path: Path) -> None:
     notes = pa.array([None if row % 5 == 0 else f"n{row % 3}" for row in range(40)], pa.large_string())
     block = dataclasses.replace(block, metadata=(*block.metadata[:2], notes))
     write_split(tmp_path, spec, block, rows_per_group=7)
-    told = figures("inspect", tmp_path)
-    assert [(column["column"], column["role"]) for column in told["columns"][-4:]] == [
+    reported = figures("inspect", tmp_path)
+    assert [(column["column"], column["role"]) for column in reported["columns"][-4:]] == [
         ("w", "weight"),
         *((column.name, "metadata") for column in METADATA),
     ]
-    told = figures("inspect", tmp_path, "--column", "w")
-    assert (told["minimum"], told["maximum"], told["mean"]) == (0, 39 / 4, pytest.approx(39 / 8))
-    told = figures("inspect", tmp_path, "--column", "note", "--top", 2)
+    reported = figures("inspect", tmp_path, "--column", "w")
+    assert (reported["minimum"], reported["maximum"], reported["mean"]) == (0, 39 / 4, pytest.approx(39 / 8))
+    reported = figures("inspect", tmp_path, "--column", "note", "--top", 2)
     counts = Counter(note for note in notes.to_pylist() if note is not None)
-    assert (told["rows"], told["missing_share"], told["values_seen"]) == (40, 8 / 40, 3)
+    assert (reported["rows"], reported["missing_share"], reported["values_seen"]) == (40, 8 / 40, 3)
     expected = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:2]
-    assert [(row["value"], row["count"], row["share"]) for row in told["most_frequent"]] == [
+    assert [(row["value"], row["count"], row["share"]) for row in reported["most_frequent"]] == [
         (value, count, count / 40) for value, count in expected
     ]
     rejected("inspect", tmp_path, "--column", "x", where="data set 'tiny'", problem="no column 'x'")
@@ -78,16 +80,19 @@ def test_the_deviation_of_large_numbers_that_differ_little(tmp_path: Path) -> No
     spec = make_spec(hotness=(1,), weight="w")
     weights = (1e9 + 64 * (np.arange(40) % 3)).astype(np.float32)
     write_split(tmp_path, spec, dataclasses.replace(make_block(spec, 40), weight=weights), rows_per_group=7)
-    told = figures("inspect", tmp_path, "--column", "w")
+    reported = figures("inspect", tmp_path, "--column", "w")
     exact = weights.astype(np.float64)
-    assert (told["mean"], told["deviation"]) == (pytest.approx(exact.mean()), pytest.approx(exact.std(), rel=1e-9))
+    assert (reported["mean"], reported["deviation"]) == (
+        pytest.approx(exact.mean()),
+        pytest.approx(exact.std(), rel=1e-9),
+    )
 
 
 def test_the_numbers_of_a_column(workshop: Workshop) -> None:
-    told = figures("inspect", workshop.raw_format, "--column", "label", "--split", "valid")
-    assert (told["minimum"], told["maximum"], told["rows"]) == (0, 1, 1000)
-    assert 0 < told["mean"] < 1
-    assert told["deviation"] == pytest.approx(np.sqrt(told["mean"] * (1 - told["mean"])))
+    reported = figures("inspect", workshop.raw_format, "--column", "label", "--split", "valid")
+    assert (reported["minimum"], reported["maximum"], reported["rows"]) == (0, 1, 1000)
+    assert 0 < reported["mean"] < 1
+    assert reported["deviation"] == pytest.approx(np.sqrt(reported["mean"] * (1 - reported["mean"])))
 
 
 def test_a_run_and_its_checkpoint(workshop: Workshop) -> None:
@@ -112,15 +117,15 @@ def test_a_run_and_its_checkpoint(workshop: Workshop) -> None:
 def test_a_table(workshop: Workshop) -> None:
     run = figures("inspect", workshop.run)
     of_run = next(table for table in run["tables"] if table["table"] == "C1")
-    told = figures("inspect", workshop.run, "--table", "C1", "--top", 4)
-    assert figures("inspect", run["checkpoint"], "--table", "C1", "--top", 4)["largest"] == told["largest"]
-    norms = [row["norm"] for row in told["largest"]]
+    reported = figures("inspect", workshop.run, "--table", "C1", "--top", 4)
+    assert figures("inspect", run["checkpoint"], "--table", "C1", "--top", 4)["largest"] == reported["largest"]
+    norms = [row["norm"] for row in reported["largest"]]
     assert norms == sorted(norms, reverse=True)
-    assert norms[0] == told["norms"][-1]["norm"] == of_run["norm_max"]
-    assert told["norms"][0]["norm"] == of_run["norm_min"]
+    assert norms[0] == reported["norms"][-1]["norm"] == of_run["norm_max"]
+    assert reported["norms"][0]["norm"] == of_run["norm_min"]
     values = figures("inspect", workshop.data, "--column", "C1", "--top", 10_000)["most_frequent"]
     known = {row["id"]: row["value"] for row in values}
-    assert all(known.get(row["row"], row["value"]) == row["value"] for row in told["largest"])
+    assert all(known.get(row["row"], row["value"]) == row["value"] for row in reported["largest"])
 
 
 def test_people_see_the_same(workshop: Workshop) -> None:
@@ -145,10 +150,10 @@ def test_wrong_questions_are_reported(workshop: Workshop, tmp_path: Path) -> Non
 
 def test_a_table_is_exported_to_parquet(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "rows.parquet"
-    told = figures("inspect", workshop.run, "--export-table", "C1", "--out", out)
+    reported = figures("inspect", workshop.run, "--export-table", "C1", "--out", out)
     found = pq.read_table(out)
     (described,) = [table for table in figures("inspect", workshop.run)["tables"] if table["table"] == "C1"]
-    assert (told["rows"], found.num_rows) == (described["rows"], described["rows"])
+    assert (reported["rows"], found.num_rows) == (described["rows"], described["rows"])
     assert sorted(found["key"].to_pylist()) == list(range(described["rows"]))
     vectors = np.stack(found["vector"].to_numpy())
     assert vectors.shape == (described["rows"], described["width"])

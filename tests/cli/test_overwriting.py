@@ -1,4 +1,4 @@
-"""B1, B2: no command replaces what is there unasked."""
+"""No command replaces an existing file without --force."""
 
 from pathlib import Path
 from typing import Any

@@ -18,22 +18,22 @@ def shop(tmp_path: Path) -> tuple[Path, list[Path]]:
 
 def test_a_workflow_of_ones_own_and_the_fitted_one(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:
     workflow, log = shop
-    told = figures("prepare", workflow, *log, "--out", tmp_path / "data", "--shuffle", "--memory", 1)
-    assert told["splits"] == {"train": 510, "valid": 60, "test": 30}
-    assert [phase["name"] for phase in told["phases"]] == ["split", "group", "fit 1", "fit 2", "write"]
+    reported = figures("prepare", workflow, *log, "--out", tmp_path / "data", "--shuffle", "--memory", 1)
+    assert reported["splits"] == {"train": 510, "valid": 60, "test": 30}
+    assert [phase["name"] for phase in reported["phases"]] == ["split", "group", "fit 1", "fit 2", "write"]
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     section = page.split("## terarec prepare criteo")[1].split("\n## ")[0]
-    assert {name for name in told if f"`{name}`" not in section} == set()
+    assert {name for name in reported if f"`{name}`" not in section} == set()
     again = figures("prepare", tmp_path / "data" / "workflow", tmp_path / "raw", "--out", tmp_path / "again")
-    assert again["splits"] == told["splits"]
+    assert again["splits"] == reported["splits"]
     assert [phase["name"] for phase in again["phases"]] == ["split", "group", "write"]
 
 
 def test_a_ready_workflow_by_its_name(tmp_path: Path) -> None:
     figures("generate", "avazu", "--rows", 300, "--out", tmp_path / "raw")
     raw = next((tmp_path / "raw").glob("*.csv"))
-    told = figures("prepare", "avazu", raw, "--out", tmp_path / "data")
-    assert told["rows"] == 300
+    reported = figures("prepare", "avazu", raw, "--out", tmp_path / "data")
+    assert reported["rows"] == 300
 
 
 def test_what_people_read(shop: tuple[Path, list[Path]], tmp_path: Path) -> None:

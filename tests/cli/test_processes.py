@@ -1,4 +1,4 @@
-"""S3: processes that are killed, stopped, forked, or at work on one directory at a time."""
+"""Processes that are killed, stopped, forked, or at work on one directory at a time."""
 
 import random
 import shutil

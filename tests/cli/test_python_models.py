@@ -1,4 +1,4 @@
-"""S1: a run never imports a model's code by itself, whatever command opens it."""
+"""A run never imports a model's code by itself, whatever command opens it."""
 
 import sys
 from pathlib import Path

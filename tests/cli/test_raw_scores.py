@@ -1,4 +1,4 @@
-"""D1, D2: a finished run scores new and unlabelled raw files, and is evaluated on labelled ones."""
+"""A finished run scores new and unlabelled raw files, and is evaluated on labelled ones."""
 
 import json
 from pathlib import Path
@@ -55,9 +55,11 @@ def scores(path: Path) -> np.ndarray:
 
 def test_new_rows_score_as_prepared_and_as_served_ones(shop: Path, tmp_path: Path) -> None:
     figures("predict", shop / "run", "--data", shop / "data", "--split", "test", "--out", tmp_path / "data.parquet")
-    told = figures("predict", shop / "run", shop / "test.csv", "--out", tmp_path / "raw.parquet", "--keep", "id,bought")
-    assert told["rows"] == 80
-    assert told["bad_input"] == {}
+    reported = figures(
+        "predict", shop / "run", shop / "test.csv", "--out", tmp_path / "raw.parquet", "--keep", "id,bought"
+    )
+    assert reported["rows"] == 80
+    assert reported["bad_input"] == {}
     columns = people(tmp_path / "same.csv", 80, 2)
     served = InferenceSession.open(shop / "run").predict({name: columns[name] for name in ("age", "city")})
     table = pq.read_table(tmp_path / "raw.parquet")
@@ -115,7 +117,7 @@ def test_files_without_a_header_may_lack_weights_and_metadata(tmp_path: Path) ->
 
 
 def test_the_end_of_the_name_tells_the_format(shop: Path, tmp_path: Path) -> None:
-    """E8: a name that ends in .csv is that of CSV."""
+    """A name that ends in .csv is that of CSV."""
     data = ["--data", shop / "data", "--split", "test"]
     for source in ([shop / "test.csv"], data):
         tables = {}
@@ -137,12 +139,12 @@ def test_the_end_of_the_name_tells_the_format(shop: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("place", ["run", "data", "data/workflow"])
 def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path, place: str) -> None:
-    """D1: whatever the split was that the workflow was fitted with."""
+    """--split test overrides the split that the workflow was fitted with."""
     new = tmp_path / "new.csv"
     people(new, 60, 9)
     rejected("prepare", shop / place, new, "--out", tmp_path / "new", where="--split")
-    told = figures("prepare", shop / place, new, "--split", "test", "--out", tmp_path / "new")
-    assert told["splits"] == {"test": 60}
+    reported = figures("prepare", shop / place, new, "--split", "test", "--out", tmp_path / "new")
+    assert reported["splits"] == {"test": 60}
     found = figures("evaluate", shop / "run", "--data", tmp_path / "new", "--split", "test")
     assert found["rows"] == 60
     figures("predict", shop / "run", "--data", tmp_path / "new", "--split", "test", "--out", tmp_path / "data.parquet")
@@ -170,9 +172,9 @@ def test_rows_that_cannot_be_read(shop: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores.csv"
     rejected("predict", shop / "run", new, "--out", out, error=FormatError, where=f"{new}: line 3, column 'age'")
     assert not list(tmp_path.glob("scores*"))
-    told = figures("predict", shop / "run", new, "--out", out, "--bad-input", "skip")
-    assert told["rows"] == 2
-    assert sum(told["bad_input"].values()) == 1
+    reported = figures("predict", shop / "run", new, "--out", out, "--bad-input", "skip")
+    assert reported["rows"] == 2
+    assert sum(reported["bad_input"].values()) == 1
     assert [line.split(",")[0] for line in out.read_text().splitlines()] == ['"row"', "0", "2"]
     ended = terarec("predict", shop / "run", new, "--out", tmp_path / "again.csv", "--bad-input", "skip")
     assert f"{new}: line 3" in ended.out

@@ -1,4 +1,4 @@
-"""A9: an option that is given twice accumulates, or is rejected in one line; the last value is never taken silently."""
+"""An option that is given twice accumulates, or is rejected in one line; the last value is never taken silently."""
 
 from pathlib import Path
 from typing import Any

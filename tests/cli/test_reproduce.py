@@ -1,4 +1,4 @@
-"""``terarec reproduce`` prepares, trains every seed by the recipe, and tells its figures beside the published ones."""
+"""``terarec reproduce`` prepares, trains every seed by the recipe, and reports the published figures, too."""
 
 import statistics
 from pathlib import Path
@@ -28,38 +28,38 @@ def ask(files: Path, *more: object) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def told(files: Path, out: Path) -> dict[str, Any]:
+def reported(files: Path, out: Path) -> dict[str, Any]:
     return figures(*ask(files, "--seeds", 2, "--out", out))
 
 
-def test_the_figures_are_the_means_of_the_test_split(told: dict[str, Any], out: Path):
-    assert [run["seed"] for run in told["runs"]] == [0, 1]
-    for run in told["runs"]:
+def test_the_figures_are_the_means_of_the_test_split(reported: dict[str, Any], out: Path):
+    assert [run["seed"] for run in reported["runs"]] == [0, 1]
+    for run in reported["runs"]:
         scored = figures("evaluate", out / "dnn" / f"seed-{run['seed']}", "--data", out / "data", "--split", "test")
         assert (run["auc"], run["logloss"]) == pytest.approx((scored["auc"], scored["logloss"]))
         assert scored["rows"] == 300
     for metric in ("auc", "logloss"):
-        values = [run[metric] for run in told["runs"]]
-        assert told[metric] == pytest.approx(statistics.fmean(values))
-        assert told[f"{metric}_deviation"] == pytest.approx(statistics.stdev(values))
-    assert told["seconds"] == pytest.approx(sum(run["seconds"] for run in told["runs"]))
+        values = [run[metric] for run in reported["runs"]]
+        assert reported[metric] == pytest.approx(statistics.fmean(values))
+        assert reported[f"{metric}_deviation"] == pytest.approx(statistics.stdev(values))
+    assert reported["seconds"] == pytest.approx(sum(run["seconds"] for run in reported["runs"]))
 
 
-def test_the_published_figures_stand_beside_them(told: dict[str, Any]):
+def test_the_published_figures_are_reported_too(reported: dict[str, Any]):
     published = load_recipe("frappe_x1", "dnn").published
-    assert (told["published_auc"], told["published_logloss"]) == (published.auc, published.logloss)
-    assert told["published"] == published.source
+    assert (reported["published_auc"], reported["published_logloss"]) == (published.auc, published.logloss)
+    assert reported["published"] == published.source
 
 
-def test_every_figure_is_on_the_page(told: dict[str, Any]):
-    assert unnamed(told, "reproduce") == set()
-    assert unnamed(told["runs"][0], "reproduce") == set()
+def test_every_figure_is_on_the_page(reported: dict[str, Any]):
+    assert unnamed(reported, "reproduce") == set()
+    assert unnamed(reported["runs"][0], "reproduce") == set()
 
 
-def test_what_is_there_is_kept_unless_it_is_to_be_resumed(told: dict[str, Any], files: Path, out: Path):
+def test_what_is_there_is_kept_unless_it_is_to_be_resumed(reported: dict[str, Any], files: Path, out: Path):
     rejected(*ask(files, "--seeds", 2, "--out", out), where=out / "dnn" / "seed-0", problem="--resume")
     again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
-    assert again == told
+    assert again == reported
 
 
 def test_further_seeds_join_finished_ones_in_the_directory_of_the_data(

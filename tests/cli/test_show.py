@@ -69,7 +69,7 @@ def wide_rows() -> list[dict[str, Any]]:
 
 
 def test_a_pipe_gets_every_row_in_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2: words are not cut, however narrow the terminal was."""
+    """Words are not cut by the width of a terminal that does not show them."""
     monkeypatch.setenv("COLUMNS", "80")
     show = Show(as_json=False)
     show.table("tables", wide_rows())
@@ -83,7 +83,7 @@ def test_a_pipe_gets_every_row_in_a_line(capsys: pytest.CaptureFixture[str], mon
 def test_a_narrow_terminal_gets_columns_in_groups(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E2: the first column stands in each group."""
+    """Each group repeats the first column."""
     for name, value in {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
     show = Show(as_json=False)

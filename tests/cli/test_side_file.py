@@ -1,4 +1,4 @@
-"""H2: a shell's ``raw/*`` holds what the generator leaves beside its logs."""
+"""A shell's ``raw/*`` includes ``generated.json``, which the generator writes next to its logs."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ def test_a_glob_of_logs_passes_over_the_side_file(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     figures("generate", "criteo", "--rows", 200, "--out", raw)
     assert {path.name for path in raw.iterdir()} == {"day_0.tsv", "generated.json"}
-    told = figures("prepare", "criteo", *sorted(raw.iterdir()), "--out", tmp_path / "data")
-    assert told["rows"] == 200
-    assert told["best_auc"] is not None
+    reported = figures("prepare", "criteo", *sorted(raw.iterdir()), "--out", tmp_path / "data")
+    assert reported["rows"] == 200
+    assert reported["best_auc"] is not None
     assert [Path(file.path).name for file in find_files([str(raw / "*")])] == ["day_0.tsv"]
     typed = ["prepare", "criteo", raw / "generated.json", "--out", tmp_path / "none"]
     rejected(*typed, error=DataNotFoundError, where=raw / "generated.json")

@@ -1,4 +1,4 @@
-"""What stops a command in the middle: Ctrl-C, a full disk; and a server that is asked once."""
+"""Interruptions of a command: Ctrl-C, a full disk; and a server that gets one request."""
 
 import json
 import os
@@ -121,9 +121,9 @@ def test_a_full_disk_leaves_nothing_half_written(
     }[command]
     out = tmp_path / ("out.parquet" if command == "predict" else "out")
     with kind(tmp_path, LIMITS[kind, command]) as refusal:
-        told = rejected(*arguments, "--out", out, error=StorageError, problem=refusal)
-        assert told["where"].startswith(str(out))
-        assert ".partial" not in told["error"]
+        reported = rejected(*arguments, "--out", out, error=StorageError, problem=refusal)
+        assert reported["where"].startswith(str(out))
+        assert ".partial" not in reported["error"]
         # Steps were trained, so their logs stay (B3), those of TensorBoard where it is installed.
         left = {"run.json", "dataset", "metrics.jsonl", "checkpoints"} if command == "train" else set()
         assert {path.name for path in out.glob("*")} - {"tensorboard"} == left
@@ -185,16 +185,16 @@ def test_a_directory_that_may_not_be_written(workshop: Workshop, tmp_path: Path)
     assert "Permission denied" in ended.err
 
 
-def test_a_server_is_asked_once_and_stops(workshop: Workshop) -> None:
+def test_a_server_answers_a_request_and_stops(workshop: Workshop) -> None:
     process = start("serve", workshop.run, "--port", 0, "--name", "clicks", "--json")
     try:
-        told = json.loads(process.read_line())
-        assert told["name"] == "clicks"
-        assert told["url"] == f"http://127.0.0.1:{told['port']}"
+        reported = json.loads(process.read_line())
+        assert reported["name"] == "clicks"
+        assert reported["url"] == f"http://127.0.0.1:{reported['port']}"
         fields = (workshop.raw / "day_1.tsv").read_text().split("\n", 1)[0].split("\t")
         numbers = {f"I{i}": [float(fields[i]) if fields[i] else None] for i in range(1, 14)}
         record = numbers | {f"C{i}": [fields[13 + i]] for i in range(1, 27)}
-        scores = InferenceClient(told["url"], model="clicks").infer(record)
+        scores = InferenceClient(reported["url"], model="clicks").infer(record)
         assert 0 < float(scores["score"].reshape(-1)[0]) < 1
     finally:
         process.send_signal(signal.SIGINT)

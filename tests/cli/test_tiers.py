@@ -22,5 +22,5 @@ def test_parts_in_tiers_give_the_run_in_memory(tmp_path):
     models = [load_model(tmp_path / name).model for name in places]
     assert_same(weights(models[0]), weights(models[1]))
     small = ["--tiers", f"host=1KiB,file={tmp_path / 'few'}"]
-    told = rejected("train", "--data", data, "--out", tmp_path / "small", *shape, *small, error=BudgetError)
-    assert told["where"].startswith("step 1: tiers host='1KiB': table 'shop'")
+    reported = rejected("train", "--data", data, "--out", tmp_path / "small", *shape, *small, error=BudgetError)
+    assert reported["where"].startswith("step 1: tiers host='1KiB': table 'shop'")

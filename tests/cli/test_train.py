@@ -33,7 +33,7 @@ def prepare(folder: Path, name: str = "data", **columns: object) -> Path:
 
 @pytest.mark.parametrize("labels", [(0.25, 0.75), (0.0, 0.3, 1.0)])
 def test_labels_between_0_and_1_are_trained_and_evaluated(tmp_path: Path, labels: tuple[float, ...]) -> None:
-    """B3: they were prepared and trained for an epoch, then rejected, and the run was deleted."""
+    """Regression: the evaluation after the first epoch rejected them, and the run was deleted."""
     data = prepare(tmp_path, labels=labels)
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run")
     evaluated = figures("evaluate", tmp_path / "run", "--data", data)
@@ -43,7 +43,7 @@ def test_labels_between_0_and_1_are_trained_and_evaluated(tmp_path: Path, labels
 
 
 def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> None:
-    """D5: no early stop, no best checkpoint, and no way to name one."""
+    """Evaluation, prediction and export take the best checkpoint by default."""
     data, run = prepare(tmp_path), tmp_path / "run"
     stop = ["--patience", 2, "--epochs", 9, "--set", "training.min_delta=0.9", "--set", "training.monitor=logloss"]
     trained = figures("train", *SHAPE, "--data", data, "--out", run, "--sparse-lr", 0.3, *stop)
@@ -67,14 +67,13 @@ def test_patience_stops_a_run_whose_best_checkpoint_is_used(tmp_path: Path) -> N
 
 
 def test_the_last_checkpoint_is_used_without_patience(tmp_path: Path) -> None:
-    """D5: as before."""
     data = prepare(tmp_path)
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", "--epochs", 3, "--sparse-lr", 0.5)
     assert figures("evaluate", tmp_path / "run", "--data", data)["step"] == trained["steps"] == 15
 
 
 def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
-    """C1: any of them ended a finished training in a TypeError, without figures and with exit code 3."""
+    """Regression: each of them ended a finished training in a TypeError."""
     data = prepare(tmp_path)
     options = ["--sparse-optimizer", "adam", "--set", "sparse_optimizer.rows.l2=0.05"]
     trained = figures("train", *SHAPE, "--data", data, "--out", tmp_path / "run", *options)
@@ -82,7 +81,7 @@ def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
 
 
 def test_a_report_that_fails_is_no_failure_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C1: the figures come, and a line says why there is no report."""
+    """The figures are printed, and a line says why there is no report."""
     import terarec.train.report as report
 
     def fail(*_: object) -> None:
@@ -97,7 +96,7 @@ def test_a_report_that_fails_is_no_failure_of_the_training(tmp_path: Path, monke
 
 
 def test_a_warm_start_takes_over_the_description_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """D3: next day's data needed as many rows as the first day's, and the same learning rates."""
+    """Data of the next day may have other numbers of rows; learning rates are those of the first run."""
     data, run = prepare(tmp_path), tmp_path / "run"
     first = figures("train", *SHAPE, "--data", data, "--out", run, "--epochs", 3)
     raw = write_csv(tmp_path / "day2.csv", rows=180, seed=1)

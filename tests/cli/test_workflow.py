@@ -13,13 +13,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 def test_a_ready_workflow_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "amazon.json"
-    told = figures("workflow", "amazon", "--out", path, "--min-count", 7, "--layout", "2023")
+    reported = figures("workflow", "amazon", "--out", path, "--min-count", 7, "--layout", "2023")
     spec = PRESETS["amazon"](min_count=7, layout="2023")
     assert Workflow.from_json(path).spec == spec
-    assert (told["name"], told["steps"], told["tables"]) == ("amazon", len(spec.steps), ["meta"])
-    assert tuple(told["categorical"]) == spec.categorical
+    assert (reported["name"], reported["steps"], reported["tables"]) == ("amazon", len(spec.steps), ["meta"])
+    assert tuple(reported["categorical"]) == spec.categorical
     section = PAGE.split("## terarec workflow")[1].split("\n## ")[0]
-    assert {name for name in told if f"`{name}`" not in section} == set()
+    assert {name for name in reported if f"`{name}`" not in section} == set()
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_wrong_override_names_its_path(path: str, text: str, expected: str) ->
 
 
 def test_none_is_none_even_where_that_is_not_the_default() -> None:
-    """A13: the word was the name of a split."""
+    """Regression: "none" was taken for the name of a split."""
     assert override(RUN, {"training.eval_split": "none"}).training.eval_split is None
 
 
@@ -134,7 +134,7 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
 
 
 def test_a_path_is_assigned_once() -> None:
-    """A9: the last of two values is not taken silently."""
+    """A second value for a path is rejected rather than taken silently."""
     with pytest.raises(ConfigError, check=at("a.b")):
         parse_assignments(["a.b=1", "a.b = 2"])
 

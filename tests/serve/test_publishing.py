@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from terarec.config import load_update_stream
-from terarec.errors import ConfigError, DataNotFoundError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, StorageError, TerarecError
 from terarec.serve import (
     InferenceClient,
     InferenceSession,
@@ -407,26 +407,28 @@ def test_settings_of_a_kafka_client_reach_it(content: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("content", "where"),
+    ("content", "error", "where"),
     [
-        ("security.protocol=s3cret", ""),
-        ("sasl.passwort=s3cret", ""),
-        ("security.protocol=SSL\nssl.ca.location=/s3cret/none.pem", ""),
-        ("sasl.password s3cret", ":1"),
-        ("\ngroup.id=s3cret", ": group.id"),
-        ("bootstrap.servers=s3cret:1", ": bootstrap.servers"),
-        ('{"sasl.password": ["s3cret"]}', ": sasl.password"),
-        ('{"sasl.password": "s3cret"', ""),
+        ("security.protocol=s3cret", ConfigError, ""),
+        ("sasl.passwort=s3cret", ConfigError, ""),
+        ("security.protocol=SSL\nssl.ca.location=/s3cret/none.pem", ConfigError, ""),
+        ("sasl.password s3cret", FormatError, ":1"),
+        ("\ngroup.id=s3cret", ConfigError, ": group.id"),
+        ("bootstrap.servers=s3cret:1", ConfigError, ": bootstrap.servers"),
+        ('{"sasl.password": ["s3cret"]}', FormatError, ": sasl.password"),
+        ('{"sasl.password": "s3cret"', FormatError, ""),
     ],
 )
-def test_wrong_settings_of_a_kafka_client_are_refused_at_once(content: str, where: str, tmp_path: Path) -> None:
+def test_wrong_settings_of_a_kafka_client_are_rejected_at_once(
+    content: str, error: type[TerarecError], where: str, tmp_path: Path
+) -> None:
     pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
     path = tmp_path / "client"
     path.write_text(content)
-    with pytest.raises(ConfigError, check=at(f"{path}{where}")) as refused:
+    with pytest.raises(error, check=at(f"{path}{where}")) as rejected:
         open_stream(KafkaTopicSpec(client_file=str(path)))
-    assert "s3cret" not in str(refused.value)
-    assert refused.value.__cause__ is None
+    assert "s3cret" not in str(rejected.value)
+    assert rejected.value.__cause__ is None
 
 
 def test_settings_of_a_kafka_client_that_are_missing_or_of_no_use(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""S3: how errors quote input: cut to a stated bound, on one line, at no cost that grows with the input."""
+"""How errors quote input: cut to a stated bound, on one line, at no cost that grows with the input."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_a_shift_to_learn_is_not_the_default_one() -> None:
     }
 
 
-def beside(**columns: object) -> WorkflowSpec:
+def with_columns(**columns: object) -> WorkflowSpec:
     """A workflow with a weight or metadata."""
     kinds = {"t": "integer", "user": "text", "tags": "text", "h": "hex32"}
     found = (
@@ -214,14 +214,14 @@ def beside(**columns: object) -> WorkflowSpec:
             ),
             ("WorkflowSpec.steps[0].table",),
         ),
-        (lambda: beside(weight="a"), ("WorkflowSpec", "the name 'a' occurs twice")),
-        (lambda: beside(metadata=("t", "t")), ("WorkflowSpec.metadata", "the name 't' occurs twice")),
+        (lambda: with_columns(weight="a"), ("WorkflowSpec", "the name 'a' occurs twice")),
+        (lambda: with_columns(metadata=("t", "t")), ("WorkflowSpec.metadata", "the name 't' occurs twice")),
         (
-            lambda: beside(metadata=("usr",)),
+            lambda: with_columns(metadata=("usr",)),
             ("WorkflowSpec.metadata", "got 'usr' (did you mean 'user'?)"),
         ),
-        (lambda: beside(metadata=("tags",)), ("WorkflowSpec.metadata", "column 'tags' holds lists of text")),
-        (lambda: beside(metadata=("h",)), ("WorkflowSpec.metadata", "column 'h' holds hex32")),
+        (lambda: with_columns(metadata=("tags",)), ("WorkflowSpec.metadata", "column 'tags' holds lists of text")),
+        (lambda: with_columns(metadata=("h",)), ("WorkflowSpec.metadata", "column 'h' holds hex32")),
     ],
 )
 def test_a_wrong_field_is_named_with_what_is_accepted(make: object, place: tuple[str, ...]) -> None:

@@ -225,7 +225,7 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
     from terarec.data.records import RecordOptions, write_as_records
     from terarec.formats import read_dataset
 
-    asked = RecordOptions(
+    wanted = RecordOptions(
         kind=_KINDS[options.to],  # type: ignore[arg-type]  # the words are checked
         key_bytes=options.key_bytes,
         checksum=not options.no_checksum,
@@ -236,7 +236,7 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
     if dropped:
         show.line(f"left out, as HugeCTR's files hold neither weights nor metadata: {', '.join(dropped)}")
     with show.progress("converting", "rows") as progress:
-        records: RecordsSpec = write_as_records(options.data, options.out, asked, progress)
+        records: RecordsSpec = write_as_records(options.data, options.out, wanted, progress)
     return {
         "rows": sum(split.rows for split in records.splits.values()),
         "key_bytes": records.layout.key_bytes,

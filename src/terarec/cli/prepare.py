@@ -252,7 +252,7 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
     from terarec.etl.ready import CsvOptions, csv_workflow
     from terarec.etl.workflow import Workflow
 
-    asked = CsvOptions(
+    chosen = CsvOptions(
         label=options.label,
         positives=comma_separated(options.positive),
         dense=comma_separated(options.dense),
@@ -271,7 +271,7 @@ def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
         name=options.out.resolve().name if options.name is None else options.name,
     )
     sources = [*options.files, *(options.valid or ()), *(options.test or ())]
-    prepare(Workflow.of(csv_workflow(asked)), sources, options, show)
+    prepare(Workflow.of(csv_workflow(chosen)), sources, options, show)
 
 
 def _csv_split(options: PrepareCsvOptions) -> Split | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from terarec.errors import ConfigError, DataNotFoundError, MissingDependencyError, StorageError
+from terarec.errors import ConfigError, DataNotFoundError, FormatError, MissingDependencyError, StorageError
+from terarec.io import read_json
 from terarec.ps.redis_server import RedisServer, Request, request
 from terarec.spec import KafkaTopicSpec, RedisStreamSpec, UpdateStreamSpec
 
@@ -338,16 +338,16 @@ def _read_client_settings(path: Path) -> dict[str, str]:
     """Read settings of the client from JSON, or from lines ``name=value``. Errors name no value: it may be a password.
 
     Raises:
-        ConfigError: Another content, or settings that are not the file's to choose.
+        ConfigError: Settings that are not the file's to choose.
         DataNotFoundError: There is no such file.
+        FormatError: Neither JSON nor such lines.
     """
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        raise DataNotFoundError(path, "no such file, expected the settings of a Kafka client") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"cannot be read as text ({type(error).__name__})") from None
-    found = _json_settings(path, text) if text.lstrip().startswith("{") else _property_lines(path, text)
+    expected = "the settings of a Kafka client"
+    if not path.is_file():
+        raise DataNotFoundError(path, f"no such file, expected {expected}")
+    # A properties file has no mark of its own; a line of it that begins with a brace would name no setting.
+    is_json = path.read_bytes().lstrip().startswith(b"{")
+    found = _json_settings(path, read_json(path, expected)) if is_json else _property_lines(path)
     for name in found:
         if name in _OWN_SETTINGS:
             raise ConfigError(
@@ -356,25 +356,26 @@ def _read_client_settings(path: Path) -> dict[str, str]:
     return found
 
 
-def _json_settings(path: Path, text: str) -> dict[str, str]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(str(path), f"is no JSON ({error})") from None
+def _json_settings(path: Path, data: dict[str, object]) -> dict[str, str]:
     for name, value in data.items():
         if not isinstance(value, str | int | float):
-            raise ConfigError(f"{path}: {name}", f"got {type(value).__name__}, expected a text, number or boolean")
+            raise FormatError(path, name, f"got {type(value).__name__}, expected a text, number or boolean")
+    # The client reads texts alone, with booleans as Java's properties spell them.
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in data.items()}
 
 
-def _property_lines(path: Path, text: str) -> dict[str, str]:
+def _property_lines(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(path, f"byte {error.start} is not UTF-8, expected lines NAME=VALUE or JSON") from None
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         name, separator, value = line.partition("=")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if not separator or not name.strip():
-            raise ConfigError(f"{path}:{number}", "expected NAME=VALUE, a comment with '#', or an empty line")
+            raise FormatError(f"{path}:{number}", "expected NAME=VALUE, a comment with '#', or an empty line")
         found[name.strip()] = value.strip()
     return found
 
