@@ -36,7 +36,7 @@ from terarec.spec import (
 )
 from terarec.train import Optimizers, Trainer, build
 from terarec.train.devices import keep_freed_memory
-from terarec.train.loggers import MetricsLog
+from terarec.train.metrics_log import MetricsLog
 
 NUM_DENSE, NUM_FEATURES = 13, 26
 

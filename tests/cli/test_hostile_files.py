@@ -21,7 +21,7 @@ from terarec.hugectr.json_files import read_json
 from terarec.io import Journal
 from terarec.serve import InferenceSession
 from terarec.serve.protocol import decode_infer_request
-from terarec.train.report_log import read_log
+from terarec.train.metrics_log import read_log
 from tests.cli.conftest import Workshop, rejected
 from tests.errors import at
 from tests.formats.damage import check_damage

@@ -22,7 +22,8 @@ from terarec.nn import precision
 from terarec.spec import ExponentialSchedule, RunSpec, SGDSpec, TrainingSpec
 from terarec.train import Callback, ProgressBar, build, loggers
 from terarec.train.evaluation import Evaluator
-from terarec.train.loggers import MetricsLog, MLflowLogger, TensorBoardLogger, has_tensorboard
+from terarec.train.loggers import MLflowLogger, TensorBoardLogger, has_tensorboard
+from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from tests.errors import at
 from tests.train.small_run import changed

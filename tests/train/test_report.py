@@ -26,8 +26,8 @@ from terarec.spec import (
     freq,
     lru,
 )
+from terarec.train.metrics_log import RunLog
 from terarec.train.report import MAX_POINTS, draw_curves, smooth, thin, write_report
-from terarec.train.report_log import RunLog
 from terarec.train.run import build
 from tests.errors import at
 

@@ -1,28 +1,23 @@
-"""Callbacks that record a training: metrics.jsonl, TensorBoard, MLflow, and a progress bar."""
+"""Callbacks that show a training: points every few steps for TensorBoard and MLflow, and a progress bar."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError, MissingDependencyError
-from terarec.io import write_bytes
 from terarec.metrics import Throughput
 from terarec.reports.text import Bar
 from terarec.spec import RunSpec, to_data
-from terarec.spec.codec import finite_data
-from terarec.train.devices import describe_environment
 from terarec.train.evaluation import Evaluation
-from terarec.train.report_log import read_point
 from terarec.train.trainer import Callback, Trainer
 
 if TYPE_CHECKING:
@@ -101,74 +96,6 @@ class PointLogger(Callback):
         self._evaluation_seconds = 0.0
         self._throughput.reset()
         self.log_training(point)
-
-
-class MetricsLog(PointLogger):
-    """Writes a line for each start, a training line every few steps, a line per evaluation, and one of tables in tiers.
-
-    The line of a start has ``step``, ``samples`` and what `describe_environment` returns. A training line is a point of
-    `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name, ``seconds``, and
-    ``labels`` and ``slices`` where there are several. The line of tables in tiers comes at the end: ``tiers`` has the
-    numbers of `terarec.storage.TierUse`.
-
-    Args:
-        path: Path of the file. Lines after the step at which training starts are removed, the others kept.
-        split: Name of the validation split.
-        every: Steps between training lines.
-    """
-
-    def __init__(self, path: Path, split: str, every: int = LOG_EVERY) -> None:
-        super().__init__(every)
-        self.path = path
-        self.split = split
-        self._file: IO[str] | None = None
-
-    def on_start(self, trainer: Trainer) -> None:
-        """Open the file, without lines that a killed run had logged after its checkpoint."""
-        kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
-        write_bytes(self.path, b"".join(kept))
-        self._file = self.path.open("a", encoding="utf-8")
-        where = describe_environment(trainer.device, trainer.spec)
-        self._write({"step": trainer.step, "samples": trainer.samples, **where})
-        super().on_start(trainer)
-
-    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Write the evaluation's line."""
-        super().on_evaluation(trainer, evaluation)
-        found = evaluation.to_json()
-        del found["rows"], found["samples_per_second"]
-        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **found})
-
-    def on_end(self, trainer: Trainer) -> None:
-        """Write the remaining points and close the file."""
-        if self._file is not None:
-            super().on_end(trainer)
-            tiers = trainer.tier_use()
-            if tiers is not None:
-                self._write({"step": trainer.step, "samples": trainer.samples, "tiers": tiers._asdict()})
-            self._file.close()
-            self._file = None
-
-    def log_training(self, point: Point) -> None:
-        """Write a training line."""
-        self._write(point)
-
-    def _write(self, point: Mapping[str, Any]) -> None:
-        assert self._file is not None, "the log is open while training runs"
-        known = {name: value for name, value in finite_data(point).items() if value is not None}
-        self._file.write(json.dumps(known, allow_nan=False) + "\n")
-        # Each line at once, so that curves can be followed and survive a kill.
-        self._file.flush()
-
-
-def _lines_until(path: Path, step: int) -> list[bytes]:
-    """Return the lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
-    kept = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
-            break
-        kept.append(line)
-    return kept
 
 
 class ProgressBar(Callback):

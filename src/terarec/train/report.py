@@ -48,7 +48,7 @@ from terarec.reports.page import (
 from terarec.reports.text import byte_text, duration_text, setting_text
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.storage import TierUse
-from terarec.train.report_log import RunLog, read_log
+from terarec.train.metrics_log import RunLog, read_log
 from terarec.train.run_dir import RunDirectory
 
 REPORT_FILE = "report.html"

@@ -32,7 +32,7 @@ from terarec.spec import (
 from terarec.spec.run import DEFAULT_EVAL_SPLIT
 from terarec.train.checkpointing import Checkpointing, restore, start_from
 from terarec.train.devices import keep_freed_memory, resolve_device
-from terarec.train.loggers import MetricsLog
+from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
 from terarec.train.passes import Passes
 from terarec.train.plan import plan_run

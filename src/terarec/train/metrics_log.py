@@ -1,0 +1,163 @@
+"""``metrics.jsonl``, the log of a run: the callback that writes it, and its lines for a report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from terarec.errors import DataNotFoundError, FormatError
+from terarec.io import write_bytes
+from terarec.spec.codec import finite_data, parse_json
+from terarec.spec.quoting import quoted
+from terarec.train.devices import describe_environment
+from terarec.train.evaluation import Evaluation
+from terarec.train.loggers import LOG_EVERY, Point, PointLogger
+from terarec.train.trainer import Trainer
+
+_NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})
+"""Entries of an evaluation line that are no metrics."""
+
+
+class MetricsLog(PointLogger):
+    """Writes a line for each start, a training line every few steps, a line per evaluation, and one of tables in tiers.
+
+    The line of a start has ``step``, ``samples`` and what `describe_environment` returns. A training line is a point of
+    `PointLogger`. An evaluation line has ``step``, ``samples``, ``split``, every metric by its name, ``seconds``, and
+    ``labels`` and ``slices`` where there are several. The line of tables in tiers comes at the end: ``tiers`` has the
+    numbers of `terarec.storage.TierUse`.
+
+    Args:
+        path: Path of the file. Lines after the step at which training starts are removed, the others kept.
+        split: Name of the validation split.
+        every: Steps between training lines.
+    """
+
+    def __init__(self, path: Path, split: str, every: int = LOG_EVERY) -> None:
+        super().__init__(every)
+        self.path = path
+        self.split = split
+        self._file: IO[str] | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Open the file, without lines that a killed run had logged after its checkpoint."""
+        kept = _lines_until(self.path, trainer.step) if self.path.exists() else []
+        write_bytes(self.path, b"".join(kept))
+        self._file = self.path.open("a", encoding="utf-8")
+        where = describe_environment(trainer.device, trainer.spec)
+        self._write({"step": trainer.step, "samples": trainer.samples, **where})
+        super().on_start(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        """Write the evaluation's line."""
+        super().on_evaluation(trainer, evaluation)
+        found = evaluation.to_json()
+        del found["rows"], found["samples_per_second"]
+        self._write({"step": trainer.step, "samples": trainer.samples, "split": self.split, **found})
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Write the remaining points and close the file."""
+        if self._file is not None:
+            super().on_end(trainer)
+            tiers = trainer.tier_use()
+            if tiers is not None:
+                self._write({"step": trainer.step, "samples": trainer.samples, "tiers": tiers._asdict()})
+            self._file.close()
+            self._file = None
+
+    def log_training(self, point: Point) -> None:
+        """Write a training line."""
+        self._write(point)
+
+    def _write(self, point: Mapping[str, Any]) -> None:
+        assert self._file is not None, "the log is open while training runs"
+        known = {name: value for name, value in finite_data(point).items() if value is not None}
+        self._file.write(json.dumps(known, allow_nan=False) + "\n")
+        # Each line at once, so that curves can be followed and survive a kill.
+        self._file.flush()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLog:
+    """The lines of a ``metrics.jsonl`` by kind, each in rising order of steps.
+
+    Attributes:
+        training: Lines with a loss.
+        evaluations: Lines with a split; a figure that was not a number is not in them.
+        starts: Lines that say what the training ran on, one for each start.
+        tiers: Statistics of tables in tiers, by name, one for each start that ended; empty without such tables.
+    """
+
+    training: Sequence[dict[str, Any]]
+    evaluations: Sequence[dict[str, Any]]
+    starts: Sequence[dict[str, Any]] = ()
+    tiers: Sequence[dict[str, int]] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics of the evaluations, in their order."""
+        names = dict.fromkeys(name for point in self.evaluations for name in point)
+        return tuple(name for name in names if name not in _NO_METRICS)
+
+    @property
+    def training_seconds(self) -> float:
+        """Time spent in training; the logged clock restarts at every resume."""
+        clocks: list[float] = [point["seconds"] for point in self.training]
+        restarts = [a for a, b in itertools.pairwise(clocks) if b < a]
+        return sum(restarts) + (clocks[-1] if clocks else 0.0)
+
+
+def read_log(path: Path) -> RunLog:
+    """Read ``metrics.jsonl``. After a resume the later line of a step counts.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        FormatError: A line that is not a JSON object with a step and samples, with its number.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise DataNotFoundError(path, "no such file, expected the log of a training run") from None
+    points = [read_point(path, number, line) for number, line in enumerate(lines, start=1)]
+    return RunLog(
+        training=_last_of_each_step([point for point in points if "loss" in point]),
+        evaluations=_last_of_each_step([point for point in points if "split" in point]),
+        starts=[point for point in points if "device" in point],
+        tiers=[point["tiers"] for point in points if "tiers" in point],
+    )
+
+
+def read_point(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Read one line of ``metrics.jsonl``, the `number`-th of `path`.
+
+    Raises:
+        FormatError: It is not a JSON object with a step and samples.
+    """
+    try:
+        point = parse_json(line)
+    except json.JSONDecodeError as error:
+        raise FormatError(path, f"line {number} column {error.colno}", f"{error.msg}, expected JSON") from None
+    except ValueError as error:
+        raise FormatError(path, f"line {number}", f"{error}, expected JSON") from None
+    if not isinstance(point, dict) or not all(isinstance(point.get(name), int) for name in ("step", "samples")):
+        got = quoted(line.decode(errors="backslashreplace"))
+        raise FormatError(path, f"line {number}", f"got {got}, expected an object with step and samples")
+    return point
+
+
+def _last_of_each_step(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_step = {point["step"]: point for point in points}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _lines_until(path: Path, step: int) -> list[bytes]:
+    """Return the lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
+    kept = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:
+            break
+        kept.append(line)
+    return kept
