@@ -13,23 +13,19 @@ from terarec.formats.block import (
 from terarec.formats.container import BFLOAT16, read_tensors, tensor_shapes, widen_bfloat16, write_tensors
 from terarec.formats.dataset import DATASET_FILE, read_dataset, workflow_files, write_dataset
 from terarec.formats.parquet import ParquetShard, ParquetShardWriter
+from terarec.formats.parts import PARTS_FILE, PartSpec, read_part_keys, read_parts, write_parts
 from terarec.formats.raw import RawShard, RawShardWriter
 from terarec.formats.shard import (
-    PARTS_FILE,
     FileWriter,
-    PartSpec,
     Shard,
+    ShardWriter,
     SplitFiles,
     create_shard,
     even_sizes,
     open_shard,
-    read_part_keys,
-    read_parts,
     shard_path,
-    write_parts,
 )
 from terarec.formats.table_file import TABLE_SUFFIXES, check_suffix, read_table_file, table_file
-from terarec.formats.writer import ShardWriter
 
 __all__ = [
     "BFLOAT16",

@@ -23,7 +23,7 @@ from terarec.formats.block import (
     key_dtype,
     metadata_array,
 )
-from terarec.formats.writer import ShardWriter
+from terarec.formats.shard import SHARD_FORMATS, ShardFormat, ShardWriter
 from terarec.ragged import ArrayLists, Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
 
@@ -357,3 +357,6 @@ def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
             expected = "list of int32 or int64"
         if not good:
             raise FormatError(f"{where}, column {name!r}", f"type is {found_type}, expected {expected}")
+
+
+SHARD_FORMATS.add("parquet", ShardFormat(suffix=".parquet", open=ParquetShard, create=ParquetShardWriter))

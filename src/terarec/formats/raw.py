@@ -18,7 +18,7 @@ from terarec.formats.block import (
     default_group_rows,
     record_words,
 )
-from terarec.formats.writer import ShardWriter
+from terarec.formats.shard import SHARD_FORMATS, ShardFormat, ShardWriter
 from terarec.ragged import Ragged
 from terarec.spec import CategoricalColumn, DatasetSpec
 
@@ -167,3 +167,6 @@ def _read_all(stream: Any, view: memoryview) -> int:
             break
         done += count
     return done
+
+
+SHARD_FORMATS.add("raw", ShardFormat(suffix=".bin", open=RawShard, create=RawShardWriter))

@@ -1,28 +1,180 @@
-"""Shards of a split: how they are opened, created and cut, and parts of a split with the keys that each holds."""
+"""Shards of a split: the base of their writers, the registry of their formats, and how a split is cut into files."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import ConfigError, DataNotFoundError, FormatError
-from terarec.formats.block import ColumnBlock, slice_rows
-from terarec.formats.container import read_tensors, write_tensors
-from terarec.formats.parquet import ParquetShard, ParquetShardWriter
-from terarec.formats.raw import RawShard, RawShardWriter
-from terarec.formats.writer import ShardWriter
-from terarec.io import read_versioned_json, write_versioned_json
-from terarec.ragged import flat_values
-from terarec.spec import DatasetSpec, checks, from_data, to_data
+from terarec.formats.block import ColumnBlock, Keys, check_rows, slice_rows
+from terarec.io import AtomicFile
+from terarec.spec import DatasetSpec, ShardSpec
 from terarec.spec.registry import Registry
+
+
+class Shard(Protocol):
+    """Data file, read group by group.
+
+    Attributes:
+        path: Path of the file.
+        num_rows: Samples in the file.
+        group_rows: Samples in each row group.
+    """
+
+    path: Path
+    num_rows: int
+    group_rows: tuple[int, ...]
+
+    def read_group(self, index: int) -> ColumnBlock:
+        """Return the checked rows of row group `index`; safe to call from several threads."""
+        ...
+
+
+class ShardWriter(ABC):
+    """Writer of a shard of a split. As a context manager it removes the file unless `close` was called inside.
+
+    Args:
+        path: ``<data set>/<split>/<file>``; the file appears when the writer is closed.
+        spec: Columns of the data set.
+    """
+
+    def __init__(self, path: Path, spec: DatasetSpec) -> None:
+        self._spec = spec
+        self._file = AtomicFile(path)
+        self._num_rows = 0
+        self._open = True
+
+    def write(
+        self,
+        label: NDArray[Any],
+        dense: NDArray[Any],
+        keys: Sequence[Keys],
+        weight: NDArray[Any] | None = None,
+        metadata: Sequence[pa.Array] = (),
+    ) -> None:
+        """Append n rows. The NumPy arrays are copied and may be used again.
+
+        Args:
+            label: float32[n, L].
+            dense: float32[n, F]; any strides.
+            keys: For each categorical column integers[n], or n lists of them where hotness > 1.
+            weight: float32[n], where the data set has a weight column.
+            metadata: For each metadata column an Arrow array of n int64, double or large_string.
+
+        Raises:
+            FormatError: A wrong shape, a key outside its column's rows, or a weight that is negative or not finite;
+                nothing was appended.
+            StorageError: The disk is full; the partial file is gone.
+        """
+        self.write_block(
+            ColumnBlock(label=label, dense=dense, keys=tuple(keys), weight=weight, metadata=tuple(metadata))
+        )
+
+    def write_block(self, block: ColumnBlock) -> None:
+        """Append the rows of `block`; see `write`.
+
+        Raises:
+            FormatError, StorageError: As `write`.
+        """
+        where = str(self._file.path)
+        weight, metadata = block.weight, block.metadata
+        num_rows = check_rows(self._spec, block.label, block.dense, block.keys, where, weight=weight, metadata=metadata)
+        self._append(block)
+        self._num_rows += num_rows
+
+    def close(self) -> ShardSpec:
+        """Finish the file and rename it into place.
+
+        Returns:
+            The shard's entry for ``DatasetSpec.splits``.
+
+        Raises:
+            StorageError: The disk is full; the partial file is gone.
+        """
+        self._finish()
+        self._file.commit()
+        self._open = False
+        path = self._file.path
+        return ShardSpec(file=f"{path.parent.name}/{path.name}", rows=self._num_rows)
+
+    def abort(self) -> None:
+        """Remove the unfinished file."""
+        if self._open:
+            self._open = False
+            self._discard()
+            self._file.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    @abstractmethod
+    def _append(self, rows: ColumnBlock) -> None:
+        """Write or buffer checked rows."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Write buffered rows and close the partial file."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Close the partial file, which is about to be removed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFormat:
+    """Format of the shards of a data set.
+
+    Attributes:
+        suffix: Suffix of the files.
+        open: Function of (path, spec, rows or None) that opens a shard; see `open_shard`.
+        create: Function of (path, spec) that creates the writer of a shard.
+    """
+
+    suffix: str
+    open: Callable[[Path, DatasetSpec, int | None], Shard]
+    create: Callable[[Path, DatasetSpec], ShardWriter]
+
+
+SHARD_FORMATS: Registry[ShardFormat] = Registry("storage")
+"""Name -> format; the module of each adds it."""
+
+
+def shard_path(directory: Path, spec: DatasetSpec, split: str, index: int) -> Path:
+    """Return the path of shard `index`: ``<directory>/<split>/part-00000.parquet`` or ``.bin``."""
+    return directory / split / f"part-{index:05d}{SHARD_FORMATS[spec.storage].suffix}"
+
+
+def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Shard:
+    """Open a shard of a data set whose columns and storage are `spec`'s.
+
+    Args:
+        spec: Description of the data set.
+        path: Path of the file.
+        num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
+
+    Raises:
+        DataNotFoundError: There is no such file.
+        FormatError: The file does not hold what `spec` promises.
+    """
+    return SHARD_FORMATS[spec.storage].open(path, spec, num_rows)
+
+
+def create_shard(spec: DatasetSpec, path: Path) -> ShardWriter:
+    """Create a writer for a new shard at `path`, in `spec`'s storage; see `ShardWriter`."""
+    return SHARD_FORMATS[spec.storage].create(path, spec)
 
 
 def even_sizes(total: int | None, most: int) -> Iterator[int]:
@@ -148,213 +300,3 @@ def _close(writer: FileWriter) -> None:
     except BaseException:
         writer.abort()  # no other reference is left
         raise
-
-
-class Shard(Protocol):
-    """Data file, read group by group.
-
-    Attributes:
-        path: Path of the file.
-        num_rows: Samples in the file.
-        group_rows: Samples in each row group.
-    """
-
-    path: Path
-    num_rows: int
-    group_rows: tuple[int, ...]
-
-    def read_group(self, index: int) -> ColumnBlock:
-        """Return the checked rows of row group `index`; safe to call from several threads."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardFormat:
-    """Format of the shards of a data set.
-
-    Attributes:
-        suffix: Suffix of the files.
-        open: Function of (path, spec, rows or None) that opens a shard; see `open_shard`.
-        create: Function of (path, spec) that creates the writer of a shard.
-    """
-
-    suffix: str
-    open: Callable[[Path, DatasetSpec, int | None], Shard]
-    create: Callable[[Path, DatasetSpec], ShardWriter]
-
-
-_FORMATS = {
-    "parquet": ShardFormat(suffix=".parquet", open=ParquetShard, create=ParquetShardWriter),
-    "raw": ShardFormat(suffix=".bin", open=RawShard, create=RawShardWriter),
-}
-SHARD_FORMATS = Registry("storage", _FORMATS)
-
-
-def shard_path(directory: Path, spec: DatasetSpec, split: str, index: int) -> Path:
-    """Return the path of shard `index`: ``<directory>/<split>/part-00000.parquet`` or ``.bin``."""
-    return directory / split / f"part-{index:05d}{SHARD_FORMATS[spec.storage].suffix}"
-
-
-def open_shard(spec: DatasetSpec, path: Path, num_rows: int | None = None) -> Shard:
-    """Open a shard of a data set whose columns and storage are `spec`'s.
-
-    Args:
-        spec: Description of the data set.
-        path: Path of the file.
-        num_rows: Rows that ``dataset.json`` promises; None for the file's own number.
-
-    Raises:
-        DataNotFoundError: There is no such file.
-        FormatError: The file does not hold what `spec` promises.
-    """
-    return SHARD_FORMATS[spec.storage].open(path, spec, num_rows)
-
-
-def create_shard(spec: DatasetSpec, path: Path) -> ShardWriter:
-    """Create a writer for a new shard at `path`, in `spec`'s storage; see `ShardWriter`."""
-    return SHARD_FORMATS[spec.storage].create(path, spec)
-
-
-_logger = logging.getLogger(__name__)
-
-PARTS_FILE = "_parts.json"
-"""Description of the parts in the directory of their split; like all other files that begin with "_", no shard."""
-_FORMAT = "terarec.parts"
-_VERSION = 1
-_MERGED_AT = 1 << 22  # keys of a column that wait to be merged: 32 MiB
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartSpec:
-    """Consecutive row groups of a split.
-
-    Attributes:
-        groups: Number of row groups.
-        rows: Samples in them.
-        keyset: File of their keys in the directory of the split; None where none was written.
-        sha256: Checksum of that file.
-    """
-
-    groups: int
-    rows: int
-    keyset: str | None = None
-    sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.positive_int(self, "groups")
-        checks.positive_int(self, "rows", minimum=0)
-        if self.keyset is not None:
-            checks.inner_path(self, "keyset")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartsSpec:
-    """Parts of a split, in the order of its samples: the content of its parts file."""
-
-    parts: tuple[PartSpec, ...]
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            checks.reject(self, "parts", "got none, expected at least one")
-
-
-def write_parts(
-    spec: DatasetSpec, directory: Path, split: str, count: int, *, keysets: bool = True
-) -> tuple[PartSpec, ...]:
-    """Divide a split into parts of about equally many samples and write their description, and the keys of each.
-
-    Samples stay where they are: a part is a range of row groups.
-
-    Args:
-        spec: Description of the data set.
-        directory: Directory of the data set.
-        split: Split to divide.
-        count: Number of parts. Where the split has fewer row groups, each is a part, and a warning says so.
-        keysets: Whether to write the distinct keys of each part.
-
-    Raises:
-        ConfigError: No such split, one without samples, or a count below 1.
-        FormatError: A shard does not hold what `spec` promises.
-        StorageError: The disk is full.
-    """
-    groups = [(shard, index) for shard in _open(spec, directory, split) for index in range(len(shard.group_rows))]
-    if count < 1 or not groups:
-        raise ConfigError("parts", f"got {count} for split {split!r} of {len(groups)} row groups, expected at least 1")
-    if count > len(groups):
-        _logger.warning("parts: %d requested, split %r has %d row groups", count, split, len(groups))
-        count = len(groups)
-    parts = []
-    for number, (start, stop) in enumerate(_ranges([shard.group_rows[index] for shard, index in groups], count)):
-        mine = groups[start:stop]
-        file = digest = None
-        if keysets:
-            file = f"_part-{number:05d}.keyset"
-            digest = write_tensors(directory / split / file, _distinct_keys(spec, mine))
-        rows = sum(shard.group_rows[index] for shard, index in mine)
-        parts.append(PartSpec(groups=len(mine), rows=rows, keyset=file, sha256=digest))
-    found = PartsSpec(parts=tuple(parts))
-    write_versioned_json(directory / split / PARTS_FILE, _FORMAT, _VERSION, to_data(found))
-    return found.parts
-
-
-def read_parts(directory: Path, split: str) -> tuple[PartSpec, ...]:
-    """Read the parts of a split.
-
-    Raises:
-        DataNotFoundError: The split has no parts.
-        FormatError: Their description is damaged.
-    """
-    path = directory / split / PARTS_FILE
-    if not path.is_file():
-        raise DataNotFoundError(
-            directory, f"split {split!r} has no parts, expected a data set of 'terarec prepare ... --parts N'"
-        )
-    try:
-        return from_data(PartsSpec, read_versioned_json(path, _FORMAT, _VERSION)).parts
-    except ConfigError as error:
-        raise FormatError(path, f"{error}") from None
-
-
-def read_part_keys(directory: Path, split: str, part: PartSpec) -> dict[str, NDArray[np.int64]]:
-    """Read the distinct keys of a part: column -> int64[n], ascending.
-
-    Raises:
-        DataNotFoundError: The part has no keyset, or the file is missing.
-        FormatError: The file is damaged.
-    """
-    if part.keyset is None:
-        raise DataNotFoundError(directory, f"a part of split {split!r} has no keyset, expected parts with keysets")
-    path = directory / split / part.keyset
-    arrays, _ = read_tensors(path, sha256=part.sha256)
-    for name, keys in arrays.items():
-        if keys.dtype != np.int64 or keys.ndim != 1:
-            raise FormatError(path, f"keys of {name!r} are {keys.dtype}{list(keys.shape)}, expected int64[n]")
-    return arrays
-
-
-def _open(spec: DatasetSpec, directory: Path, split: str) -> list[Shard]:
-    return [open_shard(spec, directory / entry.file, entry.rows) for entry in spec.shards(split)]
-
-
-def _ranges(group_rows: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Return the first and the last group (exclusive) of each part, none of them empty, of nearly equal rows."""
-    ends = np.asarray([*accumulate(group_rows)], dtype=np.int64)
-    cuts = [0]
-    for number in range(1, count):
-        wanted = ends[-1] * number / count
-        nearest = int(np.abs(ends - wanted).argmin()) + 1
-        cuts.append(min(max(nearest, cuts[-1] + 1), len(ends) - (count - number)))
-    return list(zip(cuts, [*cuts[1:], len(ends)], strict=True))
-
-
-def _distinct_keys(spec: DatasetSpec, groups: Sequence[tuple[Shard, int]]) -> Mapping[str, NDArray[np.int64]]:
-    waiting: list[list[NDArray[np.int64]]] = [[] for _ in spec.categorical]
-    for shard, index in groups:
-        for pieces, column in zip(waiting, shard.read_group(index).keys, strict=True):
-            pieces.append(np.unique(flat_values(column)).astype(np.int64, copy=False))
-            if sum(len(piece) for piece in pieces[1:]) > max(_MERGED_AT, len(pieces[0])):
-                pieces[:] = [np.unique(np.concatenate(pieces))]
-    return {
-        column.name: np.unique(np.concatenate([np.empty(0, np.int64), *pieces]))
-        for column, pieces in zip(spec.categorical, waiting, strict=True)
-    }

@@ -1,5 +1,14 @@
 """HugeCTR's files as NumPy and Arrow data. Described in docs/hugectr-formats.md."""
 
+from terarec.formats.dataset import (
+    METADATA_FILE,
+    ParquetMetadata,
+    base_name,
+    read_file_list,
+    read_parquet_metadata,
+    write_file_list,
+    write_parquet_metadata,
+)
 from terarec.formats.hugectr.collection import (
     COLLECTION_FILES,
     CollectionDump,
@@ -48,15 +57,6 @@ from terarec.formats.hugectr.weights import (
     write_sparse_folder,
     write_sparse_states,
     write_statistics,
-)
-from terarec.formats.parquet_lists import (
-    METADATA_FILE,
-    ParquetMetadata,
-    base_name,
-    read_file_list,
-    read_parquet_metadata,
-    write_file_list,
-    write_parquet_metadata,
 )
 
 __all__ = [

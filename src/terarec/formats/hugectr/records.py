@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from terarec.errors import ConfigError, FormatError
-from terarec.formats.parquet_lists import FILE_LIST
+from terarec.formats.dataset import FILE_LIST
 from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import (
     CategoricalColumn,

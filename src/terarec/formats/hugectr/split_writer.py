@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.formats.block import ColumnBlock, Keys
+from terarec.formats.dataset import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.formats.hugectr.fields import check_key_range, key_dtype
 from terarec.formats.hugectr.norm import NormWriter
 from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
 from terarec.formats.hugectr.records import RecordKind, has_offsets, is_listed
 from terarec.formats.parquet import ParquetShardWriter
-from terarec.formats.parquet_lists import FILE_LIST, METADATA_FILE, write_file_list, write_parquet_metadata
 from terarec.formats.shard import FileWriter, SplitFiles
 from terarec.io import locate, write_bytes
 from terarec.ragged import flat_values, like_values
