@@ -12,7 +12,7 @@ from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import Operator
-from terarec.etl.ops.values import value_of
+from terarec.etl.ops.base import value_of
 from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorDevice
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import columns_needed, results_read

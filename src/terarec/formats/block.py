@@ -137,9 +137,8 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
         promise: Source of the number of rows, for the error.
     """
-    values = keys
+    values = keys.values if isinstance(keys, Ragged) else keys
     if isinstance(keys, Ragged):
-        values = keys.values
         lengths = np.diff(keys.offsets)
         if lengths.size and (lengths.max() > column.hotness or lengths.min() < 0):
             row = int(np.argmax((lengths > column.hotness) | (lengths < 0)))

@@ -192,6 +192,21 @@ def distinct(owner: object, field: str, values: Sequence[str]) -> None:
         seen.add(value)
 
 
+def column_name(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is the name of a column."""
+    value = getattr(owner, field)
+    if not isinstance(value, str) or not value:
+        fail(owner, field, "the name of a column")
+
+
+def column_names(owner: object, field: str) -> None:
+    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
+    value = getattr(owner, field)
+    if not isinstance(value, tuple) or not value or not all(isinstance(one, str) and one for one in value):
+        fail(owner, field, "a tuple of at least one column name")
+    distinct(owner, field, value)
+
+
 def widths(owner: object, field: str, *, allow_empty: bool = False) -> None:
     """Raise unless ``owner.field`` is a tuple of positive ints (the widths of a stack of layers)."""
     value = getattr(owner, field)

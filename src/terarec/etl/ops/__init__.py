@@ -3,18 +3,7 @@
 Described in docs/workflows.md; CONTRIBUTING.md shows how one is added.
 """
 
-from terarec.etl.ops.base import (
-    ColumnsOperator,
-    ColumnTypes,
-    KeyedStatistic,
-    MappedColumns,
-    MergeableStatistic,
-    Operator,
-    SpillOptions,
-    Stage,
-    State,
-    Statistic,
-)
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, Operator, Stage
 from terarec.etl.ops.categorical import Categorify
 from terarec.etl.ops.columns import DropLowCardinality, KeepRows, LambdaOp, Rename
 from terarec.etl.ops.groupby import GroupStatistic, JoinGroupby
@@ -24,6 +13,7 @@ from terarec.etl.ops.numeric import Clip, LogOp, Normalize, NormalizeMinMax, Num
 from terarec.etl.ops.parts import DatePart, DateParts, SplitText
 from terarec.etl.ops.quantiles import Bucketize, FillMissing
 from terarec.etl.ops.sequences import DifferenceLag, Explode, History, ListSlice, Pad
+from terarec.etl.ops.states import KeyedStatistic, MergeableStatistic, SpillOptions, State, Statistic
 from terarec.etl.ops.target_encoding import TargetEncoding
 from terarec.etl.ops.values import ValueType
 from terarec.spec import register

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
-from terarec.etl.columns import ColumnType, Rows, from_arrow, ids_as_integers, is_list, kind_of
+from terarec.etl.columns import ColumnType, Kind, Rows, from_arrow, ids_as_integers, is_list, kind_of
+from terarec.etl.ops.states import SpillOptions, State, Statistic
 from terarec.etl.ops.values import (
+    HEX_DIGITS,
     RecordFunction,
     arrow_of_values,
-    check_columns,
     result_array,
     values_of_array,
 )
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
+from terarec.spec.quoting import quoted
 
 if TYPE_CHECKING:  # it loads torch
     from terarec.etl.tensors import TensorDevice, TensorFunction
@@ -34,81 +38,6 @@ all rows of each of their groups, by rising row id; rows: changes which rows exi
 
 ColumnTypes: TypeAlias = Mapping[str, ColumnType]
 """Name -> type of the columns at some place of a workflow."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpillOptions:
-    """Resources of a statistic while it gathers.
-
-    Attributes:
-        directory: An existing directory for what does not fit in memory; emptied at the end of the phase.
-        memory_bytes: Approximate size before it spills; None for no bound.
-    """
-
-    directory: Path
-    memory_bytes: int | None = None
-
-
-@runtime_checkable
-class State(Protocol):
-    """State of a fitted step. Frozen."""
-
-    def save(self, directory: Path, name: str) -> None:
-        """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`."""
-        ...
-
-
-class Statistic(Protocol):
-    """Gathers the state of a step, block by block."""
-
-    def observe(self, rows: Rows) -> Any:
-        """Return the partial state of some training rows for `merge`; several threads call it at a time."""
-        ...
-
-    def merge(self, partial: Any) -> None:
-        """Add a partial state. One thread calls it, in the order of the blocks."""
-        ...
-
-    def finish(self) -> State:
-        """Return the state after the last block."""
-        ...
-
-
-@runtime_checkable
-class MergeableStatistic(Statistic, Protocol):
-    """A statistic with small states, which a cluster merges in a tree, in any order."""
-
-    def partial(self) -> Any:
-        """Return the merged state so far as one partial state, for `merge` of another statistic."""
-        ...
-
-
-@runtime_checkable
-class KeyedStatistic(Statistic, Protocol):
-    """A statistic whose state has a row for each value: a cluster shuffles partial states by value.
-
-    Attributes:
-        in_order: Whether rows must be merged in the order of the blocks. Otherwise `observe` gathers what `split`
-            returns, once for many blocks.
-    """
-
-    in_order: bool
-
-    def split(self, partial: Any) -> tuple[Mapping[str, pa.Table], Any]:
-        """Return tables by name, whose first column "value" they are shuffled by, and the rest of a partial state."""
-        ...
-
-    def merge_rest(self, rest: Any) -> None:
-        """Add the rest of a partial state. Every process gets all of them, in order, before any rows."""
-        ...
-
-    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
-        """Add rows of `split`, or of `reduced`."""
-        ...
-
-    def reduced(self, name: str) -> pa.Table:
-        """Return the merged rows of table `name`, which hold all rows of their values, and free them."""
-        ...
 
 
 class Operator(OperatorSpec):
@@ -361,7 +290,7 @@ class ColumnsOperator(Operator):
     columns: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        check_columns(self, "columns")
+        checks.column_names(self, "columns")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -393,7 +322,7 @@ class MappedColumns(ColumnsOperator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.outputs:
-            check_columns(self, "outputs")
+            checks.column_names(self, "outputs")
             if len(self.outputs) != len(self.columns):
                 checks.fail(self, "outputs", f"{len(self.columns)} names, one for each of columns")
 
@@ -417,4 +346,41 @@ def scalar_input(types: ColumnTypes, name: str, accepted: Sequence[str]) -> Colu
     found = types[name]
     if found.is_list or found.kind not in accepted:
         raise ConfigError(f"column {name!r}", f"holds {found}, expected one {' or '.join(accepted)} a row")
+    return found
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+
+def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
+    """Convert a value that a field spells to that of a column of `kind`.
+
+    Args:
+        kind: Kind of the column.
+        value: Value of the field.
+        where: Place for the error.
+
+    Raises:
+        ConfigError: A column of this kind cannot hold it.
+    """
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "number" and not isinstance(value, str):
+        return float(value)
+    if kind in ("integer", "id"):
+        whole = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+        if not isinstance(whole, str) and whole == int(whole) and -(2**63) <= whole < 2**63:
+            return int(whole)
+    if kind == "hex32" and isinstance(value, str) and HEX_DIGITS.fullmatch(value):
+        return int(value, 16)
+    spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
+    raise ConfigError(
+        where, f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}"
+    )
+
+
+def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which of n values, no numbers, are among those that a field spells, bool[n]; a missing one never is."""
+    wanted = pa.array([value_of(kind_of(array), value) for value in spelled], type=array.type)
+    found: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
     return found

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Rows, array_of, like
-from terarec.etl.ops.base import MISSING, RARE, ColumnTypes, MappedColumns, SpillOptions, Stage, State
-from terarec.etl.ops.states import read_table, table_path, write_table
+from terarec.etl.ops.base import MISSING, RARE, ColumnTypes, MappedColumns, Stage
+from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
 from terarec.etl.ops.values import RecordFunction
 from terarec.etl.values import VALUE_TYPES, ValueCounts, ValueIds, encoding_bytes, find_each, lookup_kind
 from terarec.kernels.cpu.encoding import TablesOfColumns

@@ -15,18 +15,14 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Kind, Rows, ids_as_integers, numbers_of
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Operator, SpillOptions, Stage, State
-from terarec.etl.ops.states import read_params, write_params
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Operator, Stage, is_among, value_of
+from terarec.etl.ops.states import SpillOptions, State, read_params, write_params
 from terarec.etl.ops.values import (
     RecordFunction,
     ValueType,
     arrow_of_values,
-    check_column,
-    check_columns,
-    is_among,
     python_of_values,
     result_array,
-    value_of,
     values_of_array,
     values_of_python,
 )
@@ -131,7 +127,7 @@ class LambdaOp(ColumnsOperator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_columns(self, "outputs")
+        checks.column_names(self, "outputs")
         checks.one_of(self, "output_type", get_args(ValueType))
         for field in FUNCTION_FIELDS:
             value = getattr(self, field)
@@ -223,7 +219,7 @@ class KeepRows(Operator):
     at_most: float | None = None
 
     def __post_init__(self) -> None:
-        check_column(self, "column")
+        checks.column_name(self, "column")
         bounds = [bound for bound in ("at_least", "at_most") if getattr(self, bound) is not None]
         if bool(self.values) is bool(bounds):
             checks.reject(self, "", "expected either values, or at_least or at_most or both")

@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.etl.columns import ColumnType, Rows, array_of, numbers_of
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, SpillOptions, Stage, State, scalar_input
-from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.ops.values import RecordFunction, check_columns
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, Stage, scalar_input
+from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
+from terarec.etl.ops.values import RecordFunction
 from terarec.etl.partitions import Aggregate, sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.spec import checks, register
@@ -76,7 +76,7 @@ class JoinGroupby(ColumnsOperator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.values:
-            check_columns(self, "values")
+            checks.column_names(self, "values")
         if not self.statistics or any(statistic not in _STATISTICS for statistic in self.statistics):
             checks.fail(self, "statistics", f"some of {', '.join(map(repr, _STATISTICS))}")
         checks.distinct(self, "statistics", self.statistics)

@@ -29,8 +29,9 @@ from terarec.etl.columns import (
     numpy_values,
     texts_of,
 )
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, State
-from terarec.etl.ops.values import RecordFunction, accepted_list, check_column, each, hashes_of, item_function, rejected
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns
+from terarec.etl.ops.states import State
+from terarec.etl.ops.values import RecordFunction, accepted_list, each, hashes_of, item_function, rejected
 from terarec.kernels.cpu.encoding import xxh64_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, flat_values, like_values, map_values
@@ -237,7 +238,7 @@ class Cross(ColumnsOperator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_column(self, "output")
+        checks.column_name(self, "output")
         if len(self.columns) < 2:
             checks.fail(self, "columns", "at least two column names")
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.etl.columns import ARROW_TYPES, ColumnType, Rows, array_of, flat, is_missing, kind_of, like, list_offsets
-from terarec.etl.ops.base import ColumnTypes, Operator, SpillOptions, Stage, State, scalar_input
+from terarec.etl.ops.base import ColumnTypes, Operator, Stage, scalar_input
 from terarec.etl.ops.sequences import ITEM_BITS, MAX_ITEMS
-from terarec.etl.ops.states import read_table, table_path, write_table
-from terarec.etl.ops.values import RecordFunction, check_column, check_columns, joined, values_of_array
+from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, write_table
+from terarec.etl.ops.values import RecordFunction, joined, values_of_array
 from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import flat_values, like_values
@@ -82,8 +82,8 @@ class JoinTable(Operator):
 
     def __post_init__(self) -> None:
         checks.name(self, "table")
-        check_column(self, "on")
-        check_columns(self, "columns")
+        checks.column_name(self, "on")
+        checks.column_names(self, "columns")
         if self.on in self.columns:
             checks.fail(self, "columns", f"columns other than {self.on!r}, which both sides have")
 
@@ -279,8 +279,8 @@ class NegativeSampling(Operator):
 
     def __post_init__(self) -> None:
         checks.name(self, "table")
-        check_column(self, "column")
-        check_column(self, "label")
+        checks.column_name(self, "column")
+        checks.column_name(self, "label")
         if self.label == self.column:
             checks.fail(self, "label", "a name other than that of column")
         checks.positive_int(self, "negatives")

@@ -26,9 +26,9 @@ from terarec.etl.columns import (
     numpy_values,
     write_numbers,
 )
-from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
-from terarec.etl.ops.states import FittedNumbers, Moments, NumberRange, SummedStatistic
-from terarec.etl.ops.values import RecordFunction, as_numbers, item_function, rejected, value_of
+from terarec.etl.ops.base import ColumnTypes, MappedColumns, Stage, value_of
+from terarec.etl.ops.states import FittedNumbers, Moments, NumberRange, SpillOptions, State, Statistic, SummedStatistic
+from terarec.etl.ops.values import RecordFunction, as_numbers, item_function, rejected
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import checks, register

@@ -25,8 +25,9 @@ from terarec.etl.columns import (
     numbers_of,
     numpy_values,
 )
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, State
-from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, ValueType, check_columns, rejected
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes
+from terarec.etl.ops.states import State
+from terarec.etl.ops.values import HEX_DIGITS, RecordFunction, ValueType, rejected
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import checks, register
@@ -59,7 +60,7 @@ class SplitText(ColumnsOperator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_columns(self, "outputs")
+        checks.column_names(self, "outputs")
         if len(self.columns) != 1:
             checks.fail(self, "columns", "one column name")
         if not isinstance(self.separator, str) or not self.separator:

@@ -33,10 +33,10 @@ from terarec.etl.columns import (
     numbers_of,
     numpy_values,
 )
-from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, SpillOptions, Stage, State, Statistic
+from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, Stage, value_of
 from terarec.etl.ops.numeric import NumberOperator
-from terarec.etl.ops.states import FittedNumbers, Params
-from terarec.etl.ops.values import RecordFunction, as_numbers, item_function, value_of
+from terarec.etl.ops.states import FittedNumbers, Params, SpillOptions, State, Statistic
+from terarec.etl.ops.values import RecordFunction, as_numbers, item_function
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register

@@ -26,8 +26,9 @@ from terarec.etl.columns import (
     lists_of,
     numpy_values,
 )
-from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, Stage, State, scalar_input
-from terarec.etl.ops.values import RecordFunction, ValueLists, accepted_list, check_column, each, joined, value_of
+from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns, Stage, scalar_input, value_of
+from terarec.etl.ops.states import State
+from terarec.etl.ops.values import RecordFunction, ValueLists, accepted_list, each, joined
 from terarec.ragged import offsets_of
 from terarec.spec import checks, register
 
@@ -287,8 +288,8 @@ class GroupedColumns(MappedColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_column(self, "group")
-        check_column(self, "order")
+        checks.column_name(self, "group")
+        checks.column_name(self, "order")
 
     @property
     def reads(self) -> tuple[str, ...]:

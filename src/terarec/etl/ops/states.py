@@ -1,4 +1,4 @@
-"""States of fitted operators: their files, and exact sums and ranges of the numbers of training rows.
+"""States of fitted operators: how they are gathered, their files, and exact sums and ranges of numbers.
 
 Parameters are saved as JSON, what has a row for each value as Parquet. Sums are exact, so that block sizes and threads
 change no bit of a state. Described in docs/workflows.md.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 from urllib.parse import quote
 
 import numpy as np
@@ -25,6 +25,73 @@ from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
 from terarec.spec import OperatorSpec
 from terarec.spec.quoting import quoted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpillOptions:
+    """Resources of a statistic while it gathers.
+
+    Attributes:
+        directory: An existing directory for what does not fit in memory; emptied at the end of the phase.
+        memory_bytes: Approximate size before it spills; None for no bound.
+    """
+
+    directory: Path
+    memory_bytes: int | None = None
+
+
+@runtime_checkable
+class State(Protocol):
+    """State of a fitted step. Frozen."""
+
+    def save(self, directory: Path, name: str) -> None:
+        """Write ``<name>.json``, ``<name>.parquet`` or both (or ``<name>-<part>.parquet``) into `directory`."""
+
+
+class Statistic(Protocol):
+    """Gathers the state of a step, block by block."""
+
+    def observe(self, rows: Rows) -> Any:
+        """Return the partial state of some training rows for `merge`; several threads call it at a time."""
+
+    def merge(self, partial: Any) -> None:
+        """Add a partial state. One thread calls it, in the order of the blocks."""
+
+    def finish(self) -> State:
+        """Return the state after the last block."""
+
+
+@runtime_checkable
+class MergeableStatistic(Statistic, Protocol):
+    """A statistic with small states, which a cluster merges in a tree, in any order."""
+
+    def partial(self) -> Any:
+        """Return the merged state so far as one partial state, for `merge` of another statistic."""
+
+
+@runtime_checkable
+class KeyedStatistic(Statistic, Protocol):
+    """A statistic whose state has a row for each value: a cluster shuffles partial states by value.
+
+    Attributes:
+        in_order: Whether rows must be merged in the order of the blocks. Otherwise `observe` gathers what `split`
+            returns, once for many blocks.
+    """
+
+    in_order: bool
+
+    def split(self, partial: Any) -> tuple[Mapping[str, pa.Table], Any]:
+        """Return tables by name, whose first column "value" they are shuffled by, and the rest of a partial state."""
+
+    def merge_rest(self, rest: Any) -> None:
+        """Add the rest of a partial state. Every process gets all of them, in order, before any rows."""
+
+    def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:
+        """Add rows of `split`, or of `reduced`."""
+
+    def reduced(self, name: str) -> pa.Table:
+        """Return the merged rows of table `name`, which hold all rows of their values, and free them."""
+
 
 STATE_FORMAT = "terarec.state"
 STATE_VERSION = 1

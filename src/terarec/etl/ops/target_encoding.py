@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.etl.columns import TRAIN, ColumnType, Rows, array_of, numbers_of
-from terarec.etl.ops.base import ColumnTypes, MappedColumns, SpillOptions, Stage, State, scalar_input
-from terarec.etl.ops.states import exact_sum, read_params, read_table, table_path, write_params, write_table
-from terarec.etl.ops.values import RecordFunction, check_column, item_function
+from terarec.etl.ops.base import ColumnTypes, MappedColumns, Stage, scalar_input
+from terarec.etl.ops.states import (
+    SpillOptions,
+    State,
+    exact_sum,
+    read_params,
+    read_table,
+    table_path,
+    write_params,
+    write_table,
+)
+from terarec.etl.ops.values import RecordFunction, item_function
 from terarec.etl.partitions import sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.kernels.cpu.encoding import xxh64_int64
@@ -106,7 +115,7 @@ class TargetEncoding(MappedColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_column(self, "target")
+        checks.column_name(self, "target")
         checks.positive_int(self, "folds", minimum=2)
         checks.finite_float(self, "smoothing", low=0.0)
         checks.int64(self, "seed", minimum=0)

@@ -1,4 +1,4 @@
-"""Values of columns as operators take them: checks, hashes, and the values of a few records.
+"""Values of columns as operators take them: their hashes, rejected ones, and the values of a few records.
 
 The values of a few records are in no Arrow arrays, which would cost more than the work itself. n values are, by kind:
 
@@ -17,11 +17,10 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
@@ -47,16 +46,10 @@ from terarec.etl.columns import (
 from terarec.kernels.cpu.encoding import numbers_of_list, xxh64_int64, xxh64_text
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged
-from terarec.spec import checks
 from terarec.spec.quoting import quoted
-
-if TYPE_CHECKING:  # it loads torch
-    pass
-
 
 ValueType = Literal["text", "integer", "number", "hex32"]
 """Types of values that an operator makes."""
-_INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 """Form of a hex32."""
 
@@ -84,46 +77,12 @@ def accepted_list(max_length: int) -> str:
     return f"at most {max_length} items"
 
 
-def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
-    """Convert a value that a field spells to that of a column of `kind`.
-
-    Args:
-        kind: Kind of the column.
-        value: Value of the field.
-        where: Place for the error.
-
-    Raises:
-        ConfigError: A column of this kind cannot hold it.
-    """
-    if kind == "text" and isinstance(value, str):
-        return value
-    if kind == "number" and not isinstance(value, str):
-        return float(value)
-    if kind in ("integer", "id"):
-        whole = int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
-        if not isinstance(whole, str) and whole == int(whole) and -(2**63) <= whole < 2**63:
-            return int(whole)
-    if kind == "hex32" and isinstance(value, str) and HEX_DIGITS.fullmatch(value):
-        return int(value, 16)
-    spelled = {"text": "a text", "number": "a number", "hex32": "up to 8 hexadecimal digits as text"}
-    raise ConfigError(
-        where, f"got {quoted(value)}, expected {spelled.get(kind, 'a 64-bit integer')} for a column of {kind}"
-    )
-
-
 def hashes_of(array: pa.Array, seed: int) -> NDArray[np.int64]:
     """Compute hashes int64[m] of m values that are no numbers, as in docs/workflows.md; a null gets any."""
     values = flat(array)
     if kind_of(values) == "text":
         return xxh64_text(*text_buffers(values), seed)
     return xxh64_int64(numpy_values(values).astype(np.int64, copy=False), seed)
-
-
-def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which of n values, no numbers, are among those that a field spells, bool[n]; a missing one never is."""
-    wanted = pa.array([value_of(kind_of(array), value) for value in spelled], type=array.type)
-    found: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
-    return found
 
 
 ValueLists = Ragged[Any, Sequence[int]]
@@ -286,18 +245,3 @@ def result_array(where: str, array: Any, expected: ColumnType, num_rows: int) ->
     if expected.kind == "id" and flat(result).null_count:
         raise ConfigError(where, "returned null, expected ids, of which 0 is that of a missing value")
     return result
-
-
-def check_columns(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is a tuple of at least one column name, all distinct."""
-    value = getattr(owner, field)
-    if not isinstance(value, tuple) or not value or not all(isinstance(name, str) and name for name in value):
-        checks.fail(owner, field, "a tuple of at least one column name")
-    checks.distinct(owner, field, value)
-
-
-def check_column(owner: object, field: str) -> None:
-    """Raise unless ``owner.field`` is the name of a column."""
-    value = getattr(owner, field)
-    if not isinstance(value, str) or not value:
-        checks.fail(owner, field, "the name of a column")

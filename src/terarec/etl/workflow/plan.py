@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from terarec.errors import ConfigError
 from terarec.etl.columns import ColumnType
 from terarec.etl.ops import ColumnTypes, Operator
-from terarec.etl.ops.base import operators
-from terarec.etl.ops.values import value_of
+from terarec.etl.ops.base import operators, value_of
 from terarec.spec import LabelSpec, SourceSpec, SplitByTime, SplitByUser, WorkflowSpec
 
 

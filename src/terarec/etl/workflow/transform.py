@@ -23,7 +23,8 @@ from terarec.etl.columns import (
     write_numbers,
 )
 from terarec.etl.ops import State, Statistic
-from terarec.etl.ops.values import is_among, rejected
+from terarec.etl.ops.base import is_among
+from terarec.etl.ops.values import rejected
 from terarec.etl.workflow.plan import Pass, Plan
 from terarec.formats import ColumnBlock, Keys
 from terarec.ragged import Ragged, map_values
