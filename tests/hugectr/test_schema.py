@@ -11,13 +11,15 @@ from terarec.hugectr import objects
 from terarec.hugectr.data import DataSource, file_url
 from terarec.hugectr.enums import Error_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
+from terarec.hugectr.inference.session import InferenceModel, InferenceSession
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED, Status, forms, names
 from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
 from tests.errors import at
-from tests.hugectr.generate import page, stub
+from tests.hugectr.generate import names_stub, page, stub
+from tests.hugectr.typed_script import MISTAKES, described, unknown_name
 
 SLOTS = hugectr.DataReaderSparseParam("keys", 1, True, 2)
 OLD_SLOTS = hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 30, 1, 2)
@@ -304,6 +306,10 @@ def test_every_call_of_a_class_has_one():
 
 
 SIGNATURES = {
+    "CreateInferenceSession": InferenceSession.of_graph,
+    "InferenceModel": InferenceModel,
+    "InferenceModel.predict": InferenceModel.evaluate,
+    "InferenceSession": InferenceSession,
     "LearningRateScheduler": hugectr.LearningRateScheduler,
     "Session": hugectr.Session,
     "Model": hugectr.Model,
@@ -325,12 +331,27 @@ def test_a_method_has_the_signature_of_its_schema(call):
     assert list(parameters) == [one.name for one in form.parameters]
     for one in form.parameters:
         default = parameters[one.name].default
+        default = list(default) if isinstance(default, tuple) else default  # TOML has no tuples
         assert (REQUIRED if default is inspect.Parameter.empty else default) == one.default
 
 
 def test_the_stubs_are_current():
     path = Path(objects.__file__).with_suffix(".pyi")
     assert path.read_text() == stub(), "run: python -m tests.hugectr.generate stub > " + str(path)
+    path = Path(hugectr.__file__).with_suffix(".pyi")
+    assert path.read_text() == names_stub(), "run: python -m tests.hugectr.generate names > " + str(path)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.removeprefix("_"))
+def test_what_mypy_reports_is_rejected(mistake):
+    with pytest.raises(WrongInputError):
+        mistake()
+
+
+def test_what_mypy_accepts_is_accepted():
+    assert described().solver.lr == 0.01
+    with pytest.raises(AttributeError, match="CreateSolvers"):
+        unknown_name()
 
 
 def test_a_misspelt_parameter_is_guessed():

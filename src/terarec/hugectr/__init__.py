@@ -1,13 +1,14 @@
 """HugeCTR's own interface, releases 2.3 to 25.03: ``import terarec.hugectr as hugectr`` and a script for HugeCTR runs.
 
 Names and parameters, and which of them are supported, are in `terarec.hugectr.schema` and in docs/hugectr-compat.md.
-Nothing that computes is imported here: a name imports its module when it is first used.
+Nothing that computes is imported here: a name imports its module when it is first used. Type checkers read the names in
+``__init__.pyi``, which ``python -m tests.hugectr.generate names`` writes.
 """
+# ruff: noqa: F405 - `__getattr__` has the names of `__all__` that are not imported here.
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from terarec.hugectr import data, enums, inference, optimizer
 from terarec.hugectr.embedding_collection import (
@@ -38,12 +39,6 @@ from terarec.hugectr.objects import (
     TrainingCallback,
 )
 
-if TYPE_CHECKING:
-    from terarec.hugectr import tools
-    from terarec.hugectr.model import Model
-    from terarec.hugectr.schedule import LearningRateScheduler
-    from terarec.hugectr.training_json import Session, SolverParser, get_learning_rate_scheduler
-
 CreateSolver = Solver
 CreateOptimizer = OptParamsPy
 CreateETC = EmbeddingTrainingCacheParams
@@ -54,7 +49,7 @@ solver_parser_helper = SolverConfig
 __version__ = "25.3.0"
 """The newest release whose interface this is."""
 
-# What computes is loaded when a script first names it: torch takes seconds.
+# torch takes seconds to import, and scripts that only print a version or make a solver need none of it.
 _ON_USE = {
     "DataReader32": "terarec.hugectr.readers",
     "DataReader64": "terarec.hugectr.readers",
@@ -68,6 +63,7 @@ _ON_USE = {
     "SolverParser": "terarec.hugectr.training_json",
     "get_learning_rate_scheduler": "terarec.hugectr.training_json",
 }
+"""Name -> the module that a first use of it imports."""
 
 _SYNONYMS = {
     "DataReader32": "DataReader",
@@ -120,7 +116,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "tools":
         return importlib.import_module("terarec.hugectr.tools")
     if name in _ON_USE:

@@ -29,7 +29,7 @@ from terarec.hugectr.objects import (
 )
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, source_opener
 from terarec.hugectr.schedule import release_number
-from terarec.hugectr.schema.table import bind_arguments, form_of
+from terarec.hugectr.schema.table import bind_arguments
 from terarec.metrics import AUC
 from terarec.nn.precision import Precision, mixed_precision
 from terarec.ps import EmbeddingCache as Cache
@@ -136,11 +136,22 @@ class InferenceSession:
         self._has_long_keys = clause.key_bytes == 8
 
     @classmethod
-    def of(cls, model_config_path: str, params: InferenceParams) -> InferenceSession:
-        """Return a session of a graph file, with a parameter server of its own."""
+    @bind_arguments("CreateInferenceSession")
+    def of_graph(cls, model_config_path: str | os.PathLike[str], inference_params: InferenceParams) -> InferenceSession:
+        """Return a session of a graph file, with a parameter server of its own: `CreateInferenceSession`.
+
+        Args:
+            model_config_path: JSON file of the model.
+            inference_params: The model.
+
+        Raises:
+            WrongInputError: Files, tables or databases that do not fit together.
+            FileCannotOpenError: A file does not exist.
+            BrokenFileError: A file is damaged.
+        """
         # Not `__init__`, which is the constructor of release 3.0 and takes a cache.
         session = object.__new__(cls)
-        session._open(model_config_path, params)
+        session._open(os.fspath(model_config_path), inference_params)
         return session
 
     def _open(self, path: str, params: InferenceParams) -> None:
@@ -185,6 +196,8 @@ class InferenceSession:
         data_reader_type: DataReaderType_t,
         check_type: Check_t,
         slot_size_array: Sequence[int] = ...,
+        data_source_params: DataSourceParams | None = ...,
+        reading_file_sequentially: bool = ...,
     ) -> NDArray[np.float32]: ...
     def predict(self, *args: Any, **kwargs: Any) -> list[float] | NDArray[np.float32]:
         """Score a request, or batches of files.
@@ -216,14 +229,34 @@ class InferenceSession:
         return scores
 
     @bind_arguments("InferenceModel.predict")
-    def _predict_files(self, **options: Any) -> NDArray[np.float32]:
-        return np.concatenate([scores for _, scores in self._scored(options)])
+    def _predict_files(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        data_source_params: DataSourceParams | None = None,
+        reading_file_sequentially: bool = True,
+    ) -> NDArray[np.float32]:
+        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
+        return np.concatenate([scores for _, scores in self._scored(num_batches, files)])
 
     @bind_arguments("InferenceModel.predict")
-    def evaluate(self, **options: Any) -> float:
+    def evaluate(
+        self,
+        num_batches: int,
+        source: str,
+        data_reader_type: DataReaderType_t,
+        check_type: Check_t,
+        slot_size_array: Sequence[int] = (),
+        data_source_params: DataSourceParams | None = None,
+        reading_file_sequentially: bool = True,
+    ) -> float:
         """Return the AUC of batches of files; arguments and errors are those of `predict` for files."""
         metric = AUC()
-        for batch, scores in self._scored(options):
+        files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
+        for batch, scores in self._scored(num_batches, files):
             metric.update(torch.from_numpy(scores), batch.label)
         return float(metric.compute())
 
@@ -253,12 +286,12 @@ class InferenceSession:
         if self._server is not None:
             self._server.close()
 
-    def _scored(self, options: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+    def _scored(self, num_batches: int, files: DataReaderParams) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their scores."""
-        reader = self._reader(options)
+        reader = self._reader(files)
         reader.set_source()
         try:
-            for _ in range(options["num_batches"]):
+            for _ in range(num_batches):
                 batch = reader.next_batch()
                 if batch is None:
                     return
@@ -266,18 +299,8 @@ class InferenceSession:
         finally:
             reader.close()
 
-    def _reader(self, options: dict[str, Any]) -> DataReader:
+    def _reader(self, params: DataReaderParams) -> DataReader:
         graph = self.scorer.graph
-        source, kind = options["source"], options["data_reader_type"]
-        files = options["data_source_params"] or DataSourceParams()
-        params = DataReaderParams(
-            data_reader_type=kind,
-            source=[source],
-            eval_source=source,
-            check_type=options["check_type"],
-            slot_size_array=options["slot_size_array"],
-            data_source_params=files,
-        )
         size, is_one_hot = self.max_batchsize, bool(graph.key_bases)
         solver = Solver(batchsize=size, batchsize_eval=size, i64_input_key=self._has_long_keys)
         release = release_number(solver.compat_release)
@@ -287,7 +310,7 @@ class InferenceSession:
             opener = partial(source_opener, params, layout, async_layout=async_layout)
             return DataReader(
                 opener(num_samples=params.num_samples),
-                source,
+                params.source[0],
                 batch_size=size,
                 # num_batches may be more than the files hold: HugeCTR begins with them again.
                 repeat=True,
@@ -296,20 +319,7 @@ class InferenceSession:
             )
 
 
-def CreateInferenceSession(*args: Any, **kwargs: Any) -> InferenceSession:  # noqa: N802 - HugeCTR's name
-    """Return a session of a graph file.
-
-    Args:
-        *args: The path of the model's JSON file and its `InferenceParams`.
-        **kwargs: The same by name: ``model_config_path`` and ``inference_params``.
-
-    Raises:
-        WrongInputError: Files, tables or databases that do not fit together.
-        FileCannotOpenError: A file does not exist.
-        BrokenFileError: A file is damaged.
-    """
-    given = form_of("CreateInferenceSession", args, kwargs).read(args, kwargs)
-    return InferenceSession.of(given["model_config_path"], given["inference_params"])
+CreateInferenceSession = InferenceSession.of_graph
 
 
 class InferenceModel(InferenceSession):
@@ -328,6 +338,23 @@ class InferenceModel(InferenceSession):
     @bind_arguments("InferenceModel")
     def __init__(self, model_config_path: str, inference_params: InferenceParams) -> None:
         self._open(os.fspath(model_config_path), inference_params)
+
+
+def _files(
+    source: str,
+    kind: DataReaderType_t,
+    check_type: Check_t,
+    slot_sizes: Sequence[int],
+    file_system: DataSourceParams | None,
+) -> DataReaderParams:
+    return DataReaderParams(
+        data_reader_type=kind,
+        source=[source],
+        eval_source=source,
+        check_type=check_type,
+        slot_size_array=slot_sizes,
+        data_source_params=file_system or DataSourceParams(),
+    )
 
 
 def _params_of(max_batchsize: int, name: str, files: Sequence[str], *, i64_input_key: bool) -> InferenceParams:
