@@ -29,7 +29,7 @@ constexpr int kReserve = kMap | MAP_NORESERVE;
 constexpr int kReserve = kMap;
 #endif
 
-// mmap of whole huge pages, aligned to them; null if the system refuses.
+// mmap of whole huge pages, aligned to them; null if the system has no memory.
 void* map_aligned(size_t bytes, int protection, int flags) {
   if (bytes > SIZE_MAX - 2 * kHugePage) return nullptr;
   const size_t size = whole_huge_pages(bytes), reserved = size + kHugePage;

@@ -1,5 +1,5 @@
 // What differs between operating systems and processors: memory on huge pages, address space without memory, the OpenMP
-// runtime of the process, vector instructions, files beyond POSIX. No other file asks which system it is compiled for.
+// runtime of the process, vector instructions, files beyond POSIX. No other file depends on the system that it is compiled for.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ inline size_t whole_huge_pages(size_t bytes) { return (bytes + kHugePage - 1) / 
 // Bytes of an ordinary page: 4 KiB on x86-64, 16 KiB on Apple's processors, up to 64 KiB on other aarch64.
 size_t small_page();
 
-// `bytes` zeroed bytes, aligned to 2 MiB, on whole huge pages and for the rest small ones; null if the system refuses.
+// `bytes` zeroed bytes, aligned to 2 MiB, on whole huge pages and for the rest small ones; null if the system has no memory.
 void* map_huge(size_t bytes);
 
 // Frees what map_huge or reserve_memory returned for `bytes`.
 void unmap_huge(void* memory, size_t bytes);
 
-// `bytes` zeroed bytes on small pages, of which they are a whole number; null if the system refuses.
+// `bytes` zeroed bytes on small pages, of which they are a whole number; null if the system has no memory.
 void* map_pages(size_t bytes);
 
 // Frees whole small pages of any such memory.

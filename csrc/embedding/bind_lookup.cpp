@@ -14,7 +14,8 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-// What the tensors of a lookup must fit: features, width, rows, whether it pools, whether it takes key weights.
+// The extents that the tensors of a lookup must fit: features, width, rows, whether it pools, whether it takes key
+// weights.
 using Extents = std::tuple<int64_t, int64_t, int64_t, bool, bool>;
 
 // Whether the tensors lie in host memory and are of the types and shapes that a lookup with a layout takes.
@@ -38,8 +39,8 @@ bool lookup_fits(nb::handle weights, nb::handle keys, nb::handle offsets, nb::ha
 }
 
 // Types and devices of the tensors, and that their shapes fit each other, were checked by the callers in Python.
-struct LaidBags {
-  LaidBags(nb::handle keys, nb::handle offsets, nb::handle layout)
+struct LookupBags {
+  LookupBags(nb::handle keys, nb::handle offsets, nb::handle layout)
       : keys(keys), offsets(offsets), layout(layout), features(this->layout.size(0)),
         batch((this->offsets.size(0) - 1) / features) {}
 
@@ -51,7 +52,7 @@ struct LaidBags {
 nb::object run_bag_lookup(nb::handle weights, nb::handle keys, nb::handle offsets, nb::handle layout, bool is_pooled,
                           nb::handle key_weights, nb::handle empty, int threads) {
   const HostTensor table(weights);
-  const LaidBags bags(keys, offsets, layout);
+  const LookupBags bags(keys, offsets, layout);
   std::optional<HostTensor> factors;
   if (!key_weights.is_none()) factors.emplace(key_weights);
   const RowArray rows = table.rows();
@@ -73,7 +74,7 @@ nb::object run_bag_lookup(nb::handle weights, nb::handle keys, nb::handle offset
 Report run_row_dots(nb::handle weights, nb::handle keys, nb::handle offsets, nb::handle grad, nb::handle layout,
                     nb::handle dots, int threads) {
   const HostTensor table(weights), gradient(grad), out(dots);
-  const LaidBags bags(keys, offsets, layout);
+  const LookupBags bags(keys, offsets, layout);
   const RowDotsCall call{table.rows(), bags.keys.as<const int64_t>(), bags.keys.size(0),
                          bags.offsets.as<const int64_t>(), bags.layout.as<const FeatureLayout>(), bags.features,
                          bags.batch, gradient.as<const float>(), gradient.size(1), out.as<float>(), threads};

@@ -63,13 +63,13 @@ void bind_slot_map(nb::module_& module) {
           },
           Unlocked())
       .def(
-          "want", [](SlotMap& map, uintptr_t rows, int64_t size, int64_t until,
+          "mark_needed", [](SlotMap& map, uintptr_t rows, int64_t size, int64_t until,
                      uintptr_t absent) {
-            return map.want(keys(rows, size), static_cast<int32_t>(until), at<int64_t>(absent));
+            return map.mark_needed(keys(rows, size), static_cast<int32_t>(until), at<int64_t>(absent));
           },
           Unlocked())
-      .def("hold", [](SlotMap& map, uintptr_t of, int64_t size) { map.hold(slots(of, size)); }, Unlocked())
-      .def("let_go", [](SlotMap& map, uintptr_t of, int64_t size) { map.let_go(slots(of, size)); }, Unlocked())
+      .def("pin", [](SlotMap& map, uintptr_t of, int64_t size) { map.pin(slots(of, size)); }, Unlocked())
+      .def("unpin", [](SlotMap& map, uintptr_t of, int64_t size) { map.unpin(slots(of, size)); }, Unlocked())
       .def(
           "assign",
           [](SlotMap& map, uintptr_t rows, int64_t size, uintptr_t of_tables, uintptr_t tables, uintptr_t out,
@@ -116,15 +116,15 @@ void bind_slot_map(nb::module_& module) {
 
   module.def("gather_rows", [](const Parts& of, uintptr_t from, int64_t count, uintptr_t packed, int64_t stride,
                                int threads) {
-    const auto held = parts(of);
+    const auto copied = parts(of);
     nb::gil_scoped_release unlocked;
-    gather_rows(held, at<const int64_t>(from), count, {at<char>(packed), stride}, threads);
+    gather_rows(copied, at<const int64_t>(from), count, {at<char>(packed), stride}, threads);
   });
   module.def("scatter_rows", [](const Parts& of, uintptr_t to, uintptr_t places, int64_t count, uintptr_t packed,
                                 int64_t stride, int threads) {
-    const auto held = parts(of);
+    const auto copied = parts(of);
     nb::gil_scoped_release unlocked;
-    scatter_rows(held, at<const int64_t>(to), at<const int64_t>(places), count, {at<char>(packed), stride}, threads);
+    scatter_rows(copied, at<const int64_t>(to), at<const int64_t>(places), count, {at<char>(packed), stride}, threads);
   });
   module.def("touch_maps", [](const std::vector<SlotMap*>& maps, uintptr_t rows, const std::vector<int64_t>& ends,
                               bool pins, uint64_t seed, const std::vector<uintptr_t>& out, int threads) {
@@ -153,9 +153,9 @@ void bind_slot_map(nb::module_& module) {
   });
   module.def("gather_from", [](const Parts& of, const std::vector<int64_t>& ends, uintptr_t from, uintptr_t packed,
                                int64_t stride, int threads) {
-    const auto held = parts(of);
+    const auto copied = parts(of);
     nb::gil_scoped_release unlocked;
-    gather_from(held, ends, at<const int64_t>(from), {at<char>(packed), stride}, threads);
+    gather_from(copied, ends, at<const int64_t>(from), {at<char>(packed), stride}, threads);
   });
   module.def("mark_slots", [](uintptr_t flags, uintptr_t of, int64_t count) {
     nb::gil_scoped_release unlocked;

@@ -67,7 +67,7 @@ nb::object reserve(size_t bytes) {
 nb::object allocate_result(size_t rows, size_t columns) {
   void* memory = take_result(rows * columns * sizeof(float));
   if (!memory) return nb::none();
-  nb::capsule owner(memory, [](void* held) noexcept { give_result_back(held); });
+  nb::capsule owner(memory, [](void* held) noexcept { free_result(held); });
   return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(memory, {rows, columns}, owner));
 }
 

@@ -51,7 +51,7 @@ Bucket** BucketPool::take_table(int64_t chunks) {
   return static_cast<Bucket**>(tables_.allocate(chunks * sizeof(Bucket*)));
 }
 
-void BucketPool::give_table_back(Bucket** table, int64_t chunks) {
+void BucketPool::free_table(Bucket** table, int64_t chunks) {
   const std::lock_guard<std::mutex> lock(mutex_);
   tables_.deallocate(table, chunks * sizeof(Bucket*));
 }
@@ -79,7 +79,7 @@ void BucketPool::take_chunks(Bucket** chunks, int64_t units) {
   try {
     have_whole_chunks(whole + (end > 0 && !place.run));
   } catch (const std::bad_alloc&) {
-    if (place.run) give_back(chunks[whole], end);
+    if (place.run) release(chunks[whole], end);
     throw;
   }
   for (int64_t taken = 0; taken < whole;) {
@@ -92,14 +92,14 @@ void BucketPool::take_chunks(Bucket** chunks, int64_t units) {
   chunks[whole] = take(place);
 }
 
-void BucketPool::give_units_back(Bucket* const* units, int64_t count) {
+void BucketPool::free_units(Bucket* const* units, int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (int64_t u = 0; u < count; u++) give_back(units[u], 1);
+  for (int64_t u = 0; u < count; u++) release(units[u], 1);
 }
 
-void BucketPool::give_chunks_back(Bucket* const* chunks, int64_t units) {
+void BucketPool::free_chunks(Bucket* const* chunks, int64_t units) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (; units > 0; units -= kChunkUnits) give_back(*chunks++, static_cast<int>(std::min(units, kChunkUnits)));
+  for (; units > 0; units -= kChunkUnits) release(*chunks++, static_cast<int>(std::min(units, kChunkUnits)));
 }
 
 void BucketPool::have_whole_chunks(int64_t count) {
@@ -159,7 +159,7 @@ Bucket* BucketPool::take(Place place) {
   return reinterpret_cast<Bucket*>(page.memory + place.chunk * kChunkBytes + __builtin_ctz(place.run) * kUnitBytes);
 }
 
-void BucketPool::give_back(Bucket* first, int units) {
+void BucketPool::release(Bucket* first, int units) {
   char* memory = reinterpret_cast<char*>(first);
   const auto behind = [](const char* at, const Page& page) { return at < page.memory; };
   const auto page = std::upper_bound(pages_.begin(), pages_.end(), memory, behind) - 1;
@@ -229,7 +229,7 @@ BucketArray BucketMemory::take(int64_t size) {
     else if (array.size_ <= kLooseBuckets) pool.take_units(table, whole_units(size));
     else pool.take_chunks(table, whole_units(size));
   } catch (const std::bad_alloc&) {
-    pool.give_table_back(table, chunks);
+    pool.free_table(table, chunks);
     throw;
   }
   array.chunks_ = table;
@@ -238,14 +238,14 @@ BucketArray BucketMemory::take(int64_t size) {
   return array;
 }
 
-void BucketMemory::give_back(BucketArray& array) {
+void BucketMemory::release(BucketArray& array) {
   if (!array.owned()) return;
   BucketPool& pool = BucketPool::shared();
   const int64_t size = array.size_;
   if (size <= kHeapBuckets) ::operator delete(*array.chunks_, kAlignment);
-  else if (size <= kLooseBuckets) pool.give_units_back(array.chunks_, whole_units(size));
-  else pool.give_chunks_back(array.chunks_, whole_units(size));
-  pool.give_table_back(array.chunks_, num_chunks(size, array.bits_));
+  else if (size <= kLooseBuckets) pool.free_units(array.chunks_, whole_units(size));
+  else pool.free_chunks(array.chunks_, whole_units(size));
+  pool.free_table(array.chunks_, num_chunks(size, array.bits_));
   held_bytes_ -= array_bytes(size, array.bits_);
   array = BucketArray();
 }

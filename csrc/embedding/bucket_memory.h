@@ -27,15 +27,15 @@ class BucketPool {
 
   // A table of `chunks` chunks' addresses. Throws std::bad_alloc.
   Bucket** take_table(int64_t chunks);
-  void give_table_back(Bucket** table, int64_t chunks);
+  void free_table(Bucket** table, int64_t chunks);
 
   // Takes `count` units that may lie anywhere. Throws std::bad_alloc, having changed nothing.
   void take_units(Bucket** units, int64_t count);
   // Takes `units` units in chunks, of which the last one may be a part of one. Throws as take_units.
   void take_chunks(Bucket** chunks, int64_t units);
-  // What was taken as units or chunks, of `units` units in all.
-  void give_units_back(Bucket* const* units, int64_t count);
-  void give_chunks_back(Bucket* const* chunks, int64_t units);
+  // Frees what was taken as units or chunks, of `units` units in all.
+  void free_units(Bucket* const* units, int64_t count);
+  void free_chunks(Bucket* const* chunks, int64_t units);
 
   // Bytes allocated from the system.
   int64_t held_bytes();
@@ -67,7 +67,7 @@ class BucketPool {
   Place loose_chunk() const;
   Place shared_chunk(int units) const;
   Bucket* take(Place place);
-  void give_back(Bucket* first, int units);
+  void release(Bucket* first, int units);
   void change(Page& page, int chunk, uint32_t free);
 
   std::mutex mutex_;
@@ -112,7 +112,7 @@ class BucketMemory {
  public:
   // At least `size` buckets, their content unspecified: of the pool, whole units. Throws std::bad_alloc.
   BucketArray take(int64_t size);
-  void give_back(BucketArray& array);
+  void release(BucketArray& array);
 
   // Bytes of all arrays.
   int64_t held_bytes() const { return held_bytes_; }

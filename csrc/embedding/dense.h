@@ -1,4 +1,4 @@
-// What dense layers do beside their products, on several threads; in float, or uint16_t for bfloat16.
+// The work of dense layers apart from matrix products, on several threads; in float, or uint16_t for bfloat16.
 #pragma once
 
 #include <cstdint>

@@ -141,10 +141,10 @@ int64_t HashIndex::insert(KeySpan keys, int64_t* rows, const NewRows& new_rows, 
     parallel_for(threads, kSegments, [&](int64_t s) { insertion.insert_keys(static_cast<int>(s)); });
     num_new = number_new_keys(keys, rows, new_rows, kMostRows, new_keys, threads);
   } catch (const std::bad_alloc&) {
-    insertion.take_back();
+    insertion.undo();
     throw;
   }
-  if (num_new < 0) insertion.take_back();
+  if (num_new < 0) insertion.undo();
   else parallel_for(threads, kSegments, [&](int64_t s) { insertion.write_rows(static_cast<int>(s)); });
   return num_new;
 }

@@ -211,7 +211,7 @@ void HashInsertion::insert_rest(EntrySpan rest, int number) {
 }
 
 // All hashes first, since erasing a key moves another one of its bucket.
-void HashInsertion::take_back() {
+void HashInsertion::undo() {
   for (int number = 0; number < HashSegment::kSegments; number++) {
     Entry* entries = entries_.of(number);
     const int64_t size = num_placed_[number];

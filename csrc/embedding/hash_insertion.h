@@ -108,7 +108,7 @@ class HashInsertion {
   void insert_keys(int number);
 
   // Undoes what `insert_keys` did to all segments.
-  void take_back();
+  void undo();
 
   // Gives the inserted keys their rows, and repeated ones the row of the first occurrence.
   void write_rows(int number) const;

@@ -66,7 +66,7 @@ class HashSegment {
     return {bucket, bucket->count() - 1};
   }
 
-  // Tells the `steps` buckets from a key's home on that it lies behind them.
+  // Counts a key in the `steps` buckets from its home on, behind which it lies.
   void pass(uint64_t hash, int64_t steps) {
     for (int64_t step = 0; step < steps; step++) after_home(hash, step).pass();
   }
@@ -93,7 +93,7 @@ class HashSegment {
   // Moves to fuller pages, if memory is available.
   void move(BucketMemory& memory);
 
-  void release(BucketMemory& memory) { memory.give_back(buckets_); }
+  void release(BucketMemory& memory) { memory.release(buckets_); }
 
  private:
   // Fuller buckets make the search for absent keys longer, emptier ones cost memory. Growing by 1.75 keeps the load

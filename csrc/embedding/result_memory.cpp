@@ -63,18 +63,19 @@ class ResultPool {
     return in_use_.front().memory;
   }
 
-  void give_back(void* memory) {
+  void release(void* memory) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto is_it = [memory](const Block& block) { return block.memory == memory; };
-    const auto given = std::find_if(in_use_.begin(), in_use_.end(), is_it);
-    idle_bytes_ += given->bytes;
+    const auto freed = std::find_if(in_use_.begin(), in_use_.end(), is_it);
+    idle_bytes_ += freed->bytes;
     for (auto block = idle_.begin(); block != idle_.end();) {  // merge adjacent pieces
-      const bool before = block->is_before(*given), after = given->is_before(*block);
-      if (before) given->memory = block->memory;
-      if (before || after) given->bytes += block->bytes;
+      const bool before = block->is_before(*freed), after = freed->is_before(*block);
+      if (before) freed->memory = block->memory;
+      if (before || after) freed->bytes += block->bytes;
       block = before || after ? idle_.erase(block) : std::next(block);
     }
-    idle_.splice(idle_.begin(), in_use_, given);
+    // To the front, which the next call of this size takes first: these pages are the likeliest to be cached.
+    idle_.splice(idle_.begin(), in_use_, freed);
     while (idle_bytes_ > kKeptBytes) {  // free the least recently used first
       idle_bytes_ -= idle_.back().bytes;
       unmap_pages(idle_.back().memory, idle_.back().bytes);
@@ -112,7 +113,7 @@ ResultPool& pool() {
 }  // namespace
 
 void* take_result(size_t bytes) { return pool().take_whole(bytes); }
-void give_result_back(void* memory) { pool().give_back(memory); }
+void free_result(void* memory) { pool().release(memory); }
 
 CallMemory::CallMemory(size_t bytes) : bytes_(bytes) {
   memory_ = bytes >= kPooledBytes ? pool().take_piece(bytes) : ::operator new(bytes, kCacheLine);
@@ -121,7 +122,7 @@ CallMemory::CallMemory(size_t bytes) : bytes_(bytes) {
 
 CallMemory::~CallMemory() {
   if (!memory_) return;
-  if (bytes_ >= kPooledBytes) pool().give_back(memory_);
+  if (bytes_ >= kPooledBytes) pool().release(memory_);
   else ::operator delete(memory_, kCacheLine);
 }
 

@@ -7,7 +7,7 @@ namespace terarec {
 
 // Memory for a result of `bytes`, its content unspecified; null if the system has none.
 void* take_result(size_t bytes);
-void give_result_back(void* memory);
+void free_result(void* memory);
 
 // Temporary memory of a call, aligned to cache lines, its content unspecified. Large blocks come from the memory of
 // freed results: an update reuses that of the looked-up vectors, which are freed by then.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kUnitRows = 512;
 constexpr int64_t kLine = 64;
-// Bytes of the rows that are asked for ahead: the processor follows a row once it is begun.
+// Bytes of the rows that are prefetched: the processor follows a row once it is begun.
 constexpr int64_t kAheadBytes = 4096;
 
 template <bool kWrites>
@@ -22,7 +22,7 @@ void fetch(const std::vector<RowPart>& parts, int64_t slot) {
   }
 }
 
-// Calls copy(i) for i < count in parallel, having asked for the rows slots[i] of the parts.
+// Calls copy(i) for i < count in parallel, having prefetched the rows slots[i] of the parts.
 template <bool kWrites, class Copy>
 void for_rows(const std::vector<RowPart>& parts, const int64_t* slots, int64_t count, int threads, Copy&& copy) {
   int64_t bytes = 1;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 
-// Lays arrays out one after the other: first to compute their total size, then in the allocated memory.
+// Places arrays one after the other: first to compute their total size, then in the allocated memory.
 class Layout {
  public:
   explicit Layout(void* memory) : memory_(static_cast<char*>(memory)) {}
@@ -33,8 +33,8 @@ template <class PlaceAll>
 void lay_out(CallMemory& memory, PlaceAll&& place_all) {
   Layout measured(nullptr);
   place_all(measured);
-  Layout laid(memory.at_least(measured.bytes()));
-  place_all(laid);
+  Layout placed(memory.at_least(measured.bytes()));
+  place_all(placed);
 }
 
 // 0 stands for no call.

@@ -78,9 +78,9 @@ struct TablePart {
   int64_t part_rows() const { return (rows - part + mask()) >> shift; }
 };
 
-// Distinct rows, in a thread's scratch. Arena row rows[g], which lies at places[g] if `placed`, has gradient grads[g], to be multiplied by scales[g] if
-// `scaled`: the only one of its row where it lies, or the sum of several in scratch.sums, added in the order of the
-// bags.
+// Distinct rows, in a thread's scratch. Arena row rows[g], which lies at places[g] if `placed`, has gradient grads[g],
+// to be multiplied by scales[g] if `scaled`: the only one of its row where it lies, or the sum of several in
+// scratch.sums, added in the order of the bags.
 struct RowGroups {
   int64_t groups;
   bool scaled, placed;

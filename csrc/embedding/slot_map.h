@@ -18,7 +18,7 @@ struct SlotArrays {
   int32_t* tables;  // of the rows
   bool* is_held;  // whether the slot has a row
   bool* is_dirty;
-  int32_t* wanted;  // number of the last coming batch that wants the row
+  int32_t* needed_until;  // number of the last coming batch that needs the row
   uint8_t* counts;  // of uses
   int16_t* pins;    // kFree for a slot that may be assigned; a pinned one may have lost its row
   int32_t* marks;   // number of the last call that named the slot
@@ -63,11 +63,13 @@ class SlotMap {
   // the rows without a slot to `absent`.
   Touched touch(KeySpan rows, bool pins, int64_t* slots, int64_t* used, int64_t* absent, int threads);
 
-  // Notes that a coming batch wants rows; returns how many positions of rows without a slot it wrote to `absent`.
-  int64_t want(KeySpan rows, int32_t until, int64_t* absent);
+  // Notes that batches up to number `until` need rows; returns how many positions of rows without a slot it wrote to
+  // `absent`.
+  int64_t mark_needed(KeySpan rows, int32_t until, int64_t* absent);
 
-  void hold(SlotSpan slots);
-  void let_go(SlotSpan slots);
+  // Counted: a slot pinned twice is free to lose its row after two calls of unpin.
+  void pin(SlotSpan slots);
+  void unpin(SlotSpan slots);
 
   // Gives slots, which are pinned, to distinct rows without one; there is room. Throws std::bad_alloc, having changed
   // nothing.
@@ -84,15 +86,15 @@ class SlotMap {
   void release(SlotSpan slots, int threads);
 
   // Writes up to `count` slots that may be released, those of the fewest uses, and returns how many: rows that a batch
-  // after `batch` wants stay if there are others; changed rows stay if `keeps_dirty`.
+  // after `batch` needs stay if there are others; changed rows stay if `keeps_dirty`.
   int64_t victims(int64_t count, int32_t batch, bool keeps_dirty, int64_t* slots);
 
   // Writes distinct slots table by table, in the order in which they come.
   void by_table(SlotSpan slots, int64_t* ordered) const;
 
  private:
-  template <class MayGo>
-  int64_t least_used(int64_t count, const MayGo& may_go, int64_t* slots);
+  template <class MayRelease>
+  int64_t least_used(int64_t count, const MayRelease& may_release, int64_t* slots);
   void age(int64_t uses);
 
   const int64_t capacity_;
@@ -100,9 +102,9 @@ class SlotMap {
   HashIndex index_;
   std::vector<int64_t> free_;
   int64_t next_ = 0;  // slots from the first on that ever had a row
-  int64_t hand_ = 0;
+  int64_t hand_ = 0;  // where the search for victims of equal use continues, as in the clock algorithm
   int64_t uses_ = 0;  // since counts were halved
-  int32_t mark_ = 0;
+  int32_t mark_ = 0;  // number of the present call of touch, written to `marks`
 };
 
 }  // namespace terarec

@@ -7,17 +7,17 @@
 
 namespace terarec {
 
-std::vector<MapCounts> touch_maps(const MapRows& asked, bool pins, uint64_t seed, const MapResults& results,
+std::vector<MapCounts> touch_maps(const MapRows& requested, bool pins, uint64_t seed, const MapResults& results,
                                   int threads) {
-  const auto num_maps = static_cast<int64_t>(asked.maps.size());
+  const auto num_maps = static_cast<int64_t>(requested.maps.size());
   std::vector<MapCounts> counts(num_maps);
-  const int inner = num_maps == 1 ? threads : 1;
+  const int inner = num_maps == 1 ? threads : 1;  // one level of threads: across the maps, or within the only one
   parallel_for(threads, num_maps, [&](int64_t map) {
-    const KeySpan rows = asked.of(map);
-    const int64_t begin = asked.begin(map);
+    const KeySpan rows = requested.of(map);
+    const int64_t begin = requested.begin(map);
     int64_t* const absent = results.absent + begin;
     const auto touched =
-        asked.maps[map]->touch(rows, pins, results.slots + begin, results.used + begin, absent, inner);
+        requested.maps[map]->touch(rows, pins, results.slots + begin, results.used + begin, absent, inner);
     std::vector<int64_t> without(touched.absent);
     for (int64_t i = 0; i < touched.absent; i++) without[i] = rows.keys[absent[i]];
     const RowSet distinct({without.data(), touched.absent}, seed, results.places + begin);
@@ -27,7 +27,7 @@ std::vector<MapCounts> touch_maps(const MapRows& asked, bool pins, uint64_t seed
   // Each map wrote to the places of its own rows, since the counts of the maps before it were not known yet.
   MapCounts done{0, 0, 0};
   for (int64_t map = 0; map < num_maps; map++) {
-    const int64_t begin = asked.begin(map);
+    const int64_t begin = requested.begin(map);
     memmove(results.used + done.used, results.used + begin, counts[map].used * sizeof(int64_t));
     memmove(results.missing + done.missing, results.missing + begin, counts[map].missing * sizeof(int64_t));
     for (int64_t i = 0; i < counts[map].absent; i++) {

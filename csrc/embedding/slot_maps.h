@@ -20,7 +20,7 @@ struct MapRows {
   KeySpan of(int64_t map) const { return {rows + begin(map), ends[map] - begin(map)}; }
 };
 
-// As many elements each as there are rows; what is not written for want of rows is unspecified.
+// As many elements each as there are rows; elements beyond the counts are unspecified.
 struct MapResults {
   int64_t* slots;    // of each row, or -1
   int64_t* used;     // slots, each once, map by map
@@ -34,7 +34,7 @@ struct MapCounts {
 };
 
 // Finds rows as SlotMap::touch does, and the distinct ones among those without a slot. Returns the counts of each map.
-std::vector<MapCounts> touch_maps(const MapRows& asked, bool pins, uint64_t seed, const MapResults& results,
+std::vector<MapCounts> touch_maps(const MapRows& requested, bool pins, uint64_t seed, const MapResults& results,
                                   int threads);
 
 // Calls SlotMap::admit of each map with its number of `at_once`, and returns what they do.

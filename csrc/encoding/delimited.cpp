@@ -79,9 +79,9 @@ class Parser {
   bool parse_line(const char* begin, const char* end);
   bool parse_fields(LinePosition& line);
   bool take_field(LinePosition& line, int column);
-  bool refuse(Fault kind, int64_t field, std::string_view bytes);
-  bool refuse_field(Fault kind, int column, const std::string& bytes);
-  void refuse_quotes();
+  bool report(Fault kind, int64_t field, std::string_view bytes);
+  bool report_field(Fault kind, int column, const std::string& bytes);
+  void report_quotes();
   std::string_view line() const { return {line_, static_cast<size_t>(line_end_ - line_)}; }
 
   const DelimitedLayout& layout_;
@@ -130,7 +130,7 @@ ParsedText Parser::parse() {
     const char* end = found.end;
     out_.lines = found.number;
     if (badly_quoted_.bad_field >= 0 && &found == &lines_.back()) {
-      refuse_quotes();
+      report_quotes();
       return std::move(out_);
     }
     if (data_end_ - end < kPadding) {
@@ -154,11 +154,11 @@ bool Parser::parse_line(const char* begin, const char* end) {
   bool kept;
   if (end - begin > layout_.max_line_bytes) {
     for (FieldColumn& column : out_.columns) store_missing_field(column, out_.rows);
-    kept = refuse(Fault::oversized_line, 0, line());
+    kept = report(Fault::oversized_line, 0, line());
   } else {
     LinePosition position{begin, end, out_.rows, layout_.quoting.delimiter[0]};
     kept = parse_fields(position);
-    if (kept && position.cursor <= end) kept = refuse(Fault::long_line, splitter_.count_fields(begin, end), line());
+    if (kept && position.cursor <= end) kept = report(Fault::long_line, splitter_.count_fields(begin, end), line());
   }
   if (kept) return true;
   for (FieldColumn& column : out_.columns) forget_field(column, out_.rows);
@@ -185,17 +185,17 @@ bool Parser::take_field(LinePosition& line, int column) {
     store_missing_field(out, line.row);
     const bool first = line.cursor == line.end + 1;
     line.cursor = line.end + 2;
-    return !first || refuse(Fault::short_line, column, this->line());
+    return !first || report(Fault::short_line, column, this->line());
   }
   const std::string_view content = splitter_.next(line.cursor, line.end);
   const Fault fault = store_field(out, content, line.row, rules_);
   if (fault == Fault::none) return true;
   store_missing_field(out, line.row);
-  return refuse_field(fault, column, std::string(content));
+  return report_field(fault, column, std::string(content));
 }
 
 // Counts a fault; returns whether the line is kept all the same.
-bool Parser::refuse(Fault kind, int64_t field, std::string_view bytes) {
+bool Parser::report(Fault kind, int64_t field, std::string_view bytes) {
   ++out_.fault_counts[static_cast<int>(kind)];
   if (out_.first_faults.size() < kFaultsKept) {
     out_.first_faults.push_back({out_.lines, kind, field, std::string(bytes.substr(0, kFaultBytesKept))});
@@ -204,19 +204,19 @@ bool Parser::refuse(Fault kind, int64_t field, std::string_view bytes) {
 }
 
 // Counts the fault that ends the reading, whatever the policy.
-void Parser::refuse_quotes() {
+void Parser::report_quotes() {
   ++out_.fault_counts[static_cast<int>(Fault::quote)];
   const std::string_view text = badly_quoted_.bad_text.substr(0, kFaultBytesKept);
   out_.first_faults.push_back({out_.lines, Fault::quote, badly_quoted_.bad_field, std::string(text)});
 }
 
-// See refuse; if the line will be dropped and has too few or too many fields, that fault is reported instead.
-bool Parser::refuse_field(Fault kind, int column, const std::string& bytes) {
+// As report; if the line will be dropped and has too few or too many fields, that fault is reported instead.
+bool Parser::report_field(Fault kind, int column, const std::string& bytes) {
   if (layout_.policy != Policy::missing) {
     const int found = splitter_.count_fields(line_, line_end_);
-    if (found != num_fields_) return refuse(found < num_fields_ ? Fault::short_line : Fault::long_line, found, line());
+    if (found != num_fields_) return report(found < num_fields_ ? Fault::short_line : Fault::long_line, found, line());
   }
-  return refuse(kind, column, bytes);
+  return report(kind, column, bytes);
 }
 
 }  // namespace

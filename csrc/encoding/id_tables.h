@@ -85,9 +85,9 @@ void Hex32Ids::find_all(const uint32_t* keys, MissingMask missing, int64_t num_k
     const bool absent = missing[row];
     const uint64_t slot = slots_[slots_.home(slot_hash(key))];
     const bool empty = slot == 0;
-    const bool told = absent | (empty & single) | (!empty & (slot >> 32 == key));
+    const bool is_decided = absent | (empty & single) | (!empty & (slot >> 32 == key));
     const auto id = static_cast<uint32_t>(slot) + uint32_t{empty};  // an empty slot stands for kFirstBucketId
-    ids[row] = static_cast<Id>(told ? id & (uint32_t{absent} - 1) : find(key));
+    ids[row] = static_cast<Id>(is_decided ? id & (uint32_t{absent} - 1) : find(key));
   }
 }
 

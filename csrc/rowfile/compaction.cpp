@@ -12,9 +12,9 @@ constexpr int64_t kMovedBytes = int64_t{1} << 18;  // read, and moved under the 
 constexpr auto kPause = std::chrono::milliseconds(2);
 // Up to this many segments are kept, whatever they hold; beyond, short ones are merged.
 constexpr int64_t kFineSegments = 16;
-// Compaction begins at this share of the space beside the live bytes that files may take; writers wait at all of it. Of
-// 1 GiB with overwrites of Zipf 1.05, files took up to 1.76 times the live bytes when it began at all of it and writers
-// waited at that and four segments.
+// Compaction begins at this share of the space that files may take in addition to the live bytes; writers wait at all
+// of it. Of 1 GiB with overwrites of Zipf 1.05, files took up to 1.76 times the live bytes when it began at all of it
+// and writers waited at that and four segments.
 constexpr double kBegin = 0.75;
 // Files may take so much more, since those of few rows end as they are.
 constexpr int64_t kLeastExcess = int64_t{1} << 20;
@@ -68,6 +68,7 @@ bool RowFile::move_segment(const std::shared_ptr<Segment>& victim) {
   const auto file = victim->file(OpenMode::kRead, open_files_);
   const int64_t most = std::max<int64_t>(1, kMovedBytes / layout_.page_bytes);
   const AlignedBuffer buffer(most * layout_.page_bytes);
+  // A sealed segment does not change, so it is read and checked without a lock; writers wait only while rows move.
   for (int64_t first = 0; first < victim->pages; first += most) {
     const int64_t pages = std::min(most, victim->pages - first);
     file->read(buffer.get(), pages * layout_.page_bytes, first * layout_.page_bytes);
@@ -77,6 +78,7 @@ bool RowFile::move_segment(const std::shared_ptr<Segment>& victim) {
       if (!fault.empty()) throw DamagedError(victim->path, first + i, fault);
     }
     std::unique_lock<std::mutex> writer(writer_mutex_);
+    // A scan reads pages in order: a row that moved behind its position would be missed or come twice.
     while (scans_ > 0) {
       writer.unlock();
       std::this_thread::sleep_for(kPause);
@@ -124,7 +126,7 @@ void RowFile::move_pages(const Segment& victim, const char* data, int64_t first,
     }
     const uint64_t first_place = layout_.place(victim.slot, p, 0);
     for (int64_t i = 0; i < header.count; i++) {
-      if (contents_->table.find(keys[i]) != first_place + i) continue;
+      if (contents_->table.find(keys[i]) != first_place + i) continue;  // erased, or written anew since
       memcpy(append(moved_, keys[i]), layout_.row(page, i), layout_.row_bytes);
     }
   }
@@ -185,9 +187,9 @@ void RowFile::set_moving(bool is_moving) {
 void RowFile::wait_for_space(int64_t bytes) {
   if (options_.space_ratio <= 0) return;
   for (;;) {
-    Space wanted = space();
-    wanted.used += bytes;
-    const bool has_room = !has_excess(wanted, options_.space_ratio);
+    Space needed = space();
+    needed.used += bytes;
+    const bool has_room = !has_excess(needed, options_.space_ratio);
     std::unique_lock<std::mutex> lock(wake_mutex_);
     if (has_room || !is_moving_ || is_closing_ || scans_ > 0) return;
     wake_.wait_for(lock, kPause);

@@ -81,7 +81,7 @@ void PageTable::Partition::Free::operator()(char* memory) const {
   else operator delete(memory);
 }
 
-// Mapped memory is rounded up to pages, so as many slots fewer are asked for: a key never takes more than 16 bytes.
+// Mapped memory is rounded up to pages, so as many slots fewer are allocated: a key never takes more than 16 bytes.
 void PageTable::Partition::grow() {
   const int64_t page = static_cast<int64_t>(small_page()), homes = homes_ + homes_ / 8 + 1;
   resize(homes * kSlotBytes < kMappedPages * page ? homes : homes - (page - 1) / kSlotBytes);

@@ -7,7 +7,7 @@
 // for speed: 20 bytes a key, and no order.)
 //
 // Partitions of 16 pages and more are mapped, smaller ones lie on the heap: memory that partitions leave as they grow
-// goes back to the system. On the heap it stayed as holes, which took more than 200 MiB beside an index of 583 MiB.
+// goes back to the system. On the heap it stayed as holes, which took more than 200 MiB next to an index of 583 MiB.
 #pragma once
 
 #include <array>

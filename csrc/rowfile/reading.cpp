@@ -16,7 +16,7 @@ constexpr int kTries = 100;
 }  // namespace
 
 // A row that is to be read from its file.
-struct RowFile::Wanted {
+struct RowFile::LocatedRow {
   uint64_t place;
   int64_t at;  // position in the request
   std::shared_ptr<Segment> segment;
@@ -43,11 +43,11 @@ void RowFile::read(const std::vector<Request>& requests) {
 }
 
 void RowFile::read_together(const std::vector<Request>& requests) {
-  std::vector<std::vector<Wanted>> wanted(requests.size());
+  std::vector<std::vector<LocatedRow>> located(requests.size());
   for (int tries = 1;; tries++) {
-    for (size_t i = 0; i < requests.size(); i++) look_up(requests[i], wanted[i]);
+    for (size_t i = 0; i < requests.size(); i++) look_up(requests[i], located[i]);
     try {
-      return fetch(requests, wanted);
+      return fetch(requests, located);
     } catch (const MissingError& error) {  // compaction removed the file before it was opened: the rows are elsewhere
       if (requests[0].store->options_.read_only) {
         throw StoreError(std::string(error.what()) + "; a refresh moves on to the last commit");
@@ -58,11 +58,11 @@ void RowFile::read_together(const std::vector<Request>& requests) {
 }
 
 // Copies the rows that lie in memory, and lists the others in the order in which they lie in their files.
-void RowFile::look_up(const Request& request, std::vector<Wanted>& wanted) {
+void RowFile::look_up(const Request& request, std::vector<LocatedRow>& located) {
   RowFile& store = *request.store;
   const Layout& layout = store.layout_;
   std::vector<uint64_t> places(request.count);
-  wanted.clear();
+  located.clear();
   {
     std::shared_lock<FairMutex> lock(store.index_lock_);
     store.check_open();
@@ -76,17 +76,17 @@ void RowFile::look_up(const Request& request, std::vector<Wanted>& wanted) {
         const char* page = block->memory.get() + (place.page - block->first_page) * layout.page_bytes;
         memcpy(request.out.rows + i * request.out.stride, layout.row(page, place.row), layout.row_bytes);
       } else {
-        wanted.push_back({places[i], i, segment});
+        located.push_back({places[i], i, segment});
       }
     }
   }
-  std::sort(wanted.begin(), wanted.end(), [](const Wanted& a, const Wanted& b) { return a.place < b.place; });
+  std::sort(located.begin(), located.end(), [](const LocatedRow& a, const LocatedRow& b) { return a.place < b.place; });
 }
 
 // Pages that lie side by side are read at once.
-void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vector<Wanted>>& wanted) {
+void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vector<LocatedRow>>& located) {
   struct Rows {
-    size_t request, first, end;  // in `wanted`
+    size_t request, first, end;  // in `located`
   };
   PageFetcher& fetcher = *requests[0].store->fetcher_;
   std::vector<PageRun> runs;
@@ -96,8 +96,8 @@ void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vecto
     RowFile& store = *requests[request].store;
     const Layout& layout = store.layout_;
     int64_t slot = -1, last_page = -1;
-    for (size_t i = 0; i < wanted[request].size(); i++) {
-      const Wanted& row = wanted[request][i];
+    for (size_t i = 0; i < located[request].size(); i++) {
+      const LocatedRow& row = located[request][i];
       const RowPlace place = layout.split(row.place);
       if (place.slot != slot || place.page != last_page) {
         const bool is_next = place.slot == slot && place.page == last_page + 1;
@@ -115,17 +115,17 @@ void RowFile::fetch(const std::vector<Request>& requests, std::vector<std::vecto
   }
   fetcher.fetch(runs, [&](int64_t run, const char* data) {
     const Rows& of_run = rows[run];
-    const Wanted* first = wanted[of_run.request].data();
+    const LocatedRow* first = located[of_run.request].data();
     copy_rows(requests[of_run.request], first + of_run.first, first + of_run.end, data, runs[run].offset);
   });
 }
 
 // Checks each page once.
-void RowFile::copy_rows(const Request& request, const Wanted* first, const Wanted* end, const char* data,
+void RowFile::copy_rows(const Request& request, const LocatedRow* first, const LocatedRow* end, const char* data,
                         int64_t offset) {
   const Layout& layout = request.store->layout_;
   int64_t checked = -1;
-  for (const Wanted* row = first; row != end; row++) {
+  for (const LocatedRow* row = first; row != end; row++) {
     const RowPlace place = layout.split(row->place);
     const char* page = data + place.page * layout.page_bytes - offset;
     if (place.page != checked) {

@@ -170,11 +170,11 @@ class RowFile {
   Segment& segment_of(uint64_t place) const { return *contents_->segments[layout_.split(place).slot]; }
 
   // reading.cpp
-  struct Wanted;
+  struct LocatedRow;
   static void read_together(const std::vector<Request>& requests);
-  static void fetch(const std::vector<Request>& requests, std::vector<std::vector<Wanted>>& wanted);
-  static void look_up(const Request& request, std::vector<Wanted>& wanted);
-  static void copy_rows(const Request& request, const Wanted* first, const Wanted* end, const char* data,
+  static void fetch(const std::vector<Request>& requests, std::vector<std::vector<LocatedRow>>& located);
+  static void look_up(const Request& request, std::vector<LocatedRow>& located);
+  static void copy_rows(const Request& request, const LocatedRow* first, const LocatedRow* end, const char* data,
                         int64_t offset);
 
   // opening.cpp

@@ -26,7 +26,7 @@ class Ring {
   // Adds a read under a tag; there must be room: fewer than `depth` are under way.
   void add(const Read& read, uint64_t tag);
   // Submits what was added, and waits until one read is done if `wait`; calls done(tag, bytes read or -errno) for all
-  // that are. Throws StoreError if the kernel refuses.
+  // that are. Throws StoreError if the kernel rejects them.
   void submit(bool wait, const std::function<void(uint64_t, int64_t)>& done);
 
  private:

@@ -59,7 +59,7 @@ void WriteQueue::work() {
       write(task);
       written_(task);
     } catch (const StoreError& failure) {
-      error = std::make_exception_ptr(StoreError(std::string(failure.what()) + "; the last commit stands"));
+      error = std::make_exception_ptr(StoreError(std::string(failure.what()) + "; the last commit remains valid"));
     } catch (...) {
       error = std::current_exception();
     }

@@ -1,4 +1,4 @@
-"""Which rows have slots and whose slots go to others; the compiled map beside the plain one."""
+"""Slots of rows and their reuse: the compiled map against the plain one."""
 
 import resource
 from pathlib import Path
@@ -69,9 +69,9 @@ def test_victims_are_the_rows_that_fewest_batches_used(implementation: str) -> N
     for used in ([0, 1, 2, 3], [0, 1, 2], [2, 5]):
         slots.touch(torch.tensor(used), pins=False)
     assert slots.victims(1, 0).tolist() == [4]
-    assert slots.want(torch.tensor([5, 70, 5]), 3).tolist() == [1]
+    assert slots.mark_needed(torch.tensor([5, 70, 5]), 3).tolist() == [1]
     assert sorted(slots.victims(2, 2).tolist()) == [3, 4]
-    assert 5 not in slots.victims(5, 2), "a coming batch wants it, and there are others"
+    assert 5 not in slots.victims(5, 2), "a coming batch needs it, and there are others"
     assert sorted(slots.victims(9, 2).tolist()) == [0, 1, 2, 3, 4, 5]
     slots.mark_changed(torch.tensor([0, 1, 2]))
     assert sorted(slots.victims(9, 4, keeps_dirty=True).tolist()) == [3, 4, 5]
@@ -116,11 +116,11 @@ def test_both_maps_do_the_same() -> None:
     maps = [new_slot_map(capacity, CPU, implementation) for implementation in BOTH]
     for step in range(60):
         rows = (torch.rand(900, generator=generator) ** 3 * 2000).long()
-        asked = RowBatch(rows, rows * 7, rows % 5)
-        wanted = [each.want(rows[:100] + 3, step + 1) for each in maps]
+        requested = RowBatch(rows, rows * 7, rows % 5)
+        absent = [each.mark_needed(rows[:100] + 3, step + 1) for each in maps]
         touched = [each.touch(rows, pins=True) for each in maps]
         sets = [row_set(rows[held.absent], name) for held, name in zip(touched, BOTH, strict=True)]
-        assert torch.equal(*wanted)
+        assert torch.equal(*absent)
         assert torch.equal(sets[0].places, sets[1].places)
         assert torch.equal(sets[0].find(rows), sets[1].find(rows))
         assert torch.equal(*(each.take(torch.arange(step, 2000, 3)) for each in sets))
@@ -130,7 +130,7 @@ def test_both_maps_do_the_same() -> None:
         new = []
         for each, held, distinct in zip(maps, touched, sets, strict=True):
             assert torch.equal(held.absent, touched[0].absent)
-            arrivals = asked.part(held.absent).part(distinct.firsts)
+            arrivals = requested.part(held.absent).part(distinct.firsts)
             missing = arrivals.rows.numel() - each.room
             gone = each.victims(missing, step).sort().values
             each.release(gone)

@@ -48,9 +48,9 @@ TERAREC_INLINE uint32_t match_in(const Bucket& bucket, uint64_t hash) {
   const uint32_t equal = _mm256_movemask_pd((__m256d)equal_four) | (bucket.hashes[4] == hash) << 4;
   return equal & ((1u << (bucket.word & 7)) - 1);
 #elif defined(TERAREC_NEON)
-  const uint64x2_t wanted = vdupq_n_u64(hash);
-  const uint32x2_t low = vmovn_u64(vceqq_u64(vld1q_u64(bucket.hashes), wanted));
-  const uint32x2_t high = vmovn_u64(vceqq_u64(vld1q_u64(bucket.hashes + 2), wanted));
+  const uint64x2_t expected = vdupq_n_u64(hash);
+  const uint32x2_t low = vmovn_u64(vceqq_u64(vld1q_u64(bucket.hashes), expected));
+  const uint32x2_t high = vmovn_u64(vceqq_u64(vld1q_u64(bucket.hashes + 2), expected));
   const uint32x4_t bits = {1, 2, 4, 8};
   const uint32_t four = vaddvq_u32(vandq_u32(vcombine_u32(low, high), bits));
   return (four | (bucket.hashes[4] == hash) << 4) & ((1u << (bucket.word & 7)) - 1);

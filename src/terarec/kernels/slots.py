@@ -33,11 +33,11 @@ class RowBatch(NamedTuple):
     tables: Tensor
 
     def part(self, places: Tensor | slice) -> RowBatch:
-        """Return those at `places`."""
+        """Return the rows at `places`."""
         return RowBatch(self.rows[places], self.keys[places], self.tables[places])
 
     def to(self, device: torch.device) -> RowBatch:
-        """Return them on `device`."""
+        """Return the rows on `device`."""
         return RowBatch(*(held.to(device) for held in self))
 
 
@@ -60,7 +60,7 @@ class Admitted(NamedTuple):
 
     Attributes:
         slots: int64[n], the slot of each row, -1 for those that found all slots pinned.
-        num_new: How many of them had none before.
+        num_new: Number of rows that had none before.
         num_released: Rows that lost theirs.
     """
 
@@ -98,7 +98,7 @@ class RowPart(NamedTuple):
 
     Attributes:
         values: [C, ...], contiguous; a row takes up some bytes.
-        offset: Where they begin in a row of bytes.
+        offset: First byte of the part in a row of bytes.
     """
 
     values: Tensor
@@ -135,7 +135,7 @@ class SlotMap(Protocol):
     def touch(self, rows: Tensor, *, pins: bool) -> Touched:
         """Find ``rows int64[n]``, which may repeat; count a use of each slot and, with `pins`, pin it once."""
 
-    def want(self, rows: Tensor, until: int) -> Tensor:
+    def mark_needed(self, rows: Tensor, until: int) -> Tensor:
         """Note that batches up to number `until` need rows; return the positions int64[a] of those without a slot."""
 
     def pin(self, slots: Tensor) -> None:
@@ -201,7 +201,7 @@ def touch_maps(
     Args:
         maps: Distinct maps on one device, made by one implementation.
         rows: int64[n], which may repeat; those of map i end before ``ends[i]``, where those of the next begin.
-        ends: As above, rising; the last is n.
+        ends: End of the rows of each map, rising; the last is n.
         pins: Whether each slot is pinned once.
         implementation: That of the maps.
     """
@@ -220,9 +220,9 @@ def admit_maps(
     """Admit rows to several maps; see `SlotMap.admit`.
 
     Args:
-        maps: As of `touch_maps`.
+        maps: Maps as for `touch_maps`.
         rows: int64[n], those of a map distinct.
-        ends: As of `touch_maps`.
+        ends: Ends as for `touch_maps`.
         at_once: Fewest slots of each map to release where there is no room.
         implementation: That of the maps.
 
@@ -246,7 +246,7 @@ def gather_from(
     Args:
         memories: [C, ...] each, contiguous, with rows of one size.
         slots: int64[n], rows of the memories; those of memory i end before ``ends[i]``.
-        ends: As of `touch_maps`.
+        ends: Ends as for `touch_maps`.
         out: As above.
         implementation: "auto", or one by name.
 
@@ -381,7 +381,7 @@ class SlotLimit:
 
         Args:
             limit: As above.
-            write_back: Called with the slots int64[n] whose rows go although they were changed.
+            write_back: Function of the slots int64[n] whose rows are evicted although they were changed.
 
         Returns:
             The slot from which on none has a row.
@@ -390,7 +390,7 @@ class SlotLimit:
         loose = slots.victims(slots.used_slots, _LAST_BATCH)
         tail = loose[loose >= limit]
         write_back(tail[slots.is_dirty[tail]])
-        # A slot is free to be assigned only once nothing pins it, and this pin is never let go.
+        # A slot is free to be assigned only once nothing pins it, and this pin is never undone.
         slots.pin(tail)
         slots.release(tail)
         self.limit = limit

@@ -298,7 +298,7 @@ class ComingRows:
             if memory.below is None:
                 return
             batch = batch.to(self._stack.device)
-            absent = memory.slots.want(batch.rows, self._placement.batch + number)
+            absent = memory.slots.mark_needed(batch.rows, self._placement.batch + number)
             staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._stack.format)
             below = memory.below
         staged.fill(below)

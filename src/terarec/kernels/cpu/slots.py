@@ -89,19 +89,19 @@ class SlotMap:
         # A copy, since the slots stay with the pin: a view would keep the memory of all rows.
         return Touched(slots, used[:num_used].clone(), absent[:num_absent])
 
-    def want(self, rows: Tensor, until: int) -> Tensor:
-        """Note that a coming batch needs rows; see `terarec.kernels.ref.slots.SlotMap.want`."""
+    def mark_needed(self, rows: Tensor, until: int) -> Tensor:
+        """Note that a coming batch needs rows; see `terarec.kernels.ref.slots.SlotMap.mark_needed`."""
         rows = check_vector("rows", rows, self.device)
         absent = empty_integers(rows.numel())
-        return absent[: self.core.want(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
+        return absent[: self.core.mark_needed(rows.data_ptr(), rows.numel(), until, absent.data_ptr())]
 
     def pin(self, slots: Tensor) -> None:
         """Pin ``slots int64[n]``, distinct, until as many calls of `unpin`."""
-        self.core.hold(*_span(slots))
+        self.core.pin(*_span(slots))
 
     def unpin(self, slots: Tensor) -> None:
         """Undo a pin of ``slots int64[n]``."""
-        self.core.let_go(*_span(slots))
+        self.core.unpin(*_span(slots))
 
     def assign(self, batch: RowBatch) -> Tensor:
         """Give slots to distinct rows without one; see `terarec.kernels.ref.slots.SlotMap.assign`.

@@ -28,7 +28,7 @@ class SlotMap:
 
     Rows without a slot get one by `assign`; `victims` names those that may be released for them. Those of the fewest
     uses go first. A use is a batch that needed the row; counts are halved from time to time, so that rows that were
-    needed long ago go, too. Rows that are pinned stay, and rows that a coming batch wants stay while there are others.
+    needed long ago go, too. Rows that are pinned stay, and rows that a coming batch needs stay while there are others.
     Of equal counts, slots go in turns.
 
     Attributes:
@@ -53,7 +53,7 @@ class SlotMap:
 
         self.owners = RowBatch(numbers(torch.int64).fill_(NO_ROW), numbers(torch.int64), numbers(torch.int32))
         self.is_held, self.is_dirty = numbers(torch.bool), numbers(torch.bool)
-        self._wanted, self._counts, self._pins = numbers(torch.int32), numbers(torch.uint8), numbers(torch.int16)
+        self._needed_until, self._counts, self._pins = numbers(torch.int32), numbers(torch.uint8), numbers(torch.int16)
         self._scratch = numbers(torch.int32)
         self._free: list[Tensor] = []
         self._num_free = self._next = self._hand = self._uses = 0
@@ -100,7 +100,7 @@ class SlotMap:
         self._age(used.numel())
         return Touched(slots, used, (slots < 0).nonzero()[:, 0])
 
-    def want(self, rows: Tensor, until: int) -> Tensor:
+    def mark_needed(self, rows: Tensor, until: int) -> Tensor:
         """Note that a coming batch needs rows.
 
         Args:
@@ -111,7 +111,7 @@ class SlotMap:
             Positions int64[a] of those without a slot.
         """
         slots = self.find(rows)
-        self._wanted[slots[slots >= 0]] = until
+        self._needed_until[slots[slots >= 0]] = until
         return (slots < 0).nonzero()[:, 0]
 
     def pin(self, slots: Tensor) -> None:
@@ -138,7 +138,7 @@ class SlotMap:
             held[slots] = values.to(held.dtype)
         self.is_held[slots] = True
         self.is_dirty[slots] = False
-        self._wanted[slots] = 0
+        self._needed_until[slots] = 0
         self._counts[slots] = 1
         self._pins[slots] = 1
         self._age(batch.rows.numel())
@@ -169,7 +169,7 @@ class SlotMap:
         self._index.erase(self.owners.rows[slots[self.is_held[slots]]])
         self.is_held[slots] = False
         self.is_dirty[slots] = False
-        self._wanted[slots] = 0
+        self._needed_until[slots] = 0
         self._counts[slots] = 0
         self.owners.rows[slots] = NO_ROW
         self._free.append(slots[self._pins[slots] <= 0])  # the others once they are not pinned
@@ -182,20 +182,20 @@ class SlotMap:
 
         Args:
             count: Number of slots.
-            batch: Number of the present batch: rows that a later one wants stay while there are others.
+            batch: Number of the present batch: rows that a later one needs stay while there are others.
             keeps_dirty: Whether changed rows stay.
 
         Returns:
             int64[m], distinct; fewer where all other rows stay.
         """
         used = slice(0, self._next)
-        may_go = self._pins[used] == 0
+        may_release = self._pins[used] == 0
         if keeps_dirty:
-            may_go &= ~self.is_dirty[used]
-        is_wanted = self._wanted[used] > batch
-        found = self._least_used(count, may_go & ~is_wanted)
+            may_release &= ~self.is_dirty[used]
+        is_needed = self._needed_until[used] > batch
+        found = self._least_used(count, may_release & ~is_needed)
         missing = count - found.numel()
-        return torch.cat([found, self._least_used(missing, may_go & is_wanted)]) if missing > 0 else found
+        return torch.cat([found, self._least_used(missing, may_release & is_needed)]) if missing > 0 else found
 
     def mark_changed(self, slots: Tensor) -> None:
         """Note that the rows of ``slots int64[n]``, which may repeat, changed."""
@@ -205,9 +205,9 @@ class SlotMap:
         """Return ``slots int64[n]`` table by table, in the order in which they come."""
         return slots[self.owners.tables[slots].argsort(stable=True)]
 
-    def _least_used(self, count: int, may_go: Tensor) -> Tensor:
-        """Return `count` of the slots that may go: those of the fewest uses, and in turns where these are equal."""
-        slots = may_go.nonzero()[:, 0]
+    def _least_used(self, count: int, may_release: Tensor) -> Tensor:
+        """Return `count` of the slots that may be released: those of the fewest uses, equal ones in turns."""
+        slots = may_release.nonzero()[:, 0]
         slots = torch.cat([slots[slots >= self._hand], slots[slots < self._hand]])
         counts = self._counts[slots]
         order = counts.argsort(stable=True)[:count]
