@@ -292,7 +292,7 @@ def test_lookups_that_do_not_learn_leave_nothing_behind(tmp_path: Path) -> None:
     with torch.no_grad():
         for jagged in BATCHES:
             assert torch.equal(tiered(jagged).pooled, plain(jagged).pooled)
-    for jagged in BATCHES:  # with gradients that nobody asks for
+    for jagged in BATCHES:  # with gradients that nobody requests
         assert torch.equal(tiered(jagged).pooled, plain(jagged).pooled)
     assert all(table.num_changed == 0 for table in tiered.tables.values())
     assert use_of(tiered).rows_written == 0
@@ -394,7 +394,7 @@ def test_preload_brings_as_many_rows_as_fit_and_drops_no_change(tmp_path, monkey
     train(700, 100)  # nothing stays pinned
 
 
-def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, monkeypatch):
+def test_rows_of_the_next_part_take_the_room_next_to_the_present_one(tmp_path, monkeypatch):
     monkeypatch.setattr("terarec.embedding.row_loading._BYTES_AHEAD", 30 * 16)
     monkeypatch.setattr("terarec.embedding.row_loading._BYTES_STAGED", 50 * 16)
     tiers = Tiers(host=f"{100 * (16 + 60)}", file=str(tmp_path))  # 100 rows of 4 weights
@@ -418,12 +418,12 @@ def test_rows_of_the_next_part_take_the_room_beside_the_present_one(tmp_path, mo
     for keys in (first, second, third):
         train(keys)
     assert moved(lambda: embedding.preload({"f": first})) == 40
-    assert moved(lambda: embedding.preload_beside({"f": first}, {"f": second}, lambda: False)) == 0
-    assert moved(lambda: embedding.preload_beside({"f": first}, {"f": second, "other": first})) == 50
+    assert moved(lambda: embedding.preload_next({"f": first}, {"f": second}, lambda: False)) == 0
+    assert moved(lambda: embedding.preload_next({"f": first}, {"f": second, "other": first})) == 50
     assert train(first) == 40
     assert moved(lambda: embedding.preload({"f": second})) == 0
     assert train(second) == 60
-    assert moved(lambda: embedding.preload_beside({"f": second}, {"f": third})) == 30  # 10 of 40 are there
+    assert moved(lambda: embedding.preload_next({"f": second}, {"f": third})) == 30  # 10 of 40 are there
     assert train(second) == 60
     before = embedding.tier_use()
     embedding.preload({"f": third})
@@ -447,7 +447,7 @@ def test_rows_that_another_thread_loads_meanwhile_are_the_same(tmp_path, kind):
 
     def load():
         for seed in itertools.count():
-            tiered.preload_beside(keys_of(seed), keys_of(seed + 1), lambda: not is_over.is_set())
+            tiered.preload_next(keys_of(seed), keys_of(seed + 1), lambda: not is_over.is_set())
             if is_over.is_set():
                 return
 

@@ -227,11 +227,11 @@ class ShardedCollection(nn.Module):
         """Load rows of this rank that a part of the data needs; see `EmbeddingCollection.preload`."""
         self.local.preload(self._own_keys(keys))
 
-    def preload_beside(
+    def preload_next(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """Load rows of the next part beside those of the present one; see `EmbeddingCollection.preload_beside`."""
-        self.local.preload_beside(self._own_keys(present), self._own_keys(keys), goes_on)
+        """Load rows of the next part next to those of the present one; see `EmbeddingCollection.preload_next`."""
+        self.local.preload_next(self._own_keys(present), self._own_keys(keys), goes_on)
 
     def _own_keys(self, keys: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return table in tiers -> keys int64[n] of its part here, of ``feature -> int64[n]``."""

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from terarec.batch import Jagged, check_offsets
-from terarec.embedding.lookup_gradient import LookupGradients, look_up_with_weights, with_gradient
+from terarec.embedding.autograd import LookupGradients, TableParameter, look_up_with_weights, with_gradient
 from terarec.embedding.lookups import FoundRows
 from terarec.embedding.output import EmbeddingOutput, assemble, bags_of, cast
 from terarec.embedding.quantized import QuantizedCollection
 from terarec.embedding.row_gradient import PendingGradients
 from terarec.embedding.row_loading import RowLoading
-from terarec.embedding.table_parameter import TableParameter
 from terarec.embedding.tables import (
     AnyTableSpec,
     LookupGroup,
@@ -296,7 +295,7 @@ class EmbeddingCollection(nn.Module):
         """
         RowLoading(self.arenas, self._readers, self.tables).preload(keys)
 
-    def preload_beside(
+    def preload_next(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
         """Load rows of the next part of the data next to those of the present one; another thread may train meanwhile.
@@ -306,10 +305,10 @@ class EmbeddingCollection(nn.Module):
 
         Args:
             present: Feature -> int64[n], keys of the present part.
-            keys: The same of the next one.
-            goes_on: Asked often; the call returns early if it answers no.
+            keys: Feature -> int64[n], keys of the next part.
+            goes_on: Function that is called often; the call returns early once it returns False.
         """
-        RowLoading(self.arenas, self._readers, self.tables).preload_beside(present, keys, goes_on)
+        RowLoading(self.arenas, self._readers, self.tables).preload_next(present, keys, goes_on)
 
     def _find_rows(self, jagged: Jagged, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""

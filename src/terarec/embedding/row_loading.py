@@ -14,7 +14,7 @@ from terarec.spec import FeatureSpec
 from terarec.storage import AnyArena, AnyTable, DynamicArena, DynamicTable, RowBatch, StaticTable, TieredRows
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
-_BYTES_STAGED = 32 << 20  # of rows of the next part beside the budget of an arena
+_BYTES_STAGED = 32 << 20  # of rows of the next part in addition to the budget of an arena
 _BYTES_AHEAD = 4 << 20  # of rows of the next part, so that training waits for a short time while they get their slots
 
 
@@ -37,14 +37,14 @@ class RowLoading:
         self._held = {name: _HeldRows(table) for name, table in tables.items()}
 
     def prefetch(self, jagged: Jagged, number: int) -> None:
-        """See `EmbeddingCollection.prefetch`."""
+        """Read the rows of a coming batch; see `EmbeddingCollection.prefetch`."""
         for _, tiers, readers in self._in_tiers():
             part = translate(jagged, readers, self._held, train=False)
             batch = RowBatch(part.rows, part.part.keys, part.tables)
             tiers.coming.ahead(batch.part((part.rows >= 0).nonzero()[:, 0]), number)
 
     def preload(self, keys: Mapping[str, Tensor]) -> None:
-        """See `EmbeddingCollection.preload`."""
+        """Load the rows of a part of the data; see `EmbeddingCollection.preload`."""
         for _, tiers, readers in self._in_tiers():
             tiers.flush()
             # Pinned before any is loaded: a row of this part that is there already must not go for another.
@@ -57,10 +57,10 @@ class RowLoading:
             for pin in pins:
                 pin.release()
 
-    def preload_beside(
+    def preload_next(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool]
     ) -> None:
-        """See `EmbeddingCollection.preload_beside`."""
+        """Load the rows of the next part of the data; see `EmbeddingCollection.preload_next`."""
         for arena, tiers, readers in self._in_tiers():
             # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
             keys_stay = arena.lock if isinstance(arena, DynamicArena) else nullcontext()

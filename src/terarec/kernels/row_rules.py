@@ -137,10 +137,19 @@ class RowRule:
 
         Args:
             weights: [n, D].
-            state: As for `update_`.
+            state: States as for `update_`.
             lr: Learning rate of each row, [n, 1].
             last: Number of the last step of each row, [n, 1], 0 for none.
             missed: Number of steps since, [n, 1].
+        """
+        raise NotImplementedError
+
+    def rates(self, sums: Tensor, lr: Tensor) -> Tensor:
+        """Return the factor [n, 1] of each row's gradient; needed for a rule with a row state, the sum of mean squares.
+
+        Args:
+            sums: The row state, [n].
+            lr: Learning rate of each row, [n, 1], or of all.
         """
         raise NotImplementedError
 
@@ -168,7 +177,7 @@ class SGDRule(RowRule):
     kernels = FAST_KERNELS
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         weights -= lr * grad
 
 
@@ -204,13 +213,13 @@ class MomentumRule(RowRule):
         return (-self.lr, 1.0) if self.lr_in_momentum else (1.0, 1.0)
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         grad = self.scales(step)[0] * grad
         state[0].mul_(self.beta1).add_(grad)
         weights -= lr * self._movement(grad, state[0])
 
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """See `RowRule`."""
+        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         weights -= lr * self._drift(state[0], missed)
         state[0].mul_(self.beta1**missed)
 
@@ -261,7 +270,7 @@ class AdaGradRule(RowRule):
     eps: float = 0.0
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].add_(grad * grad)
         weights -= lr * (grad / (state[0].sqrt() + self.eps))
 
@@ -275,12 +284,12 @@ class RowWiseAdaGradRule(AdaGradRule):
     kernels = FAST_KERNELS
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].add_((grad * grad).mean(dim=1))
         weights -= self.rates(state[0], lr) * grad
 
     def rates(self, sums: Tensor, lr: Tensor) -> Tensor:
-        """Return the factor [n, 1] of each row's gradient, of its ``sums [n]``."""
+        """Return the factors lr / (sqrt(s) + eps); see `RowRule.rates`."""
         # By way of double: torch's float32 root is off by one unit for a sixth of all numbers, the core's is not.
         rates: Tensor = lr / (sums[:, None].double().sqrt().to(sums.dtype) + self.eps)
         return rates
@@ -306,12 +315,12 @@ class RMSPropRule(RowRule):
     beta2: float = 0.0
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         state[0].mul_(self.beta2).add_((1.0 - self.beta2) * (grad * grad))
         weights -= lr * (grad / (state[0].sqrt() + self.eps))
 
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """See `RowRule`."""
+        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         state[0].mul_(self.beta2**missed)
 
 
@@ -348,7 +357,7 @@ class AdamRule(RowRule):
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         first, second = state[:2]
         # As `torch.optim.Adam`, which interpolates: beta1 m + (1 - beta1) g rounds two products.
         first += (1.0 - self.beta1) * (grad - first)
@@ -358,7 +367,7 @@ class AdamRule(RowRule):
         weights -= lr * first_scale * (first / (second.sqrt() * root_scale + eps))
 
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """See `RowRule`."""
+        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         first, second = state[:2]
         # A row that no step touched has p = 0, for which the bias corrections divide by zero.
         seen = last.clamp(min=1)
@@ -387,12 +396,12 @@ class AdamWRule(AdamRule):
     weight_decay: float = 0.0
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         weights *= 1.0 - lr * self.weight_decay
         AdamRule.update_(self, weights, state, grad, lr, step)
 
     def catch_up_(self, weights: Tensor, state: Sequence[Tensor], lr: Tensor, last: Tensor, missed: Tensor) -> None:
-        """See `RowRule`."""
+        """Apply the steps that rows missed; see `RowRule.catch_up_`."""
         weights *= (1.0 - lr * self.weight_decay) ** missed
         AdamRule.catch_up_(self, weights, state, lr, last, missed)
 
@@ -417,7 +426,7 @@ class FTRLRule(RowRule):
     beta: float = 0.0
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
-        """See `RowRule`."""
+        """Apply the formula of this rule; see `RowRule.update_`."""
         total, linear = state
         before = (total + self.eps).sqrt()
         total += grad * grad
@@ -468,7 +477,7 @@ def row_rule(kind: str, *, mode: UpdateMode = "local", **numbers: float) -> RowR
 
     Args:
         kind: One of `RULE_KINDS`.
-        mode: Rows that move.
+        mode: Rows to update.
         numbers: Fields of the rule's class; "lr" is required.
 
     Raises:

@@ -136,7 +136,7 @@ def row_update_(
         else:
             kernel = choose("row_update_", weights.device, implementation, (*rule.kernels, "ref"))
             kernel(weights, state, found, rule, step, table_lr, rounding_seed)
-            # The kernel writes past autograd, which knows a write by the tensor's version (as does `lookup_gradient`).
+            # The kernel writes past autograd, which knows a write by the tensor's version .
             torch.autograd.graph.increment_version((weights, *state))
     except BadKeyError as error:
         raise checks.named(error, gradients[error.gradient].layout) from None

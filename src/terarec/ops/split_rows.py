@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
-from terarec.kernels.row_rules import RowRule, RowWiseAdaGradRule, row_rule
+from terarec.kernels.row_rules import RowRule, row_rule
 from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, key_gradients, row_update_, summed_gradients
 
@@ -85,7 +85,7 @@ def split_row_update_(
         weights: [V, D], the arena.
         state: The rule's state by name.
         gradients: Gradients of all lookups of this step in these weights.
-        rule: Which rows move, and how.
+        rule: Update rule.
         columns: The tables that are split.
         step: Number of this update, from 1.
         table_lr: float32[T], factors of the learning rate by table; None for ones.
@@ -95,7 +95,7 @@ def split_row_update_(
         `table_lr` with zeros for the split tables, for `row_update_` of the others.
 
     Raises:
-        ConfigError: A rule that moves rows without a gradient, too.
+        ConfigError: A rule that updates rows without a gradient, too.
     """
     if rule.updates_all_rows:
         raise ConfigError("mode", "got 'global' for columns on several ranks, expected 'local' or 'lazy_global'")
@@ -106,15 +106,15 @@ def split_row_update_(
     grads = {name: _clipped(held.grad, rule) for name, held in touched.items()}
     if rule.clip_norm < math.inf:
         for name, squares in _squares(grads, columns).items():
-            norm = squares.double().sqrt().float()  # the nearest float32, as in `RowWiseAdaGradRule.rates`
+            norm = squares.double().sqrt().float()  # the nearest float32, as in `RowRule.rates`
             bound = torch.full_like(norm, rule.clip_norm)  # a tensor: a number would be multiplied by 1 / norm
             grads[name] = torch.where(norm > bound, grads[name] * (bound / norm), grads[name])
     arguments: list[tuple[Tensor, ...]] = []
     # Not again by the kernel, which would take the norm over the columns of this rank alone.
-    moves = replace(rule, grad_scale=1.0, clip_value=math.inf, clip_norm=math.inf)
-    if isinstance(rule, RowWiseAdaGradRule):
+    kernel_rule = replace(rule, grad_scale=1.0, clip_value=math.inf, clip_norm=math.inf)
+    if rule.row_states:
         # A row's rate needs the sum over all ranks; with it, what is left for the kernel is a subtraction.
-        moves = _SUBTRACT
+        kernel_rule = _SUBTRACT
         (sums,) = (state[name] for name in rule.row_states)
         for name, held in touched.items():
             if rule.is_coupled:
@@ -130,14 +130,14 @@ def split_row_update_(
     for name, held in touched.items():
         if held.keys.numel():
             only = torch.zeros_like(factors)
-            only[split[name]] = 1.0 if moves is _SUBTRACT else factors[split[name]]
+            only[split[name]] = 1.0 if kernel_rule is _SUBTRACT else factors[split[name]]
             places = held.places if gradients[0].places is not None else None
             offsets = torch.tensor([0, held.keys.numel()], device=held.keys.device)
             row_update_(
                 weights,
                 arguments[0] if arguments else (),
                 [BagGradient(held.keys, offsets, grads[name], held.layout, None, places)],
-                moves,
+                kernel_rule,
                 step=step,
                 table_lr=only,
                 rounding_seed=rounding_seed,

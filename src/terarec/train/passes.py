@@ -69,7 +69,7 @@ class PartRows:
         keys = read_keys()
         for collection, before, mine in zip(self._collections, present, keys, strict=True):
             # Asked between pieces, so that the next part need not wait until all rows are read.
-            collection.preload_beside(before, mine, lambda: not ends.is_set())
+            collection.preload_next(before, mine, lambda: not ends.is_set())
 
     def _end_reading(self) -> None:
         self._ends.set()
