@@ -1,4 +1,4 @@
-"""What a collection must equal: one `nn.EmbeddingBag` per table, trained by `torch.optim`."""
+"""The reference of a collection: one `nn.EmbeddingBag` per table, trained by `torch.optim`."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def random_jagged(
 
 
 class PlainCollection(nn.Module):
-    """The same tables and features on torch's own layers, with dense gradients."""
+    """Tables and features of a collection on torch's own layers, with dense gradients."""
 
     def __init__(self, collection: EmbeddingCollection) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PlainCollection(nn.Module):
         )
 
     def bags(self, jagged: Jagged, feature: FeatureSpec) -> tuple[Tensor, Tensor]:
-        """keys int64[n], offsets int64[B + 1] of one feature."""
+        """Return keys int64[n] and offsets int64[B + 1] of one feature."""
         position, size = jagged.names.index(feature.name), jagged.batch_size
         offsets = jagged.offsets[position * size : (position + 1) * size + 1]
         return jagged.keys[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]

@@ -103,9 +103,9 @@ def test_gradients_that_no_optimizer_takes_are_reported_once(caplog: pytest.LogC
     assert not train(99)
     mine.take_gradients()
     assert not train(99)
-    (told,) = train(2)
+    (logged,) = train(2)
     held = 100 * 3 * 2 * 4 * 4
-    assert told.startswith(f"tables a, b: 100 gradients, {held:,} bytes, are stored without a row optimizer's step()")
+    assert logged.startswith(f"tables a, b: 100 gradients, {held:,} bytes, are stored without a row optimizer's step()")
     mine.take_gradients()
     assert not train(101)
 
@@ -149,7 +149,7 @@ def test_a_state_dict_that_does_not_fit_is_rejected() -> None:
         model.load_state_dict(state)
 
 
-def test_one_empty_parameter_stands_for_the_weights_which_stay_float32() -> None:
+def test_one_empty_parameter_represents_the_weights_which_stay_float32() -> None:
     mine = collection()
     assert [(name, p.numel()) for name, p in mine.named_parameters()] == [("rows", 0)]
     assert mine.half().table("a").dtype == torch.float32

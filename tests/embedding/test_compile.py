@@ -66,7 +66,7 @@ def test_a_drop_in_trains_in_one_graph_for_every_size(kind):
         itertools.product(["EmbeddingBag", "Embedding"], ["sparse", "rows", "padding"]),
     ),
 )
-def test_what_no_graph_holds_runs_beside_it(kind, how):
+def test_parts_that_no_graph_holds_run_outside_of_it(kind, how):
     arguments = {"sparse": {"sparse": True}, "rows": {}, "padding": {"padding_idx": 3}}[how]
     eager = Model(kind, **arguments)
     twin = copy.deepcopy(eager)

@@ -27,7 +27,7 @@ def pair(kind: str, **arguments) -> tuple[nn.Module, nn.Module]:
 
 
 def assert_alike(mine: nn.Module, theirs: nn.Module, *inputs: Tensor, tolerance: float = 1e-6) -> None:
-    """The same result, type, gradient and, where max_norm changes them, weights."""
+    """Assert equal results, types, gradients and, where max_norm changes them, weights."""
     result, expected = mine(*inputs), theirs(*inputs)
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)

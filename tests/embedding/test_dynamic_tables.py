@@ -378,7 +378,7 @@ def test_where_one_table_is_full_none_takes_anything_of_the_batch(
 
 
 def everything(collection: EmbeddingCollection) -> list[Any]:
-    """What the tables of a collection hold and remember, in plain numbers, and the rows that are free."""
+    """Return the content and the state of the tables of a collection as plain numbers, and the rows that are free."""
     held: list[Any] = []
     for table in collection.tables.values():
         rows = table.export(table.keys())

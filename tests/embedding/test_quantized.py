@@ -18,7 +18,7 @@ from tests.embedding.test_poolings import FEATURES, NAMES, ROWS, TABLES, weighte
 from tests.errors import at
 
 
-def test_looks_up_the_values_that_the_codes_stand_for() -> None:
+def test_looks_up_the_values_that_the_codes_represent() -> None:
     mine = EmbeddingCollection(TABLES, FEATURES, seed=2)
     packed = mine.quantized()
     for arena in mine.arenas:

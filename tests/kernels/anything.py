@@ -19,7 +19,7 @@ ANYTHING = st.one_of(
 
 
 def found_list(find, values):
-    """What `find` gives of `values`, or which of them it rejects."""
+    """Return the result of `find` for `values`, or the row that it rejects."""
     try:
         return find(values).tolist()
     except InvalidValueError as rejected:

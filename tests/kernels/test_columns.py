@@ -98,7 +98,7 @@ def test_numbers_under_nulls(dtype, count, share, fill, others, seed):
     values = random.integers(0, 3, count).astype(dtype)
     values[missing] = fill
     if count:
-        values[random.integers(0, count, others)] = 5  # under a null or beside it
+        values[random.integers(0, count, others)] = 5  # under a null or next to it
     valid = np.packbits(~missing, bitorder="little")
     expected = ref.nulls_hold(values, valid, fill)
     assert cpu.nulls_hold(values, valid, fill) is expected

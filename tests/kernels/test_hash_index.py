@@ -31,7 +31,7 @@ def tensor(values):
 
 
 def affordable(index, keys):
-    """How many of so many keys a test takes."""
+    """Return how many of so many keys a test takes."""
     return min(keys, INTERPRETED_KEYS) if "triton" in type(index).__module__ else keys
 
 

@@ -1,4 +1,4 @@
-"""What the compiled hash index promises besides: threads, memory, and speed that churn does not take away."""
+"""Further promises of the compiled hash index: threads, memory, and speed that churn does not reduce."""
 
 import threading
 from functools import cache
@@ -97,7 +97,7 @@ def test_memory_stays_within_its_bound_at_every_size(batch):
 
 
 def test_indexes_share_huge_pages():
-    """What one index gives back another takes, and pages go back to the system."""
+    """Memory that one index frees is reused by another, and empty pages return to the system."""
     before, indexes = _embedding.HashIndex.pool_bytes(), [HashIndex(), HashIndex()]
     keys = torch.arange(2_000_000) << 20
     for start in range(0, keys.numel(), 250_000):

@@ -1,4 +1,4 @@
-"""What the process took is told from the system's own count."""
+"""Memory of the process: the peak is read from the system's own count."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_peak_memory_counts_what_was_touched():
 def test_what_the_starting_process_holds_is_not_counted():
     block = bytearray(b"1") * 300_000_000
     code = "from terarec.kernels import memory; print(memory.peak_bytes())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert 0 < int(told) < len(block)
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 0 < int(reported) < len(block)

@@ -51,9 +51,11 @@ def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     )
     # A process of its own from the start: `run_python` forks one that has loaded torch's compiler, and so Triton.
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert told.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
-    assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in told.stderr
+    reported = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert reported.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
+    assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in reported.stderr
 
 
 def test_triton_requested_by_name_interprets():
@@ -82,8 +84,8 @@ def test_the_environment_makes_triton_interpret_what_it_has():
         "print(*(active(op, 'cpu').implementation for op in ('bag_lookup', 'lookup_fits', 'allocate_rows')))\n"
         "print(choose('row_update_', 'cpu').__module__)"
     )
-    told = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "1"}).stdout.split()
-    assert told == ["triton", "cpu", "cpu", "terarec.kernels.triton.row_update"]
+    reported = run_python(program, environment={"TERAREC_KERNELS": "triton", "TRITON_INTERPRET": "1"}).stdout.split()
+    assert reported == ["triton", "cpu", "cpu", "terarec.kernels.triton.row_update"]
 
 
 def test_the_environment_forces_an_instruction_set():

@@ -1,4 +1,4 @@
-"""Calls of the Triton kernels beside those of the plain ones."""
+"""Calls of the Triton kernels next to those of the plain ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Triton kernel must give, as plain functions: pytest runs them interpreted, ``benchmarks/gpu.py`` compiled.
+"""Results that every Triton kernel must return, as functions: interpreted in tests, compiled in ``benchmarks/gpu.py``.
 
 Each takes the device to run on and compares with the plain kernels on the CPU.
 """

@@ -1,7 +1,7 @@
 """Compile the Triton kernels for a GPU, down to its machine code, on a machine that has none.
 
 ``python -m tests.kernels.triton_compile cuda|hip [--all]`` prints a line for each kernel, and what does not compile.
-Triton asks a driver for the device to compile for; here it gets one that knows its name and can do no more.
+Triton reads the device to compile for from a driver; here it gets one that knows its name and can do no more.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the tests of several ops share."""
+"""Fixtures that the tests of several ops share."""
 
 from collections.abc import Callable, Iterator
 

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def on_every_host(call: Callable[[], Result], threads: Sequence[int]) -> list[Result]:
-    """What `call` returns on each instruction set with each of these numbers of threads."""
+    """Return the results of `call` on each instruction set with each of these numbers of threads."""
     before, results = torch.get_num_threads(), []
     try:
         for name in SETS:

@@ -1,4 +1,4 @@
-"""What gradients go through before a rule: scale, bounds, regularisation, factors of the learning rate."""
+"""Transforms of gradients before a rule: scale, bounds, regularisation, factors of the learning rate."""
 
 import math
 
@@ -16,7 +16,7 @@ IMPLEMENTATIONS = ["cpu", "ref"]
 
 
 def moved_by_sgd(implementation, width=16, lr=0.1, **changes):
-    """How far SGD moves rows, divided by -lr: the transformed gradient; and the plain one."""
+    """Return the transformed gradient, which is the change of rows by SGD divided by -lr, and the plain one."""
     weights, gradients = make_gradients(width, "sum", 40, 3)
     grad, _ = dense_gradient(weights, gradients)
     before = weights.clone()

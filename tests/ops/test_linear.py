@@ -90,16 +90,16 @@ def test_other_layouts_in_memory() -> None:
     torch.testing.assert_close(weight.grad, x.sum(0).expand(127, -1), **ROUNDING)
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
+@pytest.mark.parametrize("learning", [(0,), (1,), (2,), (0, 2), (1, 2)])
 @pytest.mark.usefixtures("onednn")
-def test_gradients_of_some_inputs_alone(wanted: tuple[int, ...]) -> None:
+def test_gradients_of_some_inputs_alone(learning: tuple[int, ...]) -> None:
     tensors = draw(331, 211, 127)
     expected = with_gradients(by_torch, *(tensor.double() for tensor in tensors))[1:]
-    for index in wanted:
+    for index in learning:
         tensors[index].requires_grad_()
     linear(*tensors).backward(torch.arange(331.0 * 127).remainder(11).sub(5).view(331, 127))
     for index, tensor in enumerate(tensors):
-        assert (tensor.grad is not None) == (index in wanted)
+        assert (tensor.grad is not None) == (index in learning)
         if tensor.grad is not None:
             torch.testing.assert_close(tensor.grad.double(), expected[index], **ROUNDING)
 

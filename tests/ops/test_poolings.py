@@ -24,7 +24,7 @@ def pool(vectors: Tensor, factors: Tensor, pooling: str) -> Tensor:
 
 
 def by_formula(held: Lookup, weights: Tensor, factors: Tensor | None) -> Tensor:
-    """float64[B, S * D], bag by bag."""
+    """Return float64[B, S * D], bag by bag."""
     batch = (held.offsets.numel() - 1) // len(held.layout.pooling)
     factors = torch.ones(held.keys.numel(), dtype=torch.float64) if factors is None else factors
     columns = []

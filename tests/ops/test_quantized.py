@@ -12,7 +12,7 @@ from tests.errors import at
 from tests.ops.bags import make_layout, make_lookup
 from tests.ops.hosts import SETS, on_every_host
 
-ROUNDING = 2.0**-22  # of the largest value: what float32 loses beside the codes
+ROUNDING = 2.0**-22  # of the largest value: the error of float32 in addition to that of the codes
 
 
 @given(

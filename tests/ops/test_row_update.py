@@ -68,7 +68,7 @@ def test_large_and_small_tables_take_every_way_of_grouping(rows, hotness):
 
 @pytest.mark.parametrize("rows", [50, 3000, 100_000])
 def test_gradients_of_a_row_are_added_in_the_order_of_the_batch(set_threads, rows):
-    """A third number is lost beside either of two large ones, unless these have met before."""
+    """A third number is lost when added to either of two large ones, unless these have met before."""
     batch, width = 600, 16
     layout = one_feature(rows, width)
     keys = (torch.arange(batch) // 3 % 40 + 8) * (rows // 50)
@@ -208,7 +208,7 @@ def test_no_gradient_changes_nothing():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", [2, 3])
-def test_an_empty_table_does_not_stand_for_the_one_that_begins_at_its_row(implementation, rows):
+def test_an_empty_table_is_not_taken_for_the_one_that_begins_at_its_row(implementation, rows):
     layout = BagLayout(
         table_names=("s", "t"),
         table_base=(0, 0),

@@ -103,13 +103,13 @@ def test_columns_on_ranks_move_as_those_of_one_process(name: str, is_exact: bool
         most = 0.0 if is_exact else 1e-6
         torch.testing.assert_close(mine[ROWS:], whole[ROWS:, columns], rtol=most, atol=most)
         for tensor, expected in zip(held.values(), state.values(), strict=True):
-            wanted = expected if expected.dim() == 1 else expected[:, columns]
-            torch.testing.assert_close(tensor[ROWS:], wanted[ROWS:], rtol=most, atol=most)
+            own = expected if expected.dim() == 1 else expected[:, columns]
+            torch.testing.assert_close(tensor[ROWS:], own[ROWS:], rtol=most, atol=most)
 
     ranks.run(on_rank)
 
 
-def test_which_rules_take_whole_rows_and_what_is_refused() -> None:
+def test_which_rules_take_whole_rows_and_what_is_rejected() -> None:
     assert [takes_whole_rows(make()) for make in RULES.values()] == [True] * len(RULES)
     assert not takes_whole_rows(row_rule("adagrad", lr=0.1, clip_value=math.inf))
     rule = row_rule("rowwise_adagrad", lr=0.1, l2=0.1, mode="global")

@@ -106,11 +106,11 @@ def test_any_class_of_torch_is_found_by_its_name(name: str, options: dict) -> No
         (TorchOptimizerSpec(name="Optimizer"), "got 'Optimizer'"),
         (
             TorchOptimizerSpec(name="Adam", options={"wd": 1}),
-            "torch.optim.Adam refuses {'wd': 1}: Adam.__init__() got an unexpected keyword argument 'wd'",
+            "torch.optim.Adam rejects {'wd': 1}: Adam.__init__() got an unexpected keyword argument 'wd'",
         ),
         (
             TorchOptimizerSpec(name="Adam", options={"betas": [2, 3]}),
-            "torch.optim.Adam refuses {'betas': [2, 3]}: Invalid beta parameter at index 0: 2",
+            "torch.optim.Adam rejects {'betas': [2, 3]}: Invalid beta parameter at index 0: 2",
         ),
     ],
 )

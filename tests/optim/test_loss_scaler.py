@@ -32,7 +32,7 @@ class Model(nn.Module):
 
 
 class Twin(nn.Module):
-    """The same on `nn.Embedding` with dense gradients."""
+    """A model of equal weights on `nn.Embedding` with dense gradients."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `RowOptions` ask for, through a collection: modes, bounds, factors, frozen tables, bad gradients."""
+"""Options of `RowOptions` through a collection: modes, bounds, factors, frozen tables, bad gradients."""
 
 import copy
 import math

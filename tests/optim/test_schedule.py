@@ -15,7 +15,7 @@ LENGTH = 40
 
 
 def tabulated(base, warmup, start, steps, power, end):
-    """Rates of steps 1 to LENGTH in float64, laid down from the last piece to the first."""
+    """Rates of steps 1 to LENGTH in float64, written from the last piece to the first."""
     rates = np.full(LENGTH + 1, end)
     fall = np.arange(steps, -1, -1) / steps
     stop = min(LENGTH, start + steps)

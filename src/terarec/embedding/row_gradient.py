@@ -53,8 +53,8 @@ class PendingGradients:
         has_norm: Whether `norm` is known: not where some rows of a table have copies on all ranks.
 
     Args:
-        parameter: See the attribute.
-        arenas: See the attribute.
+        parameter: Parameter of the rows.
+        arenas: Arenas of its rows.
         names: Name of each arena, for the warning.
     """
 

@@ -43,7 +43,7 @@ class KernelGradient(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """What the tensors of a lookup must fit.
+    """The extents that the tensors of a lookup must fit.
 
     Attributes:
         num_features: S.

@@ -98,9 +98,9 @@ class Quoting:
 
     Attributes:
         delimiter: Between fields.
-        quote: A field may stand between double quotes, with two of them inside for one, and hold delimiters and line
-            ends (RFC 4180).
-        trim: ASCII white space may stand around the quotes.
+        quote: Whether a field may be enclosed in double quotes, with two of them inside for one, and contain delimiters
+            and line ends (RFC 4180).
+        trim: Whether ASCII white space may surround the quotes.
     """
 
     delimiter: bytes

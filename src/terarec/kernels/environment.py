@@ -70,7 +70,7 @@ def java_home() -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """How this process was started as one of several.
+    """The launch of this process as one of several.
 
     Attributes:
         rank: Its number.

@@ -152,7 +152,7 @@ def _obstacle(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
 
 
 def _obstacle_by_name(op: str, name: str, device: str, among: tuple[str, ...]) -> str:
-    """See `_obstacle`; Triton requested by name may also interpret its kernels on the CPU."""
+    """Return `_obstacle` for an implementation requested by name: Triton may then interpret its kernels on the CPU."""
     if name == "triton" and device == "cpu" and triton_interprets():
         return _lack(op, name, among)
     return _obstacle(op, name, device, among)

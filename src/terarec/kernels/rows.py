@@ -30,8 +30,8 @@ class ReservedRows:
         memory: uint8[at least the bytes of `shape`], the reserved address space.
         shape: Maximum number of rows, then the shape of a row.
         dtype: NumPy type of an element.
-        commit: commit(begin, end) gives zeroed memory to these bytes; False if the system refuses it.
-        discard: discard(begin, end) gives the memory of these bytes back.
+        commit: Function commit(begin, end) that allocates zeroed memory for these bytes; False if there is none.
+        discard: Function discard(begin, end) that releases the memory of these bytes.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ReservedRows:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def grow(self, rows: int) -> None:
-        """Give zeroed memory to the first `rows` rows; those that have it keep their values.
+        """Allocate zeroed memory for the first `rows` rows; those that have it keep their values.
 
         Raises:
-            StorageError: More rows than are reserved, or the system refuses the memory; nothing has changed then.
+            StorageError: More rows than are reserved, or too little memory; nothing has changed then.
         """
         if rows > self.shape[0]:
             raise StorageError("rows", f"got {rows}, expected at most the {self.shape[0]} that are reserved")
@@ -72,12 +72,13 @@ class ReservedRows:
         begin, end = self._rows * self.row_bytes, rows * self.row_bytes
         if not self._commit(begin, end):
             raise StorageError(
-                f"rows {self.dtype}{list(self.shape)}", f"{end - begin:,} bytes more refused by the system"
+                f"rows {self.dtype}{list(self.shape)}",
+                f"{end - begin:,} bytes more requested, the system has too little memory",
             )
         self._rows = rows
 
     def discard(self, begin: int, end: int) -> None:
-        """Give the memory of the rows ``begin <= row < end`` back; they get some again when they are written.
+        """Release the memory of the rows ``begin <= row < end``; it is allocated again when they are written.
 
         Their values are lost.
         """
@@ -104,7 +105,7 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape] in host memory, on huge pages where the system has them; freed with the array.
 
     Raises:
-        StorageError: The system refuses the memory; the message has the bytes requested.
+        StorageError: The system has too little memory; the message has the bytes requested.
     """
     rows: NDArray[np.float32] = choose("allocate_rows", "cpu")(shape)
     return rows
@@ -118,7 +119,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         dtype: NumPy type of an element; for bfloat16, reserve uint16 and view the tensor.
 
     Raises:
-        StorageError: The system refuses the address space.
+        StorageError: The system has too little address space.
     """
     reserved: ReservedRows = choose("reserve_rows", "cpu")(shape, dtype)
     return reserved

@@ -136,7 +136,7 @@ def pool_rows(rows: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Ten
         rows: The row of each key.
         offsets: int64[S * B + 1], feature-major, rising from 0 to N.
         layout: The S features; without pooling, the rows are the result.
-        key_weights: As for `bag_lookup`.
+        key_weights: Weights as for `bag_lookup`.
     """
     if not layout.is_pooled:
         return rows
@@ -204,8 +204,8 @@ _bag_lookup_op.register_autograd(_backward, setup_context=_save)
 def quantize_rows(weights: Tensor) -> Tensor:
     """Pack rows as codes of 8 bits, each row with a scale and an offset of its own.
 
-    No value moves by more than 1 / 510 of its row's range, but for the rounding of float32; rows of one value repeated
-    stay as they are.
+    No value changes by more than 1 / 510 of its row's range, but for the rounding of float32; rows of one value
+    repeated stay as they are.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D].

@@ -92,7 +92,7 @@ class BagLayout:
 
     @functools.cached_property
     def extents(self) -> Extents:
-        """What tensors must fit, as one object for kernels."""
+        """The extents that tensors must fit, as one object for kernels."""
         return Extents(len(self.feature_names), self.width, self.num_rows, self.is_pooled, self.takes_key_weights)
 
     @functools.cached_property

@@ -49,7 +49,7 @@ def linear_choice() -> Choice:
     """Return the library that large products of float32 run by on the CPU, "onednn" or "torch", and why.
 
     Raises:
-        KernelError: ``TERAREC_LINEAR`` has an unknown value, or asks for oneDNN, which cannot run here.
+        KernelError: ``TERAREC_LINEAR`` has an unknown value, or requests oneDNN, which cannot run here.
     """
     return choice_and_range()[0]
 
@@ -61,7 +61,7 @@ def choice_and_range() -> tuple[Choice, _Range | None]:
     if forced == "onednn" and lack:
         raise KernelError("TERAREC_LINEAR", f"got 'onednn', which cannot run here: {lack}")
     if forced is not None:
-        choice = Choice(implementation=forced, why="TERAREC_LINEAR asks for it")
+        choice = Choice(implementation=forced, why="requested by TERAREC_LINEAR")
         return choice, _ZEN_5 if forced == "onednn" else None
     if reason := lack or _why_mkl_is_fast():
         return Choice(implementation="torch", why=reason), None

@@ -197,7 +197,7 @@ def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter
     except (TypeError, ValueError, RuntimeError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(
-            "dense optimizer", f"torch.optim.{spec.name} refuses {dict(spec.options)}: {problem}"
+            "dense optimizer", f"torch.optim.{spec.name} rejects {dict(spec.options)}: {problem}"
         ) from None
 
 

@@ -26,9 +26,9 @@ class LossScaler:
         scale: Factor of the loss; of a dynamic scale the first one.
         dynamic: Whether the scale follows the gradients.
         device: Type of the device that the loss is on, such as "cuda".
-        growth: See above.
-        backoff: See above.
-        growth_interval: See above.
+        growth: Factor of a dynamic scale after `growth_interval` steps.
+        backoff: Factor of a dynamic scale after a step that was skipped.
+        growth_interval: Number of steps without an infinity after which a dynamic scale grows.
 
     Raises:
         ConfigError: A scale that is not a finite number above 0, or numbers that `torch.amp.GradScaler` rejects.
@@ -126,8 +126,8 @@ class LossScaler:
         """
         expected = self.state_dict()
         if set(state) != set(expected):
-            got, wanted = (", ".join(sorted(names)) for names in (state, expected))
-            raise ConfigError("loss scale", f"got a state with {got}, expected one with {wanted}")
+            got, names = (", ".join(sorted(held)) for held in (state, expected))
+            raise ConfigError("loss scale", f"got a state with {got}, expected one with {names}")
         if self._scaler is None:
             self._static = float(state["scale"])
         else:

@@ -43,16 +43,16 @@ from terarec.storage import AnyArena
 class RowOptimizer(optim.Optimizer):
     """Updates the rows of every embedding collection in a module.
 
-    Each row moves once a step, by the sum of its gradients over all its occurrences and over all backward passes since
-    the last step. It is a `torch.optim.Optimizer`: learning-rate schedulers, `torch.amp.GradScaler`, hooks and
+    Each row is updated once a step, by the sum of its gradients over all its occurrences and over all backward passes
+    since the last step. It is a `torch.optim.Optimizer`: learning-rate schedulers, `torch.amp.GradScaler`, hooks and
     ``state_dict()`` work as for any other. docs/torch.md lists what differs.
 
     The state of each row is stored with the weights, so a table has one row optimizer: a later one starts with fresh
     state, and the earlier one raises from then on.
 
-    One rule moves all tables, or several rules by name those whose specs name them as their `optimizer`. Several rules
-    in one optimizer do what as many optimizers would, each for the tables of one rule: options, counts of steps and
-    ``clip_global_norm`` are those of a rule. But a step that one rule skips or rejects, because a gradient is not
+    One rule updates all tables, or several rules by name those whose specs name them as their `optimizer`. Several
+    rules in one optimizer do what as many optimizers would, each for the tables of one rule: options, counts of steps
+    and ``clip_global_norm`` are those of a rule. But a step that one rule skips or rejects, because a gradient is not
     finite, is no step of any rule.
 
     Attributes:
@@ -370,7 +370,7 @@ class RowOptimizer(optim.Optimizer):
         return [(numbers[key], owner) for key, owner in keyed if key in numbers]
 
     def _kinds(self) -> dict[str, str]:
-        """Return the kind of each rule that moves tables."""
+        """Return the kind of each rule that updates tables."""
         names = dict.fromkeys(name for groups in self._groups_of for name in groups)
         return {name: self._rules.by_name[name].row_rule.kind for name in names}
 

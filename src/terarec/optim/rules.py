@@ -114,7 +114,7 @@ class RowRules:
 
     Attributes:
         by_name: The rules by name.
-        are_named: Whether arenas name the rule that they follow; otherwise one rule moves all.
+        are_named: Whether arenas name the rule that they follow; otherwise one rule updates all.
 
     Args:
         spec: One rule, or rules by name.
@@ -159,7 +159,7 @@ class RowRules:
         """Check that the rule of an arena of `owner` can move rows where they lie.
 
         Raises:
-            ConfigError: A rule that moves all rows in every step, for rows in tiers; one that needs what no rank has
+            ConfigError: A rule that updates all rows in every step, for rows in tiers; one that needs what no rank has
                 alone, for tables on several ranks.
         """
         rule = self.by_name.get(self.name_of(arena))
@@ -168,7 +168,7 @@ class RowRules:
         if rule.row_rule.updates_all_rows and _tiers_of(arena) is not None:
             raise ConfigError(
                 "row optimizer: rows.mode",
-                f"got 'global', which moves all rows in every step, for {described(arena)}, "
+                f"got 'global', which updates all rows in every step, for {described(arena)}, "
                 "which are in tiers; expected 'local' or 'lazy_global'",
             )
         if not getattr(owner, "is_exchanged", False):
@@ -211,12 +211,12 @@ class ArenaStep(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether any table of the arena does."""
+        """Whether any table of the arena is trained."""
         return self.table_lr is None or bool(self.table_lr.any())
 
 
 def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, seed: int) -> None:
-    """Update the rows of arenas that one rule moves, and note what changed.
+    """Update the rows of arenas that follow one rule, and note what changed.
 
     Args:
         parts: The arenas.

@@ -307,7 +307,7 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
 
     Args:
         values: List.
-        whole: Take Python integers of 64 bits and None only.
+        whole: Whether only Python integers of 64 bits and None are accepted.
 
     Raises:
         InvalidValueError: Text, truth values, infinity, or anything else that is no number.
@@ -320,7 +320,7 @@ def numbers_of_lists(columns: list[list[Any]], *, whole: bool = False) -> NDArra
 
     Args:
         columns: Lists as for `numbers_of_list`.
-        whole: Take Python integers of 64 bits and None only.
+        whole: Whether only Python integers of 64 bits and None are accepted.
 
     Raises:
         InvalidValueError: As for `numbers_of_list`; its row is its position among the m values.

@@ -20,7 +20,7 @@ from terarec.kernels.hash_index import (
 
 
 class HashIndex:
-    """int64 key -> row, 0 <= row < 2^36: some 21 bytes a key, on torch's threads.
+    """Index from int64 keys to rows, 0 <= row < 2^36: some 21 bytes a key, on torch's threads.
 
     It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results whatever the number of threads.
     Each index hashes with a seed of its own, so that keys cannot be chosen to collide in it; the order of `items`
@@ -125,5 +125,5 @@ class HashIndex:
     def _out_of_memory(self, keys: int) -> StorageError:
         return StorageError(
             f"hash index of {len(self):,} keys in {self.memory_bytes:,} bytes",
-            f"no memory for up to {keys:,} keys more, the system refused it",
+            f"no memory for up to {keys:,} keys more, the system has too little",
         )

@@ -19,12 +19,14 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape] on huge pages where the system has them, each page touched; freed with the array.
 
     Raises:
-        StorageError: The system refuses the memory; the message has the bytes requested.
+        StorageError: The system has too little memory; the message has the bytes requested.
     """
     rows: NDArray[np.float32] | None = _embedding.allocate_rows(list(shape), torch.get_num_threads())
     if rows is None:
-        asked = 4 * math.prod(shape)
-        raise StorageError(f"rows float32{list(shape)}", f"{asked:,} bytes requested, the system refused them")
+        num_bytes = 4 * math.prod(shape)
+        raise StorageError(
+            f"rows float32{list(shape)}", f"{num_bytes:,} bytes requested, the system has too little memory"
+        )
     return rows
 
 
@@ -70,13 +72,13 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     """Reserve address space for an array ``[most_rows, ...]`` that grows in place, on huge pages if available.
 
     Raises:
-        StorageError: The system refuses the address space.
+        StorageError: The system has too little address space.
     """
-    asked = math.prod(shape) * np.dtype(dtype).itemsize
-    memory: NDArray[np.uint8] | None = _embedding.reserve(asked) if asked < 1 << 63 else None
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory: NDArray[np.uint8] | None = _embedding.reserve(num_bytes) if num_bytes < 1 << 63 else None
     if memory is None:
         raise StorageError(
-            f"rows {list(shape)}", f"{asked:,} bytes of address space requested, the system refused them"
+            f"rows {list(shape)}", f"{num_bytes:,} bytes of address space requested, the system has too little"
         )
     address = memory.ctypes.data
     return ReservedRows(

@@ -10,11 +10,11 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels.contract import MAX, MEAN, NONE, ROW_TAIL_BYTES, SQRTN, SUM, BadKeyError, Extents, bad_offsets
 
-_NUMBERS_AT_ONCE = 1 << 22  # what is held in float32 beside the rows
+_NUMBERS_AT_ONCE = 1 << 22  # converted to float32 at once, in addition to the rows
 
 
 def quantize_rows(weights: Tensor) -> Tensor:
-    """Pack rows. No value moves by more than range / 510 of its row, but for the rounding of float32.
+    """Pack rows. No value changes by more than range / 510 of its row, but for the rounding of float32.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D].
@@ -54,7 +54,7 @@ def dequantize_rows(packed: Tensor) -> Tensor:
 
 
 class Located(NamedTuple):
-    """Where the keys of a lookup are.
+    """The locations of the keys of a lookup.
 
     Attributes:
         bags: Bag of each key, int64[N].

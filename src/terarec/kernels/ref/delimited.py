@@ -105,7 +105,7 @@ def _records(text: bytes, quoting: Quoting) -> list[_Record]:
 
 
 def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] | None]:
-    """Return where the line end of the first record stands, and the first field whose quotes are wrong."""
+    """Return the position of the line end of the first record, and the first field whose quotes are wrong."""
     if not quoting.quote:
         return len(text.partition(b"\n")[0]), None
     delimiter, bad, at, field = re.escape(quoting.delimiter), None, 0, 0
@@ -179,7 +179,7 @@ def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple
     if len(fields) == expected:
         return faults, values
     width: tuple[FaultKind, int, bytes] = ("short_line" if len(fields) < expected else "long_line", len(fields), line)
-    # A line that is dropped reports its width, which says more than what stands in one field.
+    # A line that is dropped reports its width, which says more than the content of one field.
     return [width, *faults] if layout.policy != "missing" else [*faults, width], values
 
 
@@ -193,7 +193,7 @@ def _split(line: bytes, layout: DelimitedLayout) -> list[bytes]:
 
 
 def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes, bytes | None]:
-    """Return the first field of `rest`, and what stands behind its delimiter, None if it has none."""
+    """Return the first field of `rest`, and what follows its delimiter, None if it has none."""
     start = _past_space(rest, layout) if layout.quote else rest
     if layout.quote and start.startswith(b'"'):
         whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)

@@ -48,8 +48,8 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
 
     Args:
         grad: T[B, out_width], the gradient of the result.
-        first: As for `pair_dots`.
-        others: As for `pair_dots`.
+        first: Vectors as for `pair_dots`.
+        others: Vectors as for `pair_dots`.
 
     Returns:
         T[B, D]; float32[B, (F - 1) * D]. The gradients through the dots are rounded to T.

@@ -21,7 +21,7 @@ _ENTRY_BYTES = 140
 
 
 class HashIndex:
-    """int64 key -> row, 0 <= row < 2^36; any key, the extremes included.
+    """Index from int64 keys to rows, 0 <= row < 2^36; any key, the extremes included.
 
     Every call does what taking its keys one by one in their order would do, so results depend neither on the
     implementation nor on the number of threads. An index takes one call at a time, but for finds, which may overlap.
@@ -69,14 +69,14 @@ class HashIndex:
         keys = check_vector("keys", keys, self.device)
         check_rows("free_rows", check_vector("free_rows", free_rows, self.device))
         check_next_row(next_row)
-        asked = keys.tolist()
-        new_keys = [key for key in dict.fromkeys(asked) if key not in self._rows]
+        requested = keys.tolist()
+        new_keys = [key for key in dict.fromkeys(requested) if key not in self._rows]
         free = free_rows[: len(new_keys)].tolist()
         fresh = len(new_keys) - len(free)
         if next_row + fresh > MOST_ROWS:
             raise index_full_error(next_row, fresh)
         self._rows.update(zip(new_keys, [*free, *range(next_row, next_row + fresh)], strict=True))
-        return self._tensor([self._rows[key] for key in asked]), self._tensor(new_keys)
+        return self._tensor([self._rows[key] for key in requested]), self._tensor(new_keys)
 
     def assign(self, keys: Tensor, rows: Tensor) -> None:
         """Set the rows of ``keys int64[N]`` to ``rows int64[N]``, in place of former ones; of a repeated key the last.

@@ -70,7 +70,7 @@ def _to_float16(magnitude: Tensor, noise: Tensor) -> Tensor:
 
 
 def _noise(rows: Tensor, width: int, seed: int, step: int) -> Tensor:
-    """32 random bits for each column of each row, int64[n, width]."""
+    """Return 32 random bits for each column of each row, int64[n, width]."""
     stream = _mix(_mix(torch.tensor(_wrapped(seed))) + _wrapped(step * _STEP))
     of_row = _mix(stream.to(rows.device) + (rows + 1) * _wrapped(_STEP))
     pairs = torch.arange(1, (width + 1) // 2 + 1, device=rows.device) * _wrapped(_STEP)

@@ -25,13 +25,13 @@ def allocate_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return zeros float32[shape].
 
     Raises:
-        StorageError: The system refuses the memory.
+        StorageError: The system has too little memory.
     """
     try:
         return np.zeros(shape, dtype=np.float32)
     except MemoryError:
         raise StorageError(
-            f"rows float32{list(shape)}", f"{4 * math.prod(shape):,} bytes requested, the system refused them"
+            f"rows float32{list(shape)}", f"{4 * math.prod(shape):,} bytes requested, the system has too little memory"
         ) from None
 
 
@@ -39,14 +39,14 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
     """Reserve address space for an array ``[most_rows, ...]``; a page gets memory when it is first touched.
 
     Raises:
-        StorageError: The system refuses the address space.
+        StorageError: The system has too little address space.
     """
-    asked = math.prod(shape) * np.dtype(dtype).itemsize
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     try:
-        memory = mmap.mmap(-1, max(asked, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (OSError, OverflowError):
         raise StorageError(
-            f"rows {list(shape)}", f"{asked:,} bytes of address space requested, the system refused them"
+            f"rows {list(shape)}", f"{num_bytes:,} bytes of address space requested, the system has too little"
         ) from None
 
     def discard(begin: int, end: int) -> None:

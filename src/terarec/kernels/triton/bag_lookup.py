@@ -38,8 +38,8 @@ def bag_lookup(
         layout: Layout array int64[S, 4], in host memory.
         is_pooled: Whether the layout pools; known without reading it.
         key_weights: float32[N], factors of the vectors; not with `MAX` or `NONE`.
-        is_checked: Wait for the result and raise what is wrong; if not, a bad key's vector is zeros, or left out of a
-            maximum.
+        is_checked: Whether to wait for the result and raise its error; if not, a bad key's vector is zeros, or left
+            out of a maximum.
 
     Returns:
         float32[B, S * D], or float32[N, D] in the order of the keys.

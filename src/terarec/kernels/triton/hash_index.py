@@ -28,7 +28,7 @@ _MOST_SLOTS_A_KEY = 1.5
 
 
 class HashIndex:
-    """int64 key -> row, 0 <= row < 2^36; see `terarec.kernels.ref.hash_index.HashIndex`, which it equals.
+    """Index from int64 keys to rows, 0 <= row < 2^36; see `terarec.kernels.ref.hash_index.HashIndex`, which it equals.
 
     The slots of keys depend on the timing of the device's programs; results do not, except for the order of `items`,
     which stays the same while nothing changes. Calls that change the index wait for the device.

@@ -58,7 +58,7 @@ def claim_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.c
         held = tl.load(slot_keys + slot, mask=is_active, other=0)
         is_free = is_active & (held == EMPTY)
         if tl.max(is_free.to(tl.int32), 0) > 0:
-            # Lanes without a free slot swap EMPTY for EMPTY where they stand, which changes nothing.
+            # Lanes without a free slot swap EMPTY for EMPTY in their present slot, which changes nothing.
             before = tl.atomic_cas(slot_keys + slot, tl.full(key.shape, EMPTY, tl.int64), tl.where(is_free, key, EMPTY))
             held = tl.where(is_free, tl.where(before == EMPTY, key, before), held)
         is_active = is_active & (held != key)

@@ -12,7 +12,7 @@ SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def mix(bits):
-    """SplitMix64's finalizer of uint64."""
+    """Return SplitMix64's finalizer of uint64."""
     bits = (bits ^ (bits >> 30)) * FIRST_FACTOR
     bits = (bits ^ (bits >> 27)) * SECOND_FACTOR
     return bits ^ (bits >> 31)
@@ -20,14 +20,14 @@ def mix(bits):
 
 @triton.jit
 def pair_bits(stream, number, pair):
-    """Bits uint64 [ROWS, PAIRS] for pairs of columns of the rows with these numbers: high half even, low half odd."""
+    """Return bits uint64 [ROWS, PAIRS] for pairs of columns of rows by number: high half even, low half odd."""
     of_row = mix(stream.to(tl.uint64, bitcast=True) + (number.to(tl.uint64, bitcast=True) + 1) * STEP)
     return mix(of_row[:, None] + ((pair.to(tl.uint64) + 1) * STEP)[None, :])
 
 
 @triton.jit
 def column_bits(stream, number, column):
-    """32 bits, uint32 [ROWS, BLOCK], for each column of the rows with these numbers."""
+    """Return 32 bits, uint32 [ROWS, BLOCK], for each column of rows by number."""
     bits = pair_bits(stream, number, column // 2)
     return tl.where((column % 2 == 0)[None, :], bits >> 32, bits & 0xFFFFFFFF).to(tl.uint32)
 

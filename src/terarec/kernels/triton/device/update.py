@@ -37,7 +37,7 @@ def _to_float16(magnitude, noise):
 
 @triton.jit
 def round_rows(values, row, column, stream, dtype: tl.constexpr):
-    """``values float32 [ROWS, BLOCK]`` of arena rows as `dtype`, bfloat16 or float16."""
+    """Return ``values float32 [ROWS, BLOCK]`` of arena rows as `dtype`, bfloat16 or float16."""
     noise = column_bits(stream, row, column)
     bits = values.to(tl.uint32, bitcast=True)
     magnitude, sign = bits & MAGNITUDE, (bits >> 16) & 0x8000
