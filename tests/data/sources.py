@@ -1,4 +1,4 @@
-"""A source of tiny row groups and what tests ask of batches."""
+"""A source of tiny row groups and what tests check in batches."""
 
 import json
 import threading

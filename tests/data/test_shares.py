@@ -166,6 +166,6 @@ def test_a_share_is_given_back():
     assert numbered(reader) == whole
 
 
-def test_a_rank_that_is_not_there_is_refused():
+def test_a_rank_that_is_not_there_is_rejected():
     with pytest.raises(ConfigError, check=at("rank")):
         RankShare(rank=2, size=2)

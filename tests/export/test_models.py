@@ -63,7 +63,7 @@ def other_keys(batch: Batch, keys: torch.Tensor) -> Batch:
 
 
 def feed_of(description: dict, batch: Batch, model: nn.Module) -> dict[str, np.ndarray]:
-    """The inputs that `description` asks for, made of `batch` independently of the library."""
+    """The inputs that `description` names, made of `batch` independently of the library."""
     feed = {}
     jagged, size = batch.sparse, batch.batch_size
     for given in description["inputs"]:

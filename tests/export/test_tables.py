@@ -148,7 +148,7 @@ def test_without_embeddings_their_tops_are_inputs(tmp_path):
     close(found["label"], model.predict(samples))
 
 
-def test_large_constants_lie_beside_the_file(tmp_path, monkeypatch):
+def test_large_constants_are_next_to_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("terarec.export.graph_models.MOST_BYTES", 10)
     wide = DynamicTableSpec(name="t", width=64)  # ONNX leaves constants of less than 1 KiB where they are
     model = graph(GraphEmbedding(name="e", tables=(wide,), features=(feature("a"),)), elements=64)

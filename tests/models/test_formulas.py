@@ -27,7 +27,7 @@ def random_model(spec: ModelSpec, columns: DatasetSpec) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if not name.endswith("rows"):  # which stands for tables
+            if not name.endswith("rows"):  # which marks tables
                 tensor.normal_(0, 0.7, generator=generator)
         for name, tensor in model.named_buffers():
             if "running" in name:

@@ -55,7 +55,7 @@ def test_a_graph_of_a_file_is_that_of_the_spec(tmp_path: Path) -> None:
     assert torch.equal(inline.output_logits(inline(batch)), read.output_logits(read(batch)))
 
 
-def test_a_run_takes_the_graph_from_beside_it(tmp_path: Path) -> None:
+def test_a_run_takes_the_graph_from_its_directory(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"data": "d", "model": {"kind": "graph", "file": "graph.json"}}))
     run = load_run(tmp_path / "run.json")

@@ -61,7 +61,7 @@ def section(kind: LayerKind) -> str:
     if kind.has_weights:
         files = inspect.getdoc(module.file_tensors)  # type: ignore[attr-defined]
         assert files is not None
-        lines.append(f"* in files: {files}")
+        lines.append(f"* in files: {files.removeprefix('Return ')}")
     if kind.options:
         lines += ["", "| option | accepted | default | meaning |", "|---|---|---|---|"]
     for option in kind.options:

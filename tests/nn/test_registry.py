@@ -115,7 +115,7 @@ def test_mixed_precision_trains(kind: str, narrow_type: torch.dtype) -> None:
         assert not weight.requires_grad or (weight.grad is not None and weight.grad.dtype == torch.float32)
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"interaction"}))  # it asks for autocast, which "meta" lacks
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"interaction"}))  # it needs autocast, which "meta" lacks
 def test_a_layer_is_whole_where_it_is_moved(kind: str) -> None:
     """On "meta", a tensor that stayed behind meets those that moved, which no operator of torch allows."""
     layer, inputs = example(kind)

@@ -120,7 +120,7 @@ def test_the_choice_of_another_machine_is_not_used(run: Path, field: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_compilers")
-def test_a_choice_stands_beside_those_of_other_machines(run: Path) -> None:
+def test_a_choice_is_kept_next_to_those_of_other_machines(run: Path) -> None:
     keep(run, processor="other")
     InferenceSession.open(run, executor="measure")
     assert [choice.processor == "other" for choice in kept_choices(run / EXECUTORS_FILE)] == [True, False]
@@ -240,8 +240,8 @@ def test_predict_scores_a_data_set_in_an_executor(
     pytest.importorskip("onnxruntime")
     scoring = ["predict", run, "--data", trained.data, "--out"]
     plain = figures(*scoring, tmp_path / "plain.parquet")
-    told = figures(*scoring, tmp_path / "other.parquet", *options)
-    assert told["rows"] == plain["rows"] > 1000
+    scored = figures(*scoring, tmp_path / "other.parquet", *options)
+    assert scored["rows"] == plain["rows"] > 1000
     expected, found = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("plain", "other"))
     assert found["label"].equals(expected["label"])
     difference = np.abs(found["score"].to_numpy() - expected["score"].to_numpy()).max()

@@ -77,7 +77,7 @@ def test_allowed_items_alone_are_found_exactly(index: ItemIndex) -> None:
         assert row == expected + [-1] * (10 - len(expected))
 
 
-def test_fewer_items_than_asked_for(index: ItemIndex) -> None:
+def test_fewer_items_than_requested(index: ItemIndex) -> None:
     small = ItemIndex(VECTORS[:7], KEYS[:7], index.spec)
     found = small.search(QUERIES[:2], 9, exclude=[KEYS[:2], []])
     assert sorted(found.keys[1].tolist()) == sorted([-1, -1, *KEYS[:7].tolist()])

@@ -250,7 +250,7 @@ def test_s3_large_bodies_hold_bounded_memory(start: Callable[..., Server], train
 def test_s3_health_answers_while_a_request_is_parsed_and_scored(
     trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, service: service.InferenceService
 ) -> None:
-    """Both happen beside the event loop: health is answered while they are held up."""
+    """Both happen outside of the event loop: health is answered while they are held up."""
     import asyncio
 
     import httpx
@@ -266,7 +266,7 @@ def test_s3_health_answers_while_a_request_is_parsed_and_scored(
 
     monkeypatch.setattr(http_server, "decode_infer_request", held_up)
 
-    async def ask() -> tuple[int, int]:
+    async def call() -> tuple[int, int]:
         transport = httpx.ASGITransport(app=http_server.create_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             infer = asyncio.create_task(client.post("/v2/models/dlrm/infer", content=b"{}"))
@@ -277,7 +277,7 @@ def test_s3_health_answers_while_a_request_is_parsed_and_scored(
             may_go_on.set()
             return live.status_code, (await infer).status_code
 
-    assert asyncio.run(ask()) == (200, 400)
+    assert asyncio.run(call()) == (200, 400)
 
 
 LARGE_VALUES: dict[str, tuple[dict[str, Any], str]] = {

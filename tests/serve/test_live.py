@@ -115,7 +115,7 @@ def test_a_session_follows_deltas_and_a_new_base(session: InferenceSession, live
         assert session.served.server.versions == {"model": (10,)}
 
 
-def test_a_damaged_delta_is_refused_and_applied_once_it_is_whole(live: Live, trained: TrainedRun) -> None:
+def test_a_damaged_delta_is_rejected_and_applied_once_it_is_whole(live: Live, trained: TrainedRun) -> None:
     tables = ServedTables(server=ParameterServerSpec(), cache=CacheSpec(share=0.5))
     with (
         InferenceSession.open(live.path, tables=tables) as session,
@@ -135,7 +135,7 @@ def test_a_damaged_delta_is_refused_and_applied_once_it_is_whole(live: Live, tra
         assert_as_the_trainer(session, live, trained, 4)
 
 
-def test_a_gap_is_refused_until_a_base_comes(live: Live, trained: TrainedRun) -> None:
+def test_a_gap_is_rejected_until_a_base_comes(live: Live, trained: TrainedRun) -> None:
     with (
         InferenceSession.open(live.path, tables=ServedTables(server=ParameterServerSpec())) as session,
         LiveUpdates(session, live.path, every_seconds=None) as updates,

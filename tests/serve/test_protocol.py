@@ -1,4 +1,4 @@
-"""The JSON form of the protocol: what is read, what is written, how each mistake is told."""
+"""The JSON form of the protocol: what is read, what is written, how each mistake is reported."""
 
 import json
 

@@ -168,7 +168,7 @@ def test_what_a_publisher_left_unfinished_is_published_again(
 
 
 @POLLS_OFTEN
-def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
+def test_gaps_repeats_and_damage_are_rejected_and_a_base_catches_up(
     live: Live, trained: TrainedRun, new_stream: Callable[[], UpdateStreamSpec], tmp_path: Path
 ) -> None:
     source, target = open_stream(new_stream()), open_stream(new_stream())
@@ -185,8 +185,8 @@ def test_gaps_repeats_and_damage_are_refused_and_a_base_catches_up(
     def receive(contents: list[bytes]) -> tuple[int, int, int, int]:
         target.append(contents)
         receiver.poll()
-        told = receiver.statistics()
-        return told.step, told.checkpoints, told.repeated, told.rejected
+        counted = receiver.statistics()
+        return counted.step, counted.checkpoints, counted.repeated, counted.rejected
 
     damaged = [*parts[4]]
     damaged[-2] = damaged[-2][:-1] + bytes([damaged[-2][-1] ^ 1])
@@ -235,9 +235,9 @@ def test_the_command_line_publishes_and_a_server_receives(
 ) -> None:
     spec = new_stream()
     (tmp_path / "stream.json").write_text(json.dumps(to_data(spec)))
-    told = figures("publish", live.path, "--to", tmp_path / "stream.json", "--once")
-    assert (told["step"], told["checkpoints"]) == (2, 1)
-    assert unnamed(told, "publish") == set()
+    reported = figures("publish", live.path, "--to", tmp_path / "stream.json", "--once")
+    assert (reported["step"], reported["checkpoints"]) == (2, 1)
+    assert unnamed(reported, "publish") == set()
     found: list[RunningServer] = []
     is_ready = threading.Event()
 
@@ -344,7 +344,7 @@ def test_a_topic_of_several_partitions_is_used_in_its_first() -> None:
         stream.close()
 
 
-def test_a_record_above_the_largest_message_of_kafka_is_refused() -> None:
+def test_a_record_above_the_largest_message_of_kafka_is_rejected() -> None:
     pytest.importorskip("confluent_kafka")
     stream = open_stream(KafkaTopicSpec(brokers="127.0.0.1:1", record_bytes=1000, timeout_seconds=0.2))
     with pytest.raises(StorageError, check=at("kafka 127.0.0.1:1", "too large")):

@@ -136,7 +136,7 @@ def test_the_command_line(trained: Trained, recommender: Recommender, tmp_path: 
     pyarrow.csv.write_csv(trained.films.slice(0, 40), tmp_path / "stock.csv")
     given = [trained.towers, tmp_path / "users.parquet", "--items", tmp_path / "films.csv", "--key", "movieId"]
     given += ["--out", tmp_path / "out.jsonl", "--ranker", trained.ranker, "--k", 3, "--candidates", 12]
-    told = figures("recommend", *given, "--exclude", "seen", "--allow", tmp_path / "stock.csv")
+    reported = figures("recommend", *given, "--exclude", "seen", "--allow", tmp_path / "stock.csv")
     stock = trained.films.column("movieId").to_pylist()[:40]
     expected = recommender.recommend(USERS, 3, candidates=12, exclude=[[1, 2], [], [], [3]], allow=stock)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -144,7 +144,7 @@ def test_the_command_line(trained: Trained, recommender: Recommender, tmp_path: 
         (user, 1 + place, item) for user, items in enumerate(expected.items) for place, item in enumerate(items)
     ]
     assert np.allclose([row["score"] for row in rows], np.concatenate(expected.scores))
-    assert unnamed(told, "recommend") == set()
+    assert unnamed(reported, "recommend") == set()
     for where, options in {
         "--out": given,
         "--exclude": [*given, "--force", "--exclude", "saw"],

@@ -1,4 +1,4 @@
-"""`serve` as a process and as a thread: address, signals, clean ends; and the client that asks it."""
+"""`serve` as a process and as a thread: address, signals, clean ends; and the client that calls it."""
 
 import contextlib
 import os
@@ -73,11 +73,11 @@ def test_eight_clients_get_their_own_answers(
 ) -> None:
     bounds = [(start, start + 1 + start % 9) for start in range(64)]
 
-    def ask(bound: tuple[int, int]) -> np.ndarray:
+    def call(bound: tuple[int, int]) -> np.ndarray:
         return InferenceClient(server.url, model="dlrm").infer(trained.records(*bound))["score"]
 
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, bounds))
+        answers = list(pool.map(call, bounds))
     for bound, answer in zip(bounds, answers, strict=True):
         assert np.array_equal(answer, session.predict(trained.records(*bound)))
 
@@ -113,22 +113,22 @@ def test_loopback_alone_is_bound_by_default(server: RunningServer) -> None:
     assert server.host == "127.0.0.1"
     assert server.url == f"http://127.0.0.1:{server.port}"
     with contextlib.closing(socket.socket()) as elsewhere, pytest.raises(ConnectionRefusedError):
-        elsewhere.connect(("127.0.0.2", server.port))  # an address of this machine that was not asked for
+        elsewhere.connect(("127.0.0.2", server.port))  # an address of this machine that was not requested
 
 
-def serve_while(run_dir: Path, spec: ServingSpec, ask: Callable[[RunningServer], None]) -> None:
-    """Serve in this thread until `ask`, in another, is done; raise what it raised."""
-    asked: list[Future[None]] = []
+def serve_while(run_dir: Path, spec: ServingSpec, call: Callable[[RunningServer], None]) -> None:
+    """Serve in this thread until `call`, in another, is done; raise what it raised."""
+    called: list[Future[None]] = []
 
-    def ask_and_stop(running: RunningServer) -> None:
+    def call_and_stop(running: RunningServer) -> None:
         try:
-            ask(running)
+            call(running)
         finally:
             running.stop()
 
     with ThreadPoolExecutor(1) as pool:
-        serve(run_dir, spec, lambda running: asked.append(pool.submit(ask_and_stop, running)))
-    asked[0].result(timeout=60)
+        serve(run_dir, spec, lambda running: called.append(pool.submit(call_and_stop, running)))
+    called[0].result(timeout=60)
 
 
 def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
@@ -136,10 +136,10 @@ def test_any_loopback_family_may_be_requested(trained: TrainedRun) -> None:
         pytest.skip("no IPv6 here")
     answers: list[bytes] = []
 
-    def ask(running: RunningServer) -> None:
+    def call(running: RunningServer) -> None:
         answers.append(urllib.request.urlopen(f"{running.url}/v2/health/ready", timeout=10).read())
 
-    serve_while(trained.path, ServingSpec(host="::1", port=0), ask)
+    serve_while(trained.path, ServingSpec(host="::1", port=0), call)
     assert answers == [b'{"ready":true}']
 
 
@@ -160,7 +160,7 @@ def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, ses
     body = encode(InferRequest(inputs=tuple(tensors)))
     answers: list[bytes] = []
 
-    def ask(running: RunningServer) -> None:
+    def call(running: RunningServer) -> None:
         with socket.create_connection((running.host, running.port), timeout=30) as connection:
             head = f"POST /v2/models/model/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n"
             connection.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
@@ -171,7 +171,7 @@ def test_a_request_in_flight_is_answered_after_the_stop(trained: TrainedRun, ses
             connection.sendall(body[100:])
             answers.append(b"".join(iter(lambda: connection.recv(65536), b"")))
 
-    serve_while(trained.path, ServingSpec(port=0), ask)
+    serve_while(trained.path, ServingSpec(port=0), call)
     head, _, answer = answers[0].partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert decode_infer_response(answer).outputs[0].data == float32_elements(session.predict(records))

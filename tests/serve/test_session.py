@@ -1,4 +1,4 @@
-"""The engine: the scores of serving are those of prediction, whoever asks and however often."""
+"""The engine: the scores of serving are those of prediction, whoever calls and however often."""
 
 from concurrent.futures import ThreadPoolExecutor
 

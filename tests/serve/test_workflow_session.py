@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_raw_records_score_as_prepared_ones_without_the_data(root: Path, tmp_path: Path) -> None:
     predict(root / "run", root / "data", "valid", tmp_path / "scores.parquet")
     predicted = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
-    shutil.copytree(root / "run", tmp_path / "run")  # with nothing beside it
+    shutil.copytree(root / "run", tmp_path / "run")  # with nothing next to it
     session = InferenceSession.open(tmp_path / "run")
     scores = session.predict(raw())
     np.testing.assert_allclose(scores[:, 0], predicted, atol=1e-6)
@@ -70,8 +70,8 @@ def test_raw_records_score_as_prepared_ones_without_the_data(root: Path, tmp_pat
 
 
 def test_inspect_shows_the_values_of_ids(root: Path) -> None:
-    told = {column["column"]: column for column in describe_dataset(root / "data")["columns"]}
-    kinds = {name: column["step"] for name, column in told.items()}
+    described = {column["column"]: column for column in describe_dataset(root / "data")["columns"]}
+    kinds = {name: column["step"] for name, column in described.items()}
     assert kinds == {
         "bought": None,
         "price": "normalize",
@@ -80,8 +80,8 @@ def test_inspect_shows_the_values_of_ids(root: Path) -> None:
         "band": "bucketize",
         **dict.fromkeys(("brand", "kind", "user", "tags", "model"), "categorify"),
     }
-    assert told["brand"]["missing_share"] > 0.1
-    assert told["band"]["rare_share"] is None
+    assert described["brand"]["missing_share"] > 0.1
+    assert described["band"]["rare_share"] is None
 
     def values(name: str) -> set[str]:
         found = describe_column(root / "data", name, None, 100, lambda done, total: None)
@@ -95,7 +95,7 @@ def test_inspect_shows_the_values_of_ids(root: Path) -> None:
     assert {"x", "\u00fc", "acme"} <= {row["value"] for row in rows}
 
 
-def test_a_workflow_that_learnt_anew_is_another(root: Path, tmp_path: Path) -> None:
+def test_a_workflow_that_was_fitted_again_is_another(root: Path, tmp_path: Path) -> None:
     columns = raw()
     columns["brand"] = [brand + "!" if brand else brand for brand in columns["brand"]]
     other = write_shop(tmp_path / "other", columns, tmp_path)

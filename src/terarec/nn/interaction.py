@@ -295,7 +295,7 @@ class MultiCross(WeightedLayer):
         by_scheme(bias_init, default=constant(0.0)).fill_(self.bias, generator)
 
     def file_tensors(self) -> list[FileTensor]:
-        """Return of each layer w [1, n], or U [n, projection_dim] and V [projection_dim, n]; then b [1, n]."""
+        """Return w [1, n], or U [n, projection_dim] and V [projection_dim, n], and b [1, n] of each layer."""
         entries = []
         for layer in range(len(self.bias)):
             if self.weight is None:

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -41,6 +40,7 @@ class InferenceClient:
         self._url = url.rstrip("/")
         self._model = f"{self._url}/v2/models/{quote(model, safe='')}"
         self._timeout_seconds = timeout_seconds
+        # Straight to the server, whatever proxy the environment names: it may be on this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @cached_property
@@ -48,7 +48,9 @@ class InferenceClient:
         """Inputs and outputs of the model, requested once."""
         return decode_model_metadata(self._call(self._model))
 
-    def infer(self, columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    def infer(
+        self, columns: Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
+    ) -> dict[str, npt.NDArray[np.generic]]:
         """Score B records.
 
         Args:
@@ -61,6 +63,7 @@ class InferenceClient:
             ConfigError: A column that the model does not know, or a value of the wrong type.
             InferenceError: The server rejected the request (its message), or could not be reached.
         """
+        # The metadata decides the datatypes: an integer goes out as FP32 where the column is a number.
         datatypes = {item.name: item.datatype for item in self.metadata.inputs}
         tensors = []
         for name, values in columns.items():
@@ -78,12 +81,13 @@ class InferenceClient:
                 answer: bytes = response.read()
                 return answer
         except urllib.error.HTTPError as error:
+            # HTTPError first, since it is an OSError, too.
             raise InferenceError(url, f"{error.code}: {_reason(error.read())}") from None
         except OSError as error:
             raise InferenceError(url, f"no answer: {getattr(error, 'reason', error)}") from None
 
 
-def _tensor(name: str, datatype: str, values: Sequence[Any] | npt.NDArray[Any]) -> Tensor:
+def _tensor(name: str, datatype: str, values: Sequence[object] | npt.NDArray[np.generic]) -> Tensor:
     plain = values.tolist() if isinstance(values, np.ndarray) else values
     known = [None if value != value else value for value in plain]  # NaN alone differs from itself
     return Tensor(
@@ -91,8 +95,8 @@ def _tensor(name: str, datatype: str, values: Sequence[Any] | npt.NDArray[Any]) 
     )
 
 
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """float32 for FP32; otherwise as NumPy reads the elements."""
+def _array(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """Return the elements: float32 for FP32, otherwise what NumPy makes of them."""
     return np.array(tensor.data, dtype=np.float32 if tensor.datatype == "FP32" else None).reshape(tensor.shape)
 
 

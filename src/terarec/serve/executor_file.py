@@ -64,7 +64,7 @@ def this_machine() -> dict[str, object]:
 
 
 def graph_executors_file(graph: Path) -> Path:
-    """Return the file beside a graph file that stores the choices for its model."""
+    """Return the file next to a graph file that stores the choices for its model."""
     return graph.with_name(f"{graph.name}.{EXECUTORS_FILE}")
 
 
@@ -82,10 +82,12 @@ def wants_programs(executor: str, file: Path, *, device: torch.device, is_fp32: 
     """
     if executor not in EXECUTOR_MODES:
         raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
+    # Before anything is opened: by default most runs have no such file, and torch's exporters take seconds to import.
     if executor == "eager" or (executor == "auto" and not file.is_file()):
         return False
     if device.type == "cpu" and is_fp32:
         return True
+    # A choice by itself falls back to eager torch; an executor that was named runs or raises.
     if executor in ("auto", "measure"):
         return False
     got = f"{executor!r} on {device.type!r}" + ("" if is_fp32 else " for narrower numbers than fp32")
@@ -133,6 +135,7 @@ def keep_choice(file: Path, choice: ExecutorChoice) -> None:
         FormatError: The file of other machines' choices is damaged.
         StorageError: It cannot be written, or another process writes it.
     """
+    # The lock spans reading and writing, so that two processes that measured at once do not drop each other's choice.
     busy = StorageError(file, "another process writes it, expected to be the only one")
     with file_lock(file.with_name(f".{file.name}.lock"), busy):
         # Machines of other kinds may use the same model: each replaces its own choice alone.

@@ -23,7 +23,7 @@ from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice,
 
 SIZES = (1, 16, 256, 4096)
 """Samples of the batches that are measured; the choice for one of them counts for batches up to this size."""
-_ROUNDS = 3
+_ROUNDS = 3  # in turns, so that a slow phase of the machine meets all executors alike
 _BLOCK_SECONDS = 0.02
 _GAIN = 0.95
 """A program is chosen before eager torch if it takes at most this share of the time; below that lies noise."""
@@ -53,6 +53,7 @@ def build_program(executor: str, part: DensePart, folder: Path) -> Program:
             return EXECUTORS[executor](part, folder)
     except (ConfigError, MissingDependencyError):
         raise
+    # Only the first line: compilers append whole programs and stacks.
     except Exception as error:  # whatever a compiler or a runtime raises
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"executor {executor!r}", reason or type(error).__name__) from error
@@ -67,6 +68,7 @@ def _eager(part: DensePart, folder: Path) -> Program:
 def _compiled(part: DensePart, folder: Path) -> Program:
     del folder
     compiled = torch.compile(part.module)
+    # Compiled here and not at the first request, which would wait for seconds.
     for size in (3, 5):  # a batch of another size than the first makes it compile for any
         values = part.random_values(size)
         for value in values:
@@ -94,6 +96,7 @@ def _aotinductor(part: DensePart, folder: Path) -> Program:
 def _onnxruntime(part: DensePart, folder: Path) -> Program:
     library = _library("onnxruntime", "onnx")
     options = library.SessionOptions()
+    # As many as torch has: by default the pool of a session is as large as the machine.
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # what it warns of is no concern of those who score
     session = library.InferenceSession(str(_onnx_file(part, folder)), options, providers=["CPUExecutionProvider"])
@@ -101,6 +104,7 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
     outputs = [given.name for given in session.get_outputs()]
 
     def run(values: Sequence[Tensor]) -> list[Tensor]:
+        # Neither direction copies: arrays and tensors share their memory.
         feed = {name: value.numpy() for name, value in zip(names, values, strict=True)}
         return [torch.from_numpy(scores) for scores in session.run(outputs, feed)]
 
@@ -132,6 +136,7 @@ EXECUTORS: Mapping[str, Callable[[DensePart, Path], Program]] = {
 
 
 def _onnx_file(part: DensePart, folder: Path) -> Path:
+    # Written again for each runtime and each set of weights: an ONNX file holds the weights, other than compiled.pt2.
     file = folder / "model.onnx"
     save_onnx(trace(part.module, tables=False), part.module, file)
     return file
@@ -140,6 +145,7 @@ def _onnx_file(part: DensePart, folder: Path) -> Path:
 def _library(name: str, extra: str) -> Any:
     if importlib.util.find_spec(name) is None:
         raise MissingDependencyError(name, f"not installed, expected pip install 'terarec[{extra}]'")
+    # Found before it is imported, as an import that fails inside is another error, with a message of its own.
     return importlib.import_module(name)
 
 
@@ -166,6 +172,7 @@ class Programs:
         self.chosen = dict(chosen)
         self._part = part
         self._programs = {name: programs[name] for name in set(self.chosen.values()) if name != EAGER}
+        # Held for `moved`, which uses compiled files again; the folder is removed with the last reference.
         self._folder = folder
 
     @classmethod
@@ -203,8 +210,10 @@ class Programs:
 
     def scores(self, batch: Batch) -> Tensor | None:
         """Return the scores float32[B, C] of a batch; None where the model itself is the choice."""
+        # Exported programs assume at least one sample.
         if not batch.batch_size:
             return None
+        # `chosen` is ordered by size, so that the first bound that holds is the nearest one.
         name = next((name for size, name in self.chosen.items() if batch.batch_size <= size), None)
         program = self._programs.get(name or self.chosen[max(self.chosen)])
         if program is None:
@@ -251,6 +260,7 @@ def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> 
         kept = None
     if kept is not None:
         try:
+            # Compared again at each start: a library may have been updated since the choice was made.
             return Programs.of(part, {one.batch: one.executor for one in kept.sizes})
         except (ConfigError, MissingDependencyError) as error:
             _LOGGER.warning("%s; the model runs in eager torch", error)
@@ -267,6 +277,7 @@ def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> 
 
 def _check_scores(name: str, program: Program, part: DensePart) -> None:
     """Raise `ConfigError` unless a program gives the scores of eager torch, as exports are compared."""
+    # 7 is none of the sizes that a program was made with: it shows a size that was compiled in.
     for size, scale in ((size, scale) for size in (*SIZES, 7) for scale in _SCALES):
         values = [value * scale if value.is_floating_point() else value for value in part.random_values(size, seed=1)]
         with torch.inference_mode():
@@ -274,6 +285,7 @@ def _check_scores(name: str, program: Program, part: DensePart) -> None:
         for got, want in zip(found, expected, strict=True):
             bound = TOLERANCE * max(1.0, float(want.abs().max()))
             difference = float((got - want).abs().max()) if got.shape == want.shape else float("nan")
+            # Negated, so that NaN fails, too.
             if not difference <= bound:
                 problem = f"its scores are {difference:.3g} off those of eager torch, expected at most {bound:.3g}"
                 raise ConfigError(f"executor {name!r}", problem)

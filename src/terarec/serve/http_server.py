@@ -37,6 +37,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+    from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as error:
     raise MissingDependencyError(error.name, "not installed, expected pip install 'terarec[serve]'") from error
@@ -66,10 +67,12 @@ class Intake:
             RequestTimeoutError: It has not arrived within `ServingSpec.receive_timeout_seconds`.
             ServerBusyError: As many requests, or bytes of them, are in flight as may be.
         """
+        # One buffer that counts while it grows; `Request.body` would join a list of pieces into a second copy.
         held = bytearray()
         self._num_requests += 1
         try:
             try:
+                # In this order the cheap answers come first: a wrong path or type costs no byte of the limits.
                 check()
                 self._check_room(request)
                 await self._receive(request, held)
@@ -80,12 +83,14 @@ class Intake:
         finally:
             self._num_requests -= 1
             self._num_bytes -= len(held)
+            # Frames of the request may refer to the buffer for longer than its memory counts.
             held.clear()
 
     def _check_room(self, request: Request) -> None:
         announced = request.headers.get("content-length", "0")
         if int(announced) > self._spec.max_request_bytes:  # the HTTP parser has checked that these are digits
             raise self._too_large(f"{announced} bytes")
+        # This request is counted already, hence no `>=`.
         if self._num_requests > self._spec.max_in_flight:
             limit = self._spec.max_in_flight
             raise ServerBusyError("server", f"{limit} requests are in flight, which is the limit; try again")
@@ -116,6 +121,7 @@ class Intake:
     def _hold(self, held: bytearray, chunk: bytes) -> None:
         if len(held) + len(chunk) > self._spec.max_request_bytes:
             raise self._too_large(f"more than {self._spec.max_request_bytes} bytes")
+        # Counted as it arrives and not as announced, so that clients who announce much and send nothing block nobody.
         if self._num_bytes + len(chunk) > HELD_REQUESTS * self._spec.max_request_bytes:
             raise ServerBusyError(
                 "server", f"requests in flight hold {self._num_bytes} bytes, which is the limit; try again"
@@ -151,7 +157,8 @@ class HttpServer(uvicorn.Server):
             beginning to the first request's end; later the connection is closed.
     """
 
-    def __init__(self, app: Any, started: Callable[[], None], receive_timeout_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, started: Callable[[], None], receive_timeout_seconds: float) -> None:
+        # uvicorn has no options for these limits, but takes the class of its connections.
         protocol: Any = partial(
             _Connection, receive_timeout_seconds=receive_timeout_seconds, most_connections=_most_connections()
         )
@@ -159,6 +166,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=protocol,
+                # Nothing but HTTP/1.1 is spoken; access logs would cost a line a request.
                 ws="none",
                 backlog=_BACKLOG,
                 log_level="warning",
@@ -201,11 +209,13 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        # The clock starts before the first byte, since a client may connect and stay silent.
         self._start()
         if len(self.connections) > self._most_connections:
             waiting = (other for other in self.connections if isinstance(other, _Connection) and other.is_waiting)
             silent = min(waiting, key=lambda other: other.last_heard)  # this one waits, at least
             self.connections.discard(silent)  # it is closed a little later, and must not be chosen again
+            # Aborted rather than closed: a close would first wait for the peer to read what is buffered.
             silent.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -225,6 +235,7 @@ class _Connection(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection on which no other request came, without waiting for an answer to be read."""
+        # uvicorn closes the transport, which first sends what is buffered to a peer that may no longer read.
         super().timeout_keep_alive_handler()
         self.loop.call_later(self._receive_timeout_seconds, self.transport.abort)
 
@@ -252,6 +263,7 @@ class _Connection(H11Protocol):
 def _most_connections() -> int:
     """Return how many connections the system's limit of open files allows, which is raised as far as it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A process may raise its soft limit up to the hard one; containers often start with a soft limit of 1,024.
     wanted = MOST_CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -299,6 +311,7 @@ def create_app(service: InferenceService) -> Starlette:
         routes=routes,
         exception_handlers={TerarecError: _error_response, HTTPException: _no_route, Exception: _broken},
     )
+    # The protocol has no such paths: a wrong one is reported as unknown.
     app.router.redirect_slashes = False
     return app
 
@@ -331,6 +344,7 @@ class _Transport:
     async def infer(self, request: Request) -> Response:
         async with self._intake.body(request, partial(self._check, request)) as body:
             score = partial(_infer, self._service, body, **request.path_params)
+            # The body is parsed there, too, one at a time: parsed lists take many times the bytes of their text.
             return _answer(await to_thread.run_sync(score, limiter=self._workers))
 
     def _check(self, request: Request) -> None:
@@ -366,6 +380,7 @@ def _answer(body: bytes) -> Response:
 
 
 def _error_response(_: Request, error: Exception) -> Response:
+    # The table has subclasses before their bases, so that the first match is the nearest class.
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
     return JSONResponse({"error": one_line(str(error))}, status_code=status, headers=_HEADERS.get(status))
 

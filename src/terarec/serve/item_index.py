@@ -125,6 +125,7 @@ class ItemIndex:
         excluded = self._places("exclude", exclude, len(queries))
         if isinstance(allow, np.ndarray) and allow.ndim == 1:
             places = np.unique(self._places("allow", [allow], 1).values)
+            # One list for all queries is a smaller index: a single product finds its best items.
             found = _best_exact(queries, self.vectors[places], k, _within(excluded, places))
             return self._found(queries, np.where(found < 0, -1, _take(places, found)), k)
         if allow is not None:
@@ -144,6 +145,7 @@ class ItemIndex:
             ConfigError: The directory holds something else.
             StorageError: The disk is full; nothing is left behind.
         """
+        # Only a directory of these files is replaced: a wrong path must not delete something else.
         with atomic_dir(directory, replaceable=_FILES) as partial:
             checksums = {_VECTORS: write_tensors(partial / _VECTORS, {"keys": self.keys, "vectors": self.vectors}, {})}
             if self._lists is not None:
@@ -172,6 +174,7 @@ class ItemIndex:
         except ConfigError as error:
             raise FormatError(error.where, error.problem) from None
         arrays, _ = read_tensors(directory / _VECTORS, sha256=str(checksums[_VECTORS]))
+        # Without `__init__`, which would build the lists that are read here.
         index = object.__new__(cls)
         index._lists = None
         index._set(arrays["vectors"], arrays["keys"], spec)
@@ -184,6 +187,7 @@ class ItemIndex:
             raise ConfigError("vectors", "got no items, expected at least one")
         self.vectors = _checked(vectors, "vectors", None)
         self.keys = np.arange(len(vectors)) if keys is None else np.asarray(keys, dtype=np.int64)
+        # Sorted once, so that keys of requests are found by binary search, whatever order the items have.
         self._order = self.keys.argsort(kind="stable")
         self._sorted = self.keys[self._order]
         if self.keys.shape != (len(vectors),) or self._sorted[0] < 0 or (np.diff(self._sorted) == 0).any():
@@ -202,6 +206,7 @@ class ItemIndex:
         if len(flat) and flat.dtype.kind not in "iu":
             raise ConfigError(name, f"got values of type {flat.dtype}, expected integers: keys of items")
         query = np.repeat(np.arange(num_queries), lengths)
+        # The clip is for keys above all items, whose place is behind the end; the comparison below then rejects them.
         at = np.searchsorted(self._sorted, flat).clip(max=len(self) - 1)
         is_known = self._sorted[at] == flat
         # One number for query and place: sorted and made distinct for all queries in one call.
@@ -223,7 +228,7 @@ class ItemIndex:
         """Search for as many items more as the longest list excludes, and leave those out."""
         assert self._lists is not None
         most = int(np.diff(excluded.offsets).max(initial=0))
-        # faiss cannot leave out other items for each query, so that many more are asked for.
+        # faiss cannot leave out other items for each query, so that many more are requested.
         wanted = min(len(self), k + most)
         found = self._lists.search(queries, wanted, self.spec.probes)
         # The lists near a query may hold fewer items than are wanted. Then all products find the others.
@@ -292,10 +297,11 @@ class _Lists:
 
     def search(self, queries: Floats, k: int, probes: int | None) -> Integers:
         """Return the places int64[Q, k] of the best items; -1 where the lists hold fewer."""
-        asked = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
+        extended = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
         number = min(probes or max(1, self._index.nlist // 16), self._index.nlist)
         parameters = self._library.SearchParametersIVF(nprobe=number)
-        found: Integers = self._index.search(asked, k, params=parameters)[1]
+        # The settings go with the call: the index is shared by threads, which may search other numbers of lists.
+        found: Integers = self._index.search(extended, k, params=parameters)[1]
         return found
 
 
@@ -305,10 +311,11 @@ def _best_exact(queries: Floats, vectors: Floats, k: int, excluded: Ragged[Integ
     most = min(k, len(vectors))
     if not most:
         return found
-    items, asked = torch.from_numpy(vectors).T, torch.from_numpy(queries)
+    # By torch: NumPy has no `topk`, and its `argpartition` runs on one thread.
+    items, rows = torch.from_numpy(vectors).T, torch.from_numpy(queries)
     block = max(1, _BLOCK_BYTES // (4 * len(vectors)))
     for begin in range(0, len(queries), block):
-        scores = asked[begin : begin + block] @ items
+        scores = rows[begin : begin + block] @ items
         bounds = excluded.offsets[begin : begin + len(scores) + 1]
         lengths = np.diff(bounds)
         row = torch.from_numpy(np.repeat(np.arange(len(scores)), lengths))
@@ -335,6 +342,7 @@ def _list(lists: Ragged[Integers, Integers], number: int) -> Integers:
 
 
 def _checked(vectors: Floats, name: str, width: int | None) -> Floats:
+    # Contiguous float32 is what faiss reads by address.
     made = np.ascontiguousarray(vectors, dtype=np.float32)
     if made.ndim != 2 or made.shape[1] != (width or made.shape[-1]):
         expected = f"float32[n, {'D' if width is None else width}]"

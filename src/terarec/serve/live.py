@@ -76,6 +76,7 @@ class LiveUpdates(Repeating):
             FormatError: It is damaged; the session is as before.
             StorageError: A tier cannot be written; rows of some tables may have changed, and the next call goes on.
         """
+        # `poll` may be called while the thread polls; two of them must not apply one delta twice.
         with self._lock:
             self._served.server.refresh()  # rows that another process has written to files that are read here
             newest = newest_checkpoint(self._directory)
@@ -101,6 +102,7 @@ class LiveUpdates(Repeating):
         if num_deltas == 0:
             return False
         if num_deltas is None:
+            # Unloaded below, once new batches read the other version.
             former = self._served.version
             self._session.move_on(checkpoint, self._served.load(checkpoint))
             self._count["snapshots"] += 1
@@ -121,10 +123,12 @@ class LiveUpdates(Repeating):
         for name in served.tables:
             width = served.tables[name].width
             for removed, changed in files.changes(name, num_deltas):
+                # A piece may only remove keys; the update takes empty tensors of the right types for that.
                 keys = removed[:0] if changed is None else changed.keys
                 rows = torch.empty(0, width) if changed is None else changed.weights.float()
                 served.server.update(served.name, name, removed, keys, rows, served.version)
                 self._count["rows"] += keys.numel()
                 self._count["removed"] += removed.numel()
+        # Flushed before the session moves on: its state says that all of these rows are there.
         served.server.flush(served.name, served.version)
         served.server.refresh()

@@ -49,14 +49,18 @@ def check_elements(values: Elements, datatype: str, where: str) -> Elements:
 
 def float32_elements(values: npt.NDArray[np.float32]) -> list[float]:
     """Return `values` as the shortest decimals that read back as the same float32, which halves the JSON."""
+    # NumPy prints a float32 by its own shortest digits, Python those of the float64 that it becomes.
     shortest: list[float] = values.reshape(-1).astype(str).astype(np.float64).tolist()
     return shortest
 
 
 def _fit(values: Elements, datatype: str) -> bool:
+    # Sets of types rather than a check of each element: the loop is in C. `type` tells True, which is an int, from 1.
     types = set(map(type, values)) - {type(None)}
+    # A missing value fits every datatype: it is the workflow that fills or rejects it.
     known = [value for value in values if value is not None]
     if datatype == "BYTES":
+        # Joined, so that one call checks all texts.
         return types <= {str} and _is_unicode("".join(known))
     if datatype == "BOOL":
         return types <= {bool}
@@ -218,6 +222,8 @@ def decode_infer_request(body: bytes | bytearray) -> InferRequest:
         RequestTooLargeError: More lists or objects than `MAX_LISTS` and `MAX_OBJECTS`.
         ConfigError: Not JSON, or a field that is unknown, missing, mistyped or does not fit its shape.
     """
+    # Before parsing, since Python's objects are what takes the memory. Brackets inside texts count, too, which may
+    # reject a request that would fit, and never lets one through that does not.
     for bracket, limit, things in ((b"[", MAX_LISTS, "lists"), (b"{", MAX_OBJECTS, "objects")):
         if body.count(bracket) > limit:
             raise RequestTooLargeError("the body", f"got more than {limit} {things}, send fewer records at a time")
@@ -259,11 +265,13 @@ def decode_model_metadata(body: bytes) -> ModelMetadata:
 
 def encode(message: object) -> bytes:
     """Write a message as JSON; optional fields that are empty are left out."""
+    # NaN is no JSON; a score that is NaN must fail here rather than at the client.
     return json.dumps(_plain(message), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
+        # Not `dataclasses.asdict`, which copies every element of the data.
         plain = {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
         empty = ("id", "outputs", "parameters")
         return {name: item for name, item in plain.items() if item or name not in empty}
@@ -309,6 +317,7 @@ def _tensor(data: Any, where: str) -> Tensor:
     if len(shape) > MAX_DIMENSIONS:
         raise ConfigError(f"{where}.shape", f"got {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     for index, size in enumerate(shape):
+        # `type`, because True is an instance of int.
         if type(size) is not int or not 0 <= size < 2**63:
             got = quoted(size, is_json=True)
             raise ConfigError(f"{where}.shape[{index}]", f"got {got}, expected an integer from 0 to 2^63 - 1")
@@ -323,7 +332,8 @@ def _tensor(data: Any, where: str) -> Tensor:
 
 
 def _flatten(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
-    """Row-major elements of `data`, which is flat already or nested as `shape` says."""
+    """Return the row-major elements of `data`, which is flat already or nested as `shape` says."""
+    # The protocol allows both forms; the first element tells which one this is.
     if len(shape) > 1 and data and isinstance(data[0], list):
         if len(data) != shape[0]:
             raise ConfigError(where, f"got {len(data)} rows, expected {shape[0]} for shape {quoted(list(shape))}")

@@ -40,7 +40,7 @@ _LOGGER = logging.getLogger(__name__)
 _FORMAT, _VERSION = "terarec.update", 1
 _POSITION_FILE, _POSITION_NAME = "stream.json", "terarec.stream_position"
 _KEPT = 2  # checkpoints of a replica: one may be read while the next comes
-_APPENDED_AT_ONCE = 16
+_APPENDED_AT_ONCE = 16  # records: a bound of the memory that they take until they are sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +84,8 @@ class ReceiveStatistics:
 class UpdatePublisher(Repeating):
     """Publishes the checkpoints of a run, complete ones and deltas, as a trainer writes them.
 
-    What was published last is asked of the stream, so that a publisher that was killed goes on where it ended. Where no
-    deltas lead from there to the newest checkpoint, the base of that comes first.
+    The stream's last record says what was published last, so that a publisher that was killed goes on where it ended.
+    Where no deltas lead from there to the newest checkpoint, the base of that comes first.
 
     Args:
         run_dir: The run.
@@ -126,6 +126,7 @@ class UpdatePublisher(Repeating):
             return 0
         chain = read_chain(newest)
         ids = [state_id(path, manifest.step).id for path, manifest in chain]
+        # Every record names the state that was committed before it, so the last one suffices, whatever its kind.
         last = self._stream.last()
         published = None if last is None else _Record.read(last).published
         begin = ids.index(published) + 1 if published in ids else 0  # 0: the chain has a new base, or none was sent
@@ -159,6 +160,7 @@ class UpdatePublisher(Repeating):
 
         for file in files:
             name, digest, length = file.relative_to(self._run).as_posix(), hashlib.sha256(), 0
+            # Hashed as it is sent, in one pass over a file that may be larger than memory.
             for piece in _pieces(file, self._stream.record_bytes):
                 digest.update(piece)
                 length += len(piece)
@@ -238,6 +240,7 @@ class UpdateReceiver(Repeating):
         """Process a record; return 1 if it completes a checkpoint that is new."""
         try:
             record = _Record.read(content)
+            # Record 0 begins an attempt; what came of a former one will not be completed.
             if record.number == 0:
                 self._drop()
                 self._partial = _Partial(self._directory, record)
@@ -257,6 +260,7 @@ class UpdateReceiver(Repeating):
             self._drop()
             self._counted = replace(self._counted, rejected=self._counted.rejected + 1, last_error=str(error))
             _LOGGER.warning("update stream: %s; it is rejected", error)
+        # Also after an error: a record that is rejected would be rejected again for ever.
         finally:
             self._after = position
         return 0
@@ -280,9 +284,11 @@ class UpdateReceiver(Repeating):
             except DataNotFoundError:
                 raise FormatError(f"delta of step {record.step}", f"needs {previous.name}, which is missing") from None
             manifest.delta.check_follows(record.step, state_id(previous, held.step), held.delta)
+        # The first base brings these along; a later one has the same, which a running session may be reading.
         for name in (RUN_FILE, DATASET_DIRECTORY):
             if (partial.path / name).exists() and not (self._directory / name).exists():
                 (partial.path / name).rename(self._directory / name)
+        # Otherwise the newest checkpoint by step would be one that the trainer has discarded.
         for other in complete_checkpoints(self._checkpoints):
             if step_of(other) >= record.step:  # of a training that went on from an earlier checkpoint
                 shutil.rmtree(other)
@@ -350,6 +356,7 @@ class _Record:
             kinds = {"step": int, "attempt": str, "number": int, "published": str | None, "file": str}
             if data.pop("format") != _FORMAT or data.pop("version") > _VERSION:
                 raise ValueError("another format, or a newer version")
+            # Fields that a later version adds are ignored, those of this one must be right.
             if not all(isinstance(data[name], kind) for name, kind in kinds.items()):
                 raise ValueError("fields of other types")
             entries = data["commit"]
@@ -361,9 +368,10 @@ class _Record:
 
 
 class _Partial:
-    """The files of a checkpoint that is coming, in a directory beside the replica's."""
+    """The files of an incoming checkpoint, in a temporary directory of the replica."""
 
     def __init__(self, directory: Path, first: _Record) -> None:
+        # On the replica's file system, so that checkpoints and files are moved in by a rename.
         self.path = directory / f"received{PARTIAL_SUFFIX}"
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
@@ -376,6 +384,7 @@ class _Partial:
 
     def add(self, record: _Record) -> None:
         name = PurePosixPath(record.file)
+        # The stream is input: whoever writes to it must not write outside of the replica.
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
         path = self.path / name
@@ -404,6 +413,7 @@ def _files_below(directory: Path) -> list[Path]:
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file, in one piece at least."""
     with path.open("rb") as file:
+        # An empty file is one empty piece: without a record the receiver would miss it.
         piece = file.read(size)
         yield piece
         while piece := file.read(size):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,7 @@ class Catalogue:
         if None in self._places:
             raise ConfigError(f"items[{self._places[None]}].{key}", "missing, expected a value for each item")
         if len(self._places) < len(values):
+            # Only where there is an error: the place of each value's first occurrence, to name the second.
             first = {value: place for place, value in reversed(list(enumerate(values)))}
             second = next(place for place, value in enumerate(values) if first[value] != place)
             raise ConfigError(f"items[{second}].{key}", f"got {quoted(values[second])} twice, expected distinct values")
@@ -73,13 +74,13 @@ class Catalogue:
         """Names of the columns."""
         return tuple(self.columns.column_names)
 
-    def places(self, keys: Sequence[Any] | NDArray[Any] | pa.Array) -> Integers:
+    def places(self, keys: Sequence[object] | NDArray[np.generic] | pa.Array) -> Integers:
         """Return the rows of those `keys` that the catalogue has, int64[n]."""
         listed = keys.to_pylist() if isinstance(keys, pa.Array | pa.ChunkedArray) else list(keys)
         found = [self._places[key] for key in listed if key in self._places]
         return np.array(found, dtype=np.int64)
 
-    def keys(self, places: Sequence[int]) -> list[Any]:
+    def keys(self, places: Sequence[int]) -> list[object]:
         """Return the keys of rows."""
         return [self._values[place] for place in places]
 
@@ -88,6 +89,7 @@ class Catalogue:
         digest = hashlib.sha256(self.key.encode())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.columns.schema) as stream:
+            # In one chunk, so that equal tables have equal bytes however they were read.
             stream.write_table(self.columns.combine_chunks())
         digest.update(sink.getvalue())
         return digest.hexdigest()
@@ -102,7 +104,7 @@ class Recommendations:
         scores: The score of each: that of the ranking model, or the logit of the two towers where there is none.
     """
 
-    items: list[list[Any]]
+    items: list[list[object]]
     scores: list[list[float]]
 
 
@@ -163,9 +165,11 @@ class Towers:
 
     def _vectors(self, columns: Mapping[str, RawValues], *, of_items: bool) -> Floats:
         count, size = len(next(iter(columns.values()))), self._training.batch_size
+        # `concatenate` needs an array, and no batch says how wide the vectors are.
         made = [np.empty((0, 1), np.float32)] if not count else []
         for begin in range(0, count, size):
             part = min(size, count - begin)
+            # The workflow encodes all of its columns: those of the other tower, which are not read, as missing values.
             given = {
                 column.name: columns[column.name][begin : begin + part] if column.name in columns else [None] * part
                 for column in self.inputs
@@ -207,6 +211,7 @@ class Recommender:
         *,
         score: str | None = None,
     ) -> None:
+        # The index has rows of the catalogue for keys, since keys of items may be texts.
         if not np.array_equal(index.keys, np.arange(len(catalogue))):
             raise ConfigError("index", f"has {len(index)} items, expected the {len(catalogue)} of the catalogue")
         names = () if ranker is None else ranker.score_names
@@ -270,8 +275,8 @@ class Recommender:
         k: int = 10,
         *,
         candidates: int = 200,
-        exclude: Sequence[Sequence[Any]] | None = None,
-        allow: Sequence[Any] | None = None,
+        exclude: Sequence[Sequence[object]] | None = None,
+        allow: Sequence[object] | None = None,
     ) -> Recommendations:
         """Recommend up to k items to each of B users.
 
@@ -332,6 +337,7 @@ class Recommender:
         assert self.ranker is not None
         begin = 0
         while begin < len(lists):
+            # Whole users, as many as fit into the bound and at least one: their scores are split by user below.
             end, total = begin + 1, len(lists[begin])
             while end < len(lists) and total + len(lists[end]) <= _RANKED_RECORDS:
                 total += len(lists[end])
@@ -345,6 +351,7 @@ class Recommender:
                     columns[column.name] = self.catalogue.columns.column(column.name).take(pa.array(places))
                 else:
                     columns[column.name] = _take(users[column.name], user)
+            # Users may have no candidates left after `exclude` and `allow`.
             scores = self.ranker.predict(columns)[:, self._score] if len(places) else np.empty(0, np.float32)
             yield from np.split(scores, np.cumsum([len(keys) for keys in part])[:-1])
             begin = end

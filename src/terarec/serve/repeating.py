@@ -47,6 +47,7 @@ class Repeating(ABC):
         self.close()
 
     def _repeat(self, every_seconds: float) -> None:
+        # The wait is the sleep, which `close` ends at once.
         while not self._is_closed.wait(every_seconds):
             try:
                 self.poll()

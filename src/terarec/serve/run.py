@@ -73,6 +73,7 @@ def serve(
         MissingDependencyError: Starlette or uvicorn, or the client of the stream, is not installed.
         StorageError: The stream cannot be reached.
     """
+    # Here, because the package imports this module, and the server's libraries are an extra.
     from terarec.serve.http_server import HttpServer, create_app
 
     def started() -> None:
@@ -82,6 +83,7 @@ def serve(
 
     if stream is not None and spec.tables is None:
         raise FieldError("ServingSpec", "tables", "got none with a stream, expected tiers, which updates change")
+    # The port first: a replica may wait for hours for its first checkpoint, and a taken port shows at once.
     with _bind(spec) as bound, _receiving(run_dir, stream):
         tables = None if spec.tables is None else ServedTables(server=spec.tables.server, cache=spec.tables.cache)
         session = InferenceSession.open(
@@ -136,6 +138,7 @@ def _bind(spec: ServingSpec) -> socket.socket:
         problem = f"got {spec.host!r}, expected an address of this machine ({error})"
         raise FieldError("ServingSpec", "host", problem) from None
     try:
+        # A server that was just stopped leaves its port to connections in TIME_WAIT for a minute.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         bound.listen()

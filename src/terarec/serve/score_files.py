@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from terarec.errors import ConfigError
@@ -73,6 +72,7 @@ def score_files(
         FormatError: A damaged source, or bad input under the policy "raise", with file and line.
         StorageError: The disk is full.
     """
+    # Both checks come before the first row is scored, which may be hours before the file is written.
     check_new_file(out, replace=replace)
     check_suffix(out)
     begun = time.perf_counter()
@@ -105,15 +105,16 @@ def score_files(
 
 def _tables(session: InferenceSession, files: EncodedFiles, names: Sequence[str]) -> Iterator[pa.Table]:
     """Yield rows of the file to write, which has columns of these names."""
+    # Blocks of the reader are larger than the batches that the model was sized for.
     batch = session.run.training.batch_size
     for block in files.blocks():
         for begin in range(0, len(block.rows), batch):
             part = block.slice(begin, min(begin + batch, len(block.rows)))
             scores = session.score(part.records)
-            yield pa.table([*_beside(part), *(pa.array(np.ascontiguousarray(column)) for column in scores.T)], names)
+            yield pa.table([*_kept(part), *(pa.array(column) for column in scores.T)], names)
 
 
-def _beside(block: EncodedBlock) -> list[pa.Array]:
+def _kept(block: EncodedBlock) -> list[pa.Array]:
     items = [] if block.items is None else [pa.array(block.items)]
     return [pa.array(block.rows), *items, *block.kept.values()]
 

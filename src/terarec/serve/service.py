@@ -45,15 +45,16 @@ class InferenceService:
         self.spec = spec
         self._session = session
         self._max_batch = spec.max_batch
+        # Made once, so that the version in a client's path stays valid while the session follows a training.
         self._metadata = _metadata(session, spec.name)
         self._inputs = {column.name: column for column in session.inputs}
 
     def server_metadata(self) -> ServerMetadata:
-        """Name and version of the server."""
+        """Return name and version of the server."""
         return ServerMetadata(name="terarec", version=terarec.__version__)
 
     def model_metadata(self, name: str, version: str | None = None) -> ModelMetadata:
-        """Inputs and outputs of the model.
+        """Return the inputs and outputs of the model.
 
         Raises:
             UnknownModelError: It is not served under that name and version.
@@ -118,6 +119,7 @@ class InferenceService:
 
 def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:
     if len(shape) == 1 or hotness is None:
+        # A flat tensor has one value a record; lists of any length need their second dimension.
         return len(shape) == (1 if hotness == 1 else 2)
     return len(shape) == 2 and shape[1] <= hotness and (hotness > 1 or shape[1] == 1)
 

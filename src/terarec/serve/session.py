@@ -62,6 +62,7 @@ def input_columns(workflow: Workflow) -> tuple[InputColumn, ...]:
 
 def _input_column(workflow: Workflow, name: str, found: ColumnType) -> InputColumn:
     source = workflow.spec.source.column(name)
+    # A time becomes an integer inside the workflow, but a client sends it as it is written in the logs.
     is_written_time = source is not None and source.format is not None
     # A list of at most one value is a list all the same.
     hotness = (None if found.max_length is None else max(found.max_length, 2)) if found.is_list else 1
@@ -156,8 +157,10 @@ class InferenceSession:
         run_dir = Path(run_dir)
         directory = run_dir / DATASET_DIRECTORY
         if tables is None:
+            # The model before the workflow, so that a directory that is no run is reported as such.
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
             workflow = workflow_of(directory, allow_import=allow_import)
+            # Before the constructor narrows the layers: programs are made of the trained ones.
             programs = _open_programs(model, run, dataset, run_dir, executor, numbers)
             made = cls(model, workflow, run, dataset, step=step, dataset_dir=directory, numbers=numbers)
             made._programs = programs
@@ -178,6 +181,7 @@ class InferenceSession:
                 state=held.checkpoint.state,
                 numbers=numbers,
             )
+        # Also on a signal: the server has threads and files, which nobody else closes.
         except BaseException:
             served.close()
             raise
@@ -196,6 +200,7 @@ class InferenceSession:
     def _narrowed(self, model: nn.Module) -> nn.Module:
         """Return a model with the numbers of this session; `_trained` is what takes other weights."""
         self._trained = model
+        # `narrow` works in place, and layers of int8 take no new weights: updates need the trained ones.
         changes_later = self.served is not None and self._numbers.precision == "int8"
         return narrow(copy.deepcopy(model) if changes_later else model, self._numbers)
 
@@ -223,6 +228,7 @@ class InferenceSession:
                     module.connect(*lookups)
         programs, self._programs = self._programs, None  # eager torch has the new weights at once
         narrowed = self._narrowed(model)
+        # No lock: a batch uses one model or the other, and each is complete when it is assigned.
         self._model, self.step, self.state = narrowed, checkpoint.step, checkpoint.state
         if programs is not None:
             self._programs = programs.moved(_dense_part(model, self.run, self._dataset))
@@ -297,6 +303,7 @@ class InferenceSession:
             with torch.inference_mode():
                 found = programs.scores(batch)
             if found is not None:
+                # A program returns scores and not logits: the objective is part of what was exported.
                 of_program: npt.NDArray[np.float32] = found.numpy()
                 return of_program
         batch = to_device(batch, self.device)
@@ -354,6 +361,7 @@ class RecordBatches:
             offsets = torch.arange(len(columns) * num_records + 1)
             # Requests tend to be of one size, so the last one's are kept; threads may replace each other's.
             self._constants = constants = _Constants(offsets, torch.zeros(num_records, self._num_labels))
+        # The usual case, of one key in every bag, for which offsets are the constants and lengths need no sum.
         if set(map(type, columns)) == {np.ndarray}:
             keys, offsets = torch.from_numpy(np.concatenate(columns)), constants.offsets
         else:
@@ -363,7 +371,7 @@ class RecordBatches:
 
 
 class _Constants(NamedTuple):
-    """What batches of one size share.
+    """Tensors that batches of one size share.
 
     Attributes:
         offsets: int64[S * B + 1], where every bag has one key.

@@ -24,7 +24,7 @@ from terarec.spec import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedTables:
-    """Where a session finds the rows of its tables.
+    """Location of the rows of a session's tables.
 
     Attributes:
         server: A parameter server that others may use, too, or the spec of one for this session alone.
@@ -38,7 +38,7 @@ class ServedTables:
 
 
 class ServedLookups(NamedTuple):
-    """How the tables of a run are looked up.
+    """Lookups of the tables of a run.
 
     Attributes:
         rows: Table -> its rows.

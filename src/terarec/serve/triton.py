@@ -33,7 +33,7 @@ CONFIG_FILE = "config.pbtxt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TritonSpec:
-    """How Triton serves a run.
+    """Options of a repository with which Triton serves a run.
 
     Attributes:
         name: Name of the ensemble; those of its stages begin with it.
@@ -73,6 +73,7 @@ class TritonSpec:
             checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")
 
 
+# No dependency on protobuf and Triton's messages for a text of a few lines.
 class Message(dict[str, Any]):
     """A message of protobuf's text format: field -> text (quoted), `Enum`, number, message, or a list of these."""
 
@@ -138,17 +139,20 @@ def export_triton(
             split=split,
             allow_import=allow_import,
         )
+        # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
         described = json.loads((stages["dense"] / "exported" / EXPORT_FILE).read_text())
         for file in (stages["dense"] / "exported").iterdir():
             file.rename(stages["dense"] / file.name)
         (stages["dense"] / "exported").rmdir()
         (stages["dense"] / FORMATS[BACKENDS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
+        # A copy, so that this stage needs no file of the run; only the rows stay there.
         shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET)
         if tables is not None:
             # Not the file itself: its relative paths count from the folder that it is in.
             write_json(stages["lookup"] / TABLES, to_data(tables))
         num_outputs = objective.num_outputs(len(dataset.labels)) if len(dataset.labels) == 1 else 1
         configs = _Configs(spec, dataset, input_columns(workflow), described, num_outputs)
+        # The step and not "last": dense layers and rows have to be of one checkpoint.
         parameters = {"run": str(run.resolve()), "step": str(report.step), "allow_import": ",".join(allow_import)}
         for name, config in configs.all(parameters).items():
             (partial / name / CONFIG_FILE).write_text(text_format(config))
@@ -193,6 +197,7 @@ class _Configs:
         self._spec = spec
         self._raw = [_raw_input(column, spec.text) for column in raw]
         given = list(described["inputs"])
+        # Triton's shapes leave the batch out.
         first = [given.pop(0)] if dataset.dense else []  # no column has its name
         self._dense = [_tensor(one["name"], "TYPE_FP32", [len(dataset.dense)]) for one in first]
         self._keys = [
@@ -288,6 +293,7 @@ class _Configs:
 
 def _model_file(model: str, python_path: Sequence[str]) -> str:
     line = f"from terarec.serve.triton_models import {model} as TritonPythonModel  # noqa: F401\n"
+    # In front, so that these win over packages of the same names in Triton's own Python.
     return f"import sys\n\nsys.path[:0] = {list(python_path)!r}\n{line}" if python_path else line
 
 
@@ -302,6 +308,7 @@ def text_format(message: Message, indent: str = "") -> str:
             elif isinstance(one, Enum) or not isinstance(one, str):
                 lines.append(f"{indent}{field}: {one}\n")
             else:
+                # JSON's escapes are among those of protobuf's text format.
                 lines.append(f"{indent}{field}: {json.dumps(one, ensure_ascii=True)}\n")
     return "".join(lines)
 

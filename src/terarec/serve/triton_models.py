@@ -11,6 +11,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +36,7 @@ from terarec.spec import ParameterServerSpec
 DATASET, PROGRAM, TABLES = "dataset", "model.pt2", "tables.json"
 """Files of the stages in their version folders."""
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[np.generic]]
 Stage = Callable[[Arrays], Arrays]
 """Name -> array [B, ...] of each input, to those of each output."""
 
@@ -60,6 +61,7 @@ class WorkflowStage:
         batch = self._batch(self.workflow.encode(records))
         found: dict[str, NDArray[Any]] = {dense_name(self._dataset): batch.dense.numpy()} if self._dataset.dense else {}
         for column in self._dataset.categorical:
+            # Padded with `NO_KEY`, since tensors between Triton's stages are dense.
             source = KeyInput(name=column.name, columns=(column.name,), max_keys=1 if column.hotness == 1 else None)
             found[column.name] = padded_keys(batch.sparse, source)[:, 0]
         return found
@@ -99,6 +101,7 @@ class LookupStage:
 
             return hook
 
+        # Hooks of one call: instances of Triton are processes of their own, so no other call sees them.
         handles = [modules[path].register_forward_hook(keep(path)) for path in self._paths]
         try:
             with torch.inference_mode():
@@ -118,10 +121,12 @@ class LookupStage:
         num_records = len(next(iter(given.values())))
         for column in self._dataset.categorical:
             held = given[column.name]
+            # A column of one key always has one, and the key of a missing value may be the value of `NO_KEY`.
             is_key = np.ones_like(held, dtype=bool) if column.hotness == 1 else held != NO_KEY
             keys.append(held[is_key])
             counts.append(is_key.sum(1))
         return Batch(
+            # The layers above the lookups do not run, so that the dense columns may be zeros.
             dense=torch.zeros(num_records, len(self._dataset.dense)),
             label=torch.zeros(num_records, len(self._dataset.labels)),
             sparse=Jagged(
@@ -156,14 +161,15 @@ class DenseStage:
         return {name: scores.numpy() for name, scores in zip(self._outputs, found, strict=True)}
 
 
-def raw_values(column: InputColumn, given: NDArray[Any]) -> RawValues:
+def raw_values(column: InputColumn, given: NDArray[np.generic]) -> RawValues:
     """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
 
     Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings. Text may also be
     UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros behind its end.
     """
     if column.kind == "string" and given.dtype == np.uint8:
-        given = _text(given if given.ndim == 3 else given[:, None])
+        encoded = given.astype(np.uint8, copy=False)
+        given = _text(encoded if encoded.ndim == 3 else encoded[:, None])
     if column.kind == "number":
         rows = [[None if value != value else value for value in row] for row in given.tolist()]
     elif column.kind == "integer":
@@ -185,7 +191,7 @@ def _text(encoded: NDArray[np.uint8]) -> NDArray[np.object_]:
     return np.array(texts, object).reshape(batch, count)
 
 
-def check_arrays(backend: Any) -> None:
+def check_arrays(backend: ModuleType) -> None:
     """Check that a back end of Triton gives Python the arrays that clients send, which text needs.
 
     One that was built with pybind11 before 2.12 finds the size of an element in NumPy 1's place. Under NumPy 2 it is 0
@@ -204,15 +210,16 @@ def check_arrays(backend: Any) -> None:
 
 
 class _TritonModel:
-    """What the models of Triton's python back end have in common."""
+    """Base of the models in Triton's python back end."""
 
     _stage: Stage
 
     def initialize(self, given: Mapping[str, str]) -> None:
         """Load the stage."""
-        self._backend: Any = importlib.import_module("triton_python_backend_utils")
+        self._backend = importlib.import_module("triton_python_backend_utils")
         config = json.loads(given["model_config"])
         folder = Path(given["model_repository"]) / given["model_version"]
+        # Order and types are those of config.pbtxt, which Triton passes on: they are written in one place.
         self._names = [held["name"] for held in config["input"]]
         self._input_types = {held["name"]: held["data_type"] for held in config["input"]}
         if "TYPE_STRING" in self._input_types.values():
@@ -221,7 +228,7 @@ class _TritonModel:
         parameters = {name: held["string_value"] for name, held in config.get("parameters", {}).items()}
         self._stage = self._load(folder, parameters)
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
+    def execute(self, requests: Sequence[object]) -> list[object]:
         """Answer each request; those of the same lengths are computed together."""
         backend = self._backend
         given = [
@@ -232,7 +239,7 @@ class _TritonModel:
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for place, arrays in enumerate(given):
             groups.setdefault(tuple(array.shape[1:] for array in arrays.values()), []).append(place)
-        answers: list[Any] = [None] * len(requests)
+        answers: list[object] = [None] * len(requests)
         for places in groups.values():
             joined = {name: np.concatenate([given[place][name] for place in places]) for name in self._names}
             try:

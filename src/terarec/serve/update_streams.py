@@ -99,6 +99,7 @@ class RedisStream:
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
         """See `UpdateStream.append`."""
+        # "*" lets the server number the records, so that positions rise whichever process appends.
         replies = self._server.run([request(self._name, b"XADD", b"*", _FIELD, content) for content in contents])
         return [reply.decode() for reply in replies]
 
@@ -115,15 +116,16 @@ class RedisStream:
 
     def trim(self, before: str) -> None:
         """See `UpdateStream.trim`."""
+        # Exactly: "~" would keep records up to a multiple of the server's node size.
         self._server.run([request(self._name, b"XTRIM", b"MINID", before.encode())])
 
     def close(self) -> None:
         """See `UpdateStream.close`."""
         self._server.close()
 
-    def _records(self, asked: Request) -> list[StreamRecord]:
+    def _records(self, command: Request) -> list[StreamRecord]:
         found = []
-        for position, fields in self._server.run([asked])[0]:
+        for position, fields in self._server.run([command])[0]:
             if len(fields) != 2 or fields[0] != _FIELD:
                 problem = f"record {position.decode()} has other fields, expected those of updates"
                 raise StorageError(f"stream {self._name!r}", problem)
@@ -183,7 +185,7 @@ class KafkaTopic:
                 raise ConfigError(spec.client_file, problem) from None
         self._producer: Any = None
         self._consumer: Any = None
-        self._next: int | None = None  # offset that the consumer goes on at, None where it has to be told
+        self._next: int | None = None  # offset that the consumer goes on at, None where it has to be assigned
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
         """See `UpdateStream.append`."""
@@ -267,7 +269,7 @@ class KafkaTopic:
         except (self._library.KafkaException, StorageError) as error:
             self._forget_consumer()
             raise error if isinstance(error, StorageError) else self._failed(error) from error
-        # The end is told once for each assignment, so a reader that has seen it assigns anew.
+        # The end is reported once for each assignment, so a reader that has seen it assigns anew.
         self._next = int(found[-1].position) + 1 if found and not is_at_end else None
         return found
 
@@ -284,6 +286,7 @@ class KafkaTopic:
             settings = {
                 "enable.idempotence": True,  # a request that is sent again adds no record twice and keeps the order
                 "message.timeout.ms": int(1000 * self._spec.timeout_seconds),
+                # Room for a record with its head and the protocol's frame; the client's default is 1 MB.
                 "message.max.bytes": 2 * self.record_bytes + 65_536,
             }
             self._producer = self._library.Producer(self._settings() | settings, logger=_SILENT)
@@ -292,11 +295,11 @@ class KafkaTopic:
     def _connected_consumer(self) -> Any:
         if self._consumer is None:
             settings = {
-                "group.id": "terarec",  # which the client asks for; no offsets are kept there
+                "group.id": "terarec",  # which the client requires; no offsets are kept there
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 50,  # after which the end of the topic is told: the time of a read that finds none
+                "fetch.wait.max.ms": 50,  # until the end of the topic is reported: the time of a read that finds none
             }
             self._consumer = self._library.Consumer(self._settings() | settings, logger=_SILENT)
             # A topic that is not there would only be awaited by the reads that follow.
@@ -316,6 +319,7 @@ class KafkaTopic:
 
     def _forget_producer(self) -> None:
         if self._producer is not None:
+            # What is queued is dropped: a publication is begun again, and old records would come between the new ones.
             self._producer.purge()
         self._producer = None
 

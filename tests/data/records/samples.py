@@ -1,4 +1,4 @@
-"""Files of records on disk and what tests ask of their batches."""
+"""Files of records on disk and what tests check in their batches."""
 
 import struct
 

@@ -55,11 +55,14 @@ CASES = [
 @pytest.mark.parametrize(("kind", "storage", "hotness", "options"), CASES)
 def test_there_and_back_gives_the_same_rows(tmp_path, kind, storage, hotness, options):
     dataset = make_dataset(tmp_path / "data", storage, hotness)
-    told = []
+    reported = []
     records = write_as_records(
-        dataset, tmp_path / "out", RecordOptions(kind=kind, keysets=True, **options), lambda *rows: told.append(rows)
+        dataset,
+        tmp_path / "out",
+        RecordOptions(kind=kind, keysets=True, **options),
+        lambda *rows: reported.append(rows),
     )
-    assert told[-1] == (130, 130)
+    assert reported[-1] == (130, 130)
     assert read_records(tmp_path / "out" / "records.json") == records
     assert records.layout.key_bytes == options.get("key_bytes", 4)
     assert records.layout.slot_sizes == (50, 51)

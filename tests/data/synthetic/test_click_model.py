@@ -21,7 +21,7 @@ from terarec.data.synthetic.click_model import (
     scaled_values,
 )
 
-EVEN = (np.arange(200_000) + 0.5) / 200_000  # stands for uniform numbers, without their noise
+EVEN = (np.arange(200_000) + 0.5) / 200_000  # in the place of uniform numbers, without their noise
 
 
 @pytest.mark.parametrize("column", INTEGERS)

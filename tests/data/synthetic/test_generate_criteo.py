@@ -44,7 +44,7 @@ def test_days_share_the_rows(log):
     assert [(out / name).read_bytes().count(b"\n") for name in report.files] == [6_666, 6_667, 6_667]
 
 
-def test_the_report_is_beside_the_days(log):
+def test_the_report_is_next_to_the_days(log):
     out, report = log
     known = json.loads((out / "generated.json").read_text())
     assert known["best_auc"] == report.best_auc

@@ -96,7 +96,7 @@ def test_lines_have_the_layout(logs, name):
 
 
 @each
-def test_the_report_is_beside_the_files(logs, name):
+def test_the_report_is_next_to_the_files(logs, name):
     root, reports = logs
     report, known = reports[name], json.loads((root / name / "generated.json").read_text())
     assert known["best_auc"] == report.best_auc
@@ -165,8 +165,8 @@ def test_events_are_in_order_of_time_and_a_visit_ends_with_its_decision(logs):
         assert row["event_type"] == "view" or last[row["user_session"]] == row["event_type"]
     by_product = {}
     for row in rows:
-        told = (row["category_id"], row["category_code"], row["brand"], row["price"])
-        assert by_product.setdefault(row["product_id"], told) == told
+        found = (row["category_id"], row["category_code"], row["brand"], row["price"])
+        assert by_product.setdefault(row["product_id"], found) == found
     assert any(code == "" for _, code, _, _ in by_product.values())
     assert any(brand == "" for _, _, brand, _ in by_product.values())
 
