@@ -45,13 +45,13 @@ def train(tables, seeds):
 
 def contents(tables):
     """Everything held, by key."""
-    told = {}
+    contents = {}
     for name, table in tables.items():
         (rows,) = table.export_chunks(1000)
         for index, key in enumerate(rows.keys.tolist()):
             parts = {"weights": rows.weights, **rows.state, **rows.uses}
-            told[name, key] = {part: values[index].tolist() for part, values in parts.items()}
-    return told
+            contents[name, key] = {part: values[index].tolist() for part, values in parts.items()}
+    return contents
 
 
 def saved(directory, tables):

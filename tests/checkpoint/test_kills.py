@@ -40,17 +40,17 @@ def test_a_kill_loses_nothing_that_a_checkpoint_holds(tmp_path: Path, seed: int,
         with contextlib.closing(
             Python("tests.checkpoint.killed_training", tmp_path, cwd=ROOT, is_module=True)
         ) as process:
-            told = [int(process.read_line())]
+            reported = [int(process.read_line())]
             time.sleep(moments.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL)
             ended = process.wait()
             assert ended.returncode == -signal.SIGKILL
-            told += [int(line) for line in ended.stdout.splitlines() if line.isdecimal()]
+            reported += [int(line) for line in ended.stdout.splitlines() if line.isdecimal()]
         newest = latest(tmp_path / "run")
         deltas += read_manifest(newest).delta is not None
         found = KilledTraining(None)
         found.load(newest)
-        assert found.step >= max(told)
+        assert found.step >= max(reported)
         expected.train(found.step)
         assert_same(found, expected)
     assert deltas or kills < 10

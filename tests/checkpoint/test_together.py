@@ -22,20 +22,20 @@ SIZE = 3
 class Thread:
     """A writer that is a thread of this process."""
 
-    def __init__(self, rank: int, meeting: threading.Barrier, told: dict[int, Any]) -> None:
+    def __init__(self, rank: int, meeting: threading.Barrier, reports: dict[int, Any]) -> None:
         self.rank, self.size = rank, SIZE
-        self._meeting, self._told = meeting, told
+        self._meeting, self._reports = meeting, reports
 
     def gather(self, what: str, data: Any) -> list[Any]:
-        self._told[self.rank] = data
+        self._reports[self.rank] = data
         self._meeting.wait()
-        found = [self._told[rank] for rank in range(self.size)]
+        found = [self._reports[rank] for rank in range(self.size)]
         self._meeting.wait()
         return found
 
 
 def write_together(directory: Path, failing: int | None, failure: str) -> list[Exception | None]:
-    meeting, told = threading.Barrier(SIZE, timeout=10.0), {}
+    meeting, reports = threading.Barrier(SIZE, timeout=10.0), {}
 
     def write(rank: int) -> Exception | None:
         def write_files(checkpoint: Path, shares: Mapping[str, TableShare]) -> list[FileEntry]:
@@ -46,7 +46,7 @@ def write_together(directory: Path, failing: int | None, failure: str) -> list[E
             return []
 
         try:
-            save_together(directory, replace(make_state(1), tables={}), Thread(rank, meeting, told), write_files)
+            save_together(directory, replace(make_state(1), tables={}), Thread(rank, meeting, reports), write_files)
         except Exception as error:
             return error
         return None

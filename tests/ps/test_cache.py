@@ -47,12 +47,12 @@ def test_every_lookup_equals_the_tiers(form: str) -> None:
     cache = EmbeddingCache(tiers(default=0.25), 100, CacheSpec(form=form))  # type: ignore[arg-type]
     cache.fill(KEYS[:80], rows_of(KEYS[:80]))
     for size in (0, 1, 7, 60, 99, 100, 101, 400, 50, 3):
-        asked = KEYS[torch.randint(0, KEYS.numel(), (size,), generator=generator)].clone()
+        requested = KEYS[torch.randint(0, KEYS.numel(), (size,), generator=generator)].clone()
         if size:
-            asked[-1] = 777_777
-        expected = rows_of(asked)
-        expected[asked == 777_777] = 0.25
-        assert_rows(cache.lookup(asked), expected, form)
+            requested[-1] = 777_777
+        expected = rows_of(requested)
+        expected[requested == 777_777] = 0.25
+        assert_rows(cache.lookup(requested), expected, form)
         assert cache.statistics().rows <= 100
     counted = cache.statistics()
     assert counted.keys == 821
@@ -82,15 +82,15 @@ def test_rows_that_are_used_often_stay() -> None:
 
 def test_below_the_threshold_rows_are_read_at_once_above_in_the_background() -> None:
     cache = EmbeddingCache(tiers(default=0.5), 200, CacheSpec(hit_rate_threshold=0.8))
-    asked = KEYS[:100].repeat(2)
-    assert cache.lookup(asked[:70]).equal(rows_of(asked[:70]))
+    requested = KEYS[:100].repeat(2)
+    assert cache.lookup(requested[:70]).equal(rows_of(requested[:70]))
     assert cache.statistics().read == 70
     # 70 of 100 distinct keys are there: below.
-    assert cache.lookup(asked).equal(rows_of(asked))
+    assert cache.lookup(requested).equal(rows_of(requested))
     # 100 of 120: above; the others have the default vector until they are there.
-    more = torch.cat([asked, KEYS[100:120], KEYS[100:120]])
+    more = torch.cat([requested, KEYS[100:120], KEYS[100:120]])
     got = cache.lookup(more)
-    assert got[:200].equal(rows_of(asked))
+    assert got[:200].equal(rows_of(requested))
     assert bool((got[200:] == 0.5).all())
     assert cache.statistics().deferred == 40
     cache.wait()
@@ -153,7 +153,7 @@ def test_a_refresh_keeps_rows_while_a_tier_fails() -> None:
     tier.fails = True
     cache.refresh()
     assert cache.lookup(KEYS[:60]).equal(rows_of(KEYS[:60]))
-    # Rows that it does not have get the default vector, and are asked for again.
+    # Rows that it does not have get the default vector, and are read again.
     assert not bool(cache.lookup(KEYS[60:70]).any())
     assert cache.statistics().rows == 60
 
@@ -165,8 +165,8 @@ def test_threads_share_a_cache() -> None:
     def look_up(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(40):
-            asked = KEYS[torch.randint(0, 300, (50,), generator=generator)]
-            if not cache.lookup(asked).equal(rows_of(asked)):
+            requested = KEYS[torch.randint(0, 300, (50,), generator=generator)]
+            if not cache.lookup(requested).equal(rows_of(requested)):
                 wrong.append(seed)
 
     threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(3)]
@@ -271,7 +271,7 @@ def test_files_of_several_tables_are_read_together(tmp_path: Path) -> None:
         assert tier.cached is not None
         tables.append(TableTiers([tier], lambda keys: torch.full((keys.numel(), WIDTH), 0.25)))
     generator = torch.Generator().manual_seed(2)
-    asked = [0, 0]
+    num_keys = [0, 0]
     for counts in ((3, 50), (200, 1), (0, 9), (7, 0), (400, 400), (5, 5)):
         keys = torch.randint(0, 330, (sum(counts),), generator=generator)
         found = find_together(tables, keys, [counts[0], sum(counts)])
@@ -280,9 +280,9 @@ def test_files_of_several_tables_are_read_together(tmp_path: Path) -> None:
         expected[~is_there] = 0.25
         assert torch.equal(found.mask, is_there)
         assert torch.equal(found.rows, expected)
-        asked = [before + count for before, count in zip(asked, counts, strict=True)]
+        num_keys = [before + count for before, count in zip(num_keys, counts, strict=True)]
     statistics = [table.statistics() for table in tables]
-    assert [one.keys for one in statistics] == asked
-    assert [one.tiers[0].counted.keys for one in statistics] == asked
+    assert [one.keys for one in statistics] == num_keys
+    assert [one.tiers[0].counted.keys for one in statistics] == num_keys
     for table in tables:
         table.close()

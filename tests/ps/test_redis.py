@@ -177,8 +177,8 @@ def skip_without(program: str, folder: Path, *, is_encrypted: bool) -> None:
         pytest.skip(f"{program} is not installed")
     if is_encrypted:
         words = [program, "--port", "0", "--tls-port", "1", "--dir", str(folder)]
-        told = subprocess.run(words, capture_output=True, timeout=60).stdout
-        if b"No tls-cert-file configured" not in told:
+        output = subprocess.run(words, capture_output=True, timeout=60).stdout
+        if b"No tls-cert-file configured" not in output:
             pytest.skip(f"{program} was built without TLS")
 
 

@@ -21,7 +21,7 @@ def test_the_first_tier_that_has_a_key_counts() -> None:
     assert found.mask.tolist() == [True, True, True, True, False, True, True]
     statistics = table.statistics()
     assert (statistics.keys, statistics.defaults) == (7, 1)
-    # Slower tiers are asked once for a key.
+    # In slower tiers a key is looked up once.
     assert [use.counted.keys for use in statistics.tiers] == [7, 3, 2]
     assert [use.counted.hits for use in statistics.tiers] == [2, 1, 1]
 

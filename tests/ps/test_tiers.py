@@ -27,10 +27,10 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
 def test_rows_are_found_as_they_were_inserted(tier: Tier) -> None:
     keys = torch.arange(-50, 50) * 7
     tier.insert(keys, rows_of(keys))
-    asked = torch.cat([keys.flip(0), torch.tensor([3, 3, -1]), keys[:5]])
-    found = tier.lookup(asked)
+    requested = torch.cat([keys.flip(0), torch.tensor([3, 3, -1]), keys[:5]])
+    found = tier.lookup(requested)
     assert found.mask.tolist() == [True] * 100 + [False] * 3 + [True] * 5
-    assert torch.equal(found.rows[found.mask], rows_of(asked[found.mask]))
+    assert torch.equal(found.rows[found.mask], rows_of(requested[found.mask]))
     assert tier.count() == 100
 
 

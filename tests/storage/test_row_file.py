@@ -154,9 +154,9 @@ def test_files_that_are_read_together(tmp_path: Path) -> None:
         store.write(held, rows_of(held, 64, number))
         store.commit()
         stores.append(store)
-    asked, ends = np.concatenate([keys[:40], keys[:0], keys]), [40, 40, 140]
+    requested, ends = np.concatenate([keys[:40], keys[:0], keys]), [40, 40, 140]
     out = np.zeros((2 * 140, 64), dtype=np.uint8)[::2]
-    found = read_files(stores, asked, ends, out)
+    found = read_files(stores, requested, ends, out)
     assert found.tolist() == [True] * 40 + (keys >= 200).tolist()
     assert (out[:40] == rows_of(keys[:40], 64, 0)).all()
     assert (out[40:][keys >= 200] == rows_of(keys[keys >= 200], 64, 2)).all()
@@ -167,11 +167,11 @@ def test_files_that_are_read_together(tmp_path: Path) -> None:
     data[1000] ^= 16
     file.write_bytes(data)
     with pytest.raises(DamagedFileError, check=at("table 't2'")) as error:
-        read_files(stores, asked, ends, out)
+        read_files(stores, requested, ends, out)
     assert (error.value.file, error.value.table, error.value.page) == (file, "t2", 0)
     stores.append(RowFile.open(tmp_path / "0", read_only=True))
     with pytest.raises(StorageError):
-        read_files(stores, asked, [*ends, 140], out)
+        read_files(stores, requested, [*ends, 140], out)
     for store in stores:
         store.close()
 
@@ -263,7 +263,7 @@ def test_two_writers_are_rejected(tmp_path: Path) -> None:
 
 
 def open_in_turn(directory: Path, results: Connection) -> None:
-    """Tell what opening for writing gives, then the content for reading after each commit that is told of."""
+    """Report what opening for writing gives, then the content for reading after each commit that is reported."""
     try:
         RowFile.open(directory)
     except StorageError as error:
@@ -556,19 +556,19 @@ def test_a_kill_loses_nothing_that_was_committed(tmp_path: Path, kills: int) -> 
         process.start()
         sender.close()
         assert receiver.poll(60), "the process committed nothing within 60 s"
-        told = [receiver.recv()]
+        reported = [receiver.recv()]
         time.sleep(moments.uniform(0, 0.1))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join(60)
         try:
             while True:
-                told.append(receiver.recv())
+                reported.append(receiver.recv())
         except EOFError:
             pass
         store = RowFile.open(tmp_path / "rows", read_only=True)
         step = int(store.metadata["step"])
-        assert step >= max(told)
+        assert step >= max(reported)
         for each in range(done + 1, step + 1):
             written, erased = changes_of(each)
             versions[written], versions[erased] = each, 0

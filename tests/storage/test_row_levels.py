@@ -97,7 +97,7 @@ def test_rows_that_were_read_stay_where_they_are_to_be_kept() -> None:
 
 
 class Gated(TableStores):
-    """Stores that write when they are told to."""
+    """Stores that write when a test lets them."""
 
     def __init__(self) -> None:
         super().__init__([MemoryRowStore(ROW_BYTES)])
@@ -119,7 +119,7 @@ def test_rows_that_are_being_written_are_waited_for() -> None:
     threading.Timer(0.05, level.gate.set).start()
     assert behind.read(batch(1), out).tolist() == [True]
     behind.write(batch(13), rows(1))
-    for call in (behind.settle, lambda: behind.write(batch(2), rows(2))):
+    for call in (behind.wait, lambda: behind.write(batch(2), rows(2))):
         with pytest.raises(StorageError, check=at("", "disk: full")):
             call()
     behind.close()

@@ -151,7 +151,7 @@ def test_the_process_stays_within_its_budget(tmp_path: Path) -> None:
     grown, index, slots = map(int, ended.stdout.split())
     assert index > 40 << 20
     assert slots * (16 + SLOT_BYTES) > 30 << 20
-    assert grown < (64 + 64 + 40) << 20  # the budget, what indexes may take beside it, and buffers
+    assert grown < (64 + 64 + 40) << 20  # the budget, what indexes may take in addition, and buffers
 
 
 class Member:

@@ -67,7 +67,7 @@ def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
     removed = as_array(KEYS, table.removed_since())
     for begin in range(0, len(removed), _REMOVED_AT_ONCE):
         yield _piece(table, table_rows, removed[begin : begin + _REMOVED_AT_ONCE], None)
-    # Each table has a file in each delta, so that one that is missing is told from one without changes.
+    # Each table has a file in each delta, so that a missing one differs from one without changes.
     is_empty = not len(removed)
     for rows in table.export_since(shard_rows(table)):
         is_empty = False

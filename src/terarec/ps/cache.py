@@ -23,7 +23,7 @@ from terarec.ps.tier import UPDATE_ROWS, Found
 from terarec.spec import CacheSpec
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_WAITING = 64  # lookups whose missing keys wait to be read; the keys of later ones are dropped and asked for again
+_MOST_WAITING = 64  # lookups whose missing keys wait to be read; those of later ones are dropped and missing again
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
 _REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
 
@@ -194,7 +194,7 @@ class EmbeddingCache:
             self._count[name] += count
 
     def read_later(self, missing: Tensor, occurrences: int) -> None:
-        """Read rows of ``missing int64[n]``, distinct, in the background; they were asked for `occurrences` times."""
+        """Read rows of ``missing int64[n]``, distinct, in the background; a lookup has them `occurrences` times."""
         with self._lock:
             self._count["deferred"] += occurrences
             if not any(worker.name == "terarec-cache-read" for worker in self._workers):
@@ -224,7 +224,7 @@ class EmbeddingCache:
                 if self.spec.form != "static":
                     self.insert(missing.cpu()[found.mask], found.rows[found.mask], changes)
             except TerarecError as error:
-                _LOGGER.warning("embedding cache: %s; the rows are asked for again by the next lookup", error)
+                _LOGGER.warning("embedding cache: %s; the next lookup reads the rows again", error)
             finally:
                 self._waiting.task_done()
 
@@ -295,27 +295,27 @@ def look_up(
         raise ConfigError("keys", f"got {keys.dtype}{list(keys.shape)}, expected torch.int64[n]")
     memory = caches[0].memory
     with memory.lock:
-        asked = _Asked(caches, keys.to(memory.device), ends)
-        if not asked.touched.absent.numel():
-            asked.unpin()
-            return memory.lookup(asked.touched.slots, offsets, layout, key_weights)
+        request = _CacheLookup(caches, keys.to(memory.device), ends)
+        if not request.touched.absent.numel():
+            request.unpin()
+            return memory.lookup(request.touched.slots, offsets, layout, key_weights)
     try:
         # Without the lock: other lookups go on while rows are read. The slots found so far are pinned until the end.
-        asked.read()
+        request.read()
         with memory.lock:
             # Under one lock with the lookup, since the new rows are not pinned. Both take as long as these keys need.
-            slots = asked.insert()
+            slots = request.insert()
             if bool((slots >= 0).all()):
                 return memory.lookup(slots, offsets, layout, key_weights)
-            rows = memory.rows(asked.places(slots.clamp(min=0)))
+            rows = memory.rows(request.places(slots.clamp(min=0)))
     finally:
         with memory.lock:
-            asked.unpin()
-    return pool_rows(asked.with_own_rows(rows, slots), offsets, layout, key_weights)
+            request.unpin()
+    return pool_rows(request.with_own_rows(rows, slots), offsets, layout, key_weights)
 
 
-class _Asked:
-    """Keys that one lookup asks of caches. The caller holds the lock."""
+class _CacheLookup:
+    """The keys of one lookup in several caches. The caller holds the lock."""
 
     def __init__(self, caches: Sequence[EmbeddingCache], keys: Tensor, ends: Sequence[int]) -> None:
         self._caches, self._ends = caches, ends

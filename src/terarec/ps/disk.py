@@ -75,7 +75,7 @@ class RowStoreTier:
         return 0 if self._rows is None else self._rows.count(0)
 
     def lookup(self, keys: Tensor) -> Found:
-        """See `Tier.lookup`."""
+        """Look up keys; see `Tier.lookup`."""
         keys, store, rows = check_keys(keys), self.store, self._rows
         if store is None or rows is None:
             self._add(keys=keys.numel())
@@ -94,14 +94,14 @@ class RowStoreTier:
         return self._column == (0, "float32") and self.store is not None and self.store.row_bytes == 4 * self.width
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
-        """See `Tier.insert`. Rows are visible at once, and durable after `flush`."""
+        """Set rows; see `Tier.insert`. Rows are visible at once, and durable after `flush`."""
         keys, rows = check_insert(keys, rows, self.width)
         store, level = self._writable()
         level.write(_batch(keys), torch.from_numpy(as_bytes(rows, store.row_bytes)))
         self._add(inserted=keys.numel())
 
     def erase(self, keys: Tensor) -> None:
-        """See `Tier.erase`."""
+        """Remove rows; see `Tier.erase`."""
         if self.store is not None or self._create is None:
             self._writable()[1].erase(_batch(torch.unique(check_keys(keys))))
 
@@ -125,7 +125,7 @@ class RowStoreTier:
         self._writable()[1].commit(metadata)
 
     def refresh(self) -> bool:
-        """See `Tier.refresh`: only a row file that is read-only has another writer."""
+        """Move on to what another process wrote, in a row file that is read-only: others have no other writer."""
         has_moved = isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
         if has_moved and isinstance(self._rows, CachedRows):
             self._rows.forget()  # which rows the other process changed is not known
@@ -168,21 +168,21 @@ class RowStoreTier:
             self._counted = TierStatistics(keys=old.keys + keys, hits=old.hits + hits, inserted=old.inserted + inserted)
 
 
-def look_up_cached(asked: Sequence[tuple[RowStoreTier, CachedRows]], keys: Tensor, ends: Sequence[int]) -> Found:
+def look_up_cached(tiers: Sequence[tuple[RowStoreTier, CachedRows]], keys: Tensor, ends: Sequence[int]) -> Found:
     """Look up keys of tiers of one width with rows in host memory, in one pass over these.
 
     Args:
-        asked: Distinct tiers, each with its `cached` rows.
+        tiers: Distinct tiers, each with its `cached` rows.
         keys: int64[n], which may repeat; those of tier i end before ``ends[i]``, where those of the next begin.
         ends: As above, rising; the last is n.
 
     Raises:
         StorageError: A file is damaged.
     """
-    rows = empty_floats(keys.numel(), asked[0][0].width)
-    mask = read_together([cached for _, cached in asked], keys, ends, rows.view(torch.uint8))
+    rows = empty_floats(keys.numel(), tiers[0][0].width)
+    mask = read_together([cached for _, cached in tiers], keys, ends, rows.view(torch.uint8))
     all_there = bool(mask.all())
-    for (tier, _), begin, end in zip(asked, (0, *ends), ends, strict=False):
+    for (tier, _), begin, end in zip(tiers, (0, *ends), ends, strict=False):
         hits = end - begin if all_there else int(mask[begin:end].count_nonzero())
         tier.note_lookup(end - begin, hits)
     return Found(rows, mask)
@@ -212,7 +212,7 @@ def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) ->
             raise FormatError(directory, "no such row file, expected one to open for reading only")
         return RowStoreTier(spec.kind, None, width, create, cache_bytes=spec.cache_bytes)
     column = _vector_column(directory, width)
-    # Rows of a checkpoint have optimizer state beside the vector, which an insertion would have to make up.
+    # Rows of a checkpoint have optimizer state next to the vector, which an insertion would have to make up.
     is_writable = not spec.read_only and len(read_description(directory).columns) == 1 and column == (0, "float32")
     store = RowFile.open(directory, read_only=spec.read_only)
     return RowStoreTier(spec.kind, store, width, create if is_writable else None, column, spec.cache_bytes)

@@ -20,7 +20,7 @@ from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
 
 _PIECE_ROWS = 4_096  # larger ones are sorted by torch's threads, which lookups need
-# With a pause after 1,024 rows, 99 % of lookups beside a delta took at most 2.8 to 4.2 ms, without one 4.2 to 4.3 ms;
+# With a pause after 1,024 rows, 99 % of lookups during a delta took at most 2.8 to 4.2 ms, without one 4.2 to 4.3 ms;
 # 1 M rows took 0.1 to 0.3 s longer (three turns on two busy Zen 4 cores).
 _PAUSE_SECONDS = 50e-6
 _FEWEST_BYTES = 1 << 20  # at a time, so that a small table does not grow with every piece
@@ -55,7 +55,7 @@ class HostMemoryTier:
         return sum(len(partition) for partition in self._partitions)
 
     def lookup(self, keys: Tensor) -> Found:
-        """See `Tier.lookup`."""
+        """Look up keys; see `Tier.lookup`."""
         keys = check_keys(keys)
         if len(self._partitions) == 1:
             return self._partitions[0].lookup(keys)
@@ -66,20 +66,20 @@ class HostMemoryTier:
         return found
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
-        """See `Tier.insert`; a partition with more rows than its bound evicts some."""
+        """Set rows; see `Tier.insert`; a partition with more rows than its bound evicts some."""
         keys, rows = check_rows(keys, rows, self.width)
-        asked = self._num_asked()
+        looked_up = self._num_looked_up()
         for begin in range(0, keys.numel(), _PIECE_ROWS):
             part = slice(begin, begin + _PIECE_ROWS)
             some, their_rows = last_rows(keys[part], rows[part])
             for number, places in by_partition(some, len(self._partitions)):
                 self._partitions[number].insert(some[places], their_rows[places])
-            if asked != (asked := self._num_asked()):
+            if looked_up != (looked_up := self._num_looked_up()):
                 # A core shared with lookups goes back to them now, not at the scheduler's next tick (up to 4 ms).
                 time.sleep(_PAUSE_SECONDS)
 
     def erase(self, keys: Tensor) -> None:
-        """See `Tier.erase`."""
+        """Remove rows; see `Tier.erase`."""
         for some in torch.split(check_keys(keys), UPDATE_ROWS):
             for number, places in by_partition(some, len(self._partitions)):
                 self._partitions[number].erase(some[places])
@@ -110,15 +110,15 @@ class HostMemoryTier:
         """Remove all rows."""
         self.clear()
 
-    def _num_asked(self) -> int:
-        return sum(partition.num_asked for partition in self._partitions)
+    def _num_looked_up(self) -> int:
+        return sum(partition.num_looked_up for partition in self._partitions)
 
 
 class _Partition:
     """An index of keys and an arena of their rows, under one lock. Row 0 is that of keys that are not there.
 
     Attributes:
-        num_asked: Keys that were looked up so far.
+        num_looked_up: Keys that were looked up so far.
     """
 
     def __init__(self, table: str, width: int, overflow: OverflowSpec) -> None:
@@ -128,7 +128,7 @@ class _Partition:
         # A lookup of n keys has one bag of all of them; the number of rows is in the layout.
         self._layouts: dict[int, BagLayout] = {}
         self._lock = FairLock()
-        self.num_asked = self._hits = self._inserted = self._evicted = self._clock = 0
+        self.num_looked_up = self._hits = self._inserted = self._evicted = self._clock = 0
         self._start()
 
     def _start(self) -> None:
@@ -156,10 +156,10 @@ class _Partition:
         with self._lock:
             rows = self._index.find(keys)
             mask = rows >= 0
-            rows.clamp_(min=0)  # row 0 stands for missing keys, so that the kernel needs no mask
+            rows.clamp_(min=0)  # row 0 is that of missing keys, so that the kernel needs no mask
             # Rows are copied under the lock: once it is released, an insertion may give them to other keys.
             vectors = bag_lookup(self._weights.tensor, rows, torch.tensor([0, keys.numel()]), self._layout())
-            self.num_asked += keys.numel()
+            self.num_looked_up += keys.numel()
             self._hits += int(mask.count_nonzero())
             self._note_use(rows)
         return Found(vectors, mask)
@@ -188,7 +188,9 @@ class _Partition:
 
     def statistics(self) -> TierStatistics:
         with self._lock:
-            return TierStatistics(keys=self.num_asked, hits=self._hits, inserted=self._inserted, evicted=self._evicted)
+            return TierStatistics(
+                keys=self.num_looked_up, hits=self._hits, inserted=self._inserted, evicted=self._evicted
+            )
 
     def _move(self, keys: Tensor, targets: Tensor) -> None:
         """Move keys to rows that are written; their former rows become free."""

@@ -148,7 +148,7 @@ def fill_tiers(
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a model is loaded: rows so far, and all."""
+    """Progress of loading a model: its rows so far, and all of them."""
 
     rows: int
     total: int
@@ -177,7 +177,7 @@ class Loading:
 
     @property
     def is_done(self) -> bool:
-        """Whether it ended, with or without an error."""
+        """Whether loading ended, with or without an error."""
         return not self._thread.is_alive()
 
     @property

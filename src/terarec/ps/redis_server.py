@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from terarec.errors import MissingDependencyError, StorageError
 from terarec.spec import RedisSpec
 
-_ATTEMPTS = 3  # with the cluster's nodes asked for again between
+_ATTEMPTS = 3  # with the cluster's nodes listed again between them
 
 
 class Request(NamedTuple):
@@ -151,7 +151,7 @@ class RedisServer:
         raise last
 
     def _forget_nodes(self) -> None:
-        """Ask a cluster for its nodes again before the next command: one of them may be gone."""
+        """Let the next command list the nodes of a cluster again: one of them may be gone."""
         if self._is_cluster:
             self.close()
 

@@ -46,7 +46,7 @@ class RedisTier:
         self._counted = TierStatistics()
 
     def count(self) -> int:
-        """See `Tier.count`."""
+        """Return the number of rows; see `Tier.count`."""
         names = [self._hash(number) for number in range(self._spec.num_partitions)]
         return sum(self._server.run([request(name, b"HLEN") for name in names]))
 
@@ -56,23 +56,23 @@ class RedisTier:
         return self._server
 
     def lookup(self, keys: Tensor) -> Found:
-        """See `Tier.lookup`. Rows of another size than the table's are counted and not found."""
+        """Look up keys; see `Tier.lookup`. Rows of another size than the table's are counted and not found."""
         return look_up_tables([(self, keys)])[0]
 
     def requests(self, keys: Tensor) -> tuple[list[Tensor | slice], list[Request]]:
         """Return the commands that read rows, and the places of the keys of each."""
-        asked = list(self._batches(keys))
-        return [places for _, places in asked], [
-            Request(name, packed_get(name, keys[places].numpy())) for name, places in asked
+        batches = list(self._batches(keys))
+        return [places for _, places in batches], [
+            Request(name, packed_get(name, keys[places].numpy())) for name, places in batches
         ]
 
-    def found(self, keys: Tensor, asked: Sequence[Tensor | slice], replies: Sequence[Any]) -> Found:
+    def found(self, keys: Tensor, parts: Sequence[Tensor | slice], replies: Sequence[Any]) -> Found:
         """Return the rows in replies to `requests`."""
         row_bytes = 4 * self.width
         held = np.empty((keys.numel(), row_bytes), np.uint8)
         # Rows in replies may have any length: another program may have written them.
         mask, damaged = torch.zeros(keys.numel(), dtype=torch.bool), 0
-        for places, reply in zip(asked, replies, strict=True):
+        for places, reply in zip(parts, replies, strict=True):
             rows = [row for row in reply if row is not None and len(row) == row_bytes]
             if len(rows) == len(reply):  # the usual reply, for which no row is looked at one by one
                 mask[places] = True
@@ -87,7 +87,7 @@ class RedisTier:
         return Found(as_rows(held, self.width), mask)
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
-        """See `Tier.insert`; a partition with more rows than its bound evicts some."""
+        """Set rows; see `Tier.insert`; a partition with more rows than its bound evicts some."""
         keys, rows = check_insert(keys, rows, self.width)
         held = as_bytes(rows, 4 * self.width)
         most = max(1, _SET_BYTES // held.shape[1])
@@ -101,7 +101,7 @@ class RedisTier:
             self._resolve_overflow(name)
 
     def erase(self, keys: Tensor) -> None:
-        """See `Tier.erase`."""
+        """Remove rows; see `Tier.erase`."""
         keys = check_keys(keys)
         for name, places in self._batches(keys):
             fields = keys[places].numpy()
@@ -110,7 +110,7 @@ class RedisTier:
             self._server.run([Request(held, _packed_keys("HDEL", held, fields)) for held in names])
 
     def clear(self) -> None:
-        """See `Tier.clear`."""
+        """Remove all rows; see `Tier.clear`."""
         names = [self._hash(number) for number in range(self._spec.num_partitions)]
         names += [_times_of(name) for name in names]
         self._server.run([request(name, b"UNLINK") for name in names])
@@ -189,13 +189,13 @@ class RedisTier:
             )
 
 
-def look_up_tables(asked: Sequence[tuple[RedisTier, Tensor]]) -> list[Found]:
+def look_up_tables(lookups: Sequence[tuple[RedisTier, Tensor]]) -> list[Found]:
     """Look up ``keys int64[n]`` of tables on one server, in one exchange with each of its nodes.
 
     Raises:
         StorageError: The server cannot be reached.
     """
-    checked = [(tier, check_keys(keys)) for tier, keys in asked]
+    checked = [(tier, check_keys(keys)) for tier, keys in lookups]
     wanted = [tier.requests(keys) for tier, keys in checked]
     replies = iter(checked[0][0].server.run([request for _, requests in wanted for request in requests]))
     return [

@@ -208,7 +208,7 @@ class TableTiers:
 
 
 def find_together(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[int]) -> Found:
-    """Look up keys of several tables of one width; those whose rows are in one place are asked for at once.
+    """Look up keys of several tables of one width; those whose rows are in one place are read at once.
 
     Args:
         tables: Distinct tables.
@@ -252,17 +252,17 @@ def _find_in_memory(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[i
     Returns:
         Rows and which keys have one; None where tiers are looked up one by one: others, and one that fails or rests.
     """
-    asked = []
+    cached_tiers = []
     for table in tables:
         tier = table.tiers[0]
         cached = tier.cached if isinstance(tier, RowStoreTier) else None
         if cached is None or not table.guarded[0].is_available:
             return None
-        asked.append((cast(RowStoreTier, tier), cached))
-    if len(asked) == 1:
+        cached_tiers.append((cast(RowStoreTier, tier), cached))
+    if len(cached_tiers) == 1:
         return None
     try:
-        return look_up_cached(asked, keys, ends)
+        return look_up_cached(cached_tiers, keys, ends)
     except StorageError:
         return None  # the lookup of the tier that fails raises it again, and only that tier rests
 
@@ -278,7 +278,7 @@ class _Search:
         self._places: Tensor | None = None  # of the missing keys among the wanted ones
 
     def wants(self, level: int) -> bool:
-        """Return whether there is such a tier, and keys to ask it for."""
+        """Return whether there is such a tier, and keys to look up in it."""
         return level < len(self.table.tiers) and (level == 0 or bool(self._missing.numel()))
 
     def wanted(self, level: int) -> Tensor:
@@ -312,33 +312,33 @@ class _Search:
         return self._found
 
 
-def _look_up_level(asked: Sequence[tuple[_GuardedTier, Tensor]]) -> list[Found | None]:
+def _look_up_level(lookups: Sequence[tuple[_GuardedTier, Tensor]]) -> list[Found | None]:
     """Look keys up in a tier of each table; None for a tier that fails or is paused after errors."""
     found: dict[int, Found | None] = {}
     by_server: dict[int, list[int]] = {}
-    for place, (guarded, keys) in enumerate(asked):
+    for place, (guarded, keys) in enumerate(lookups):
         if isinstance(guarded.tier, RedisTier):
             by_server.setdefault(id(guarded.tier.server), []).append(place)
         else:
             found[place] = guarded.lookup(keys)
     # One exchange for all tables on a server: a table alone would wait for a round trip of its own.
     for places in by_server.values():
-        tried = [place for place in places if asked[place][0].may_try()]
+        tried = [place for place in places if lookups[place][0].may_try()]
         found |= dict.fromkeys(places)
         try:
             parts = (
-                look_up_tables([(cast(RedisTier, asked[place][0].tier), asked[place][1]) for place in tried])
+                look_up_tables([(cast(RedisTier, lookups[place][0].tier), lookups[place][1]) for place in tried])
                 if tried
                 else []
             )
         except StorageError as error:
             for place in tried:
-                asked[place][0].note_error(error)
+                lookups[place][0].note_error(error)
             continue
         for place, part in zip(tried, parts, strict=True):
-            asked[place][0].note_success()
+            lookups[place][0].note_success()
             found[place] = part
-    return [found[place] for place in range(len(asked))]
+    return [found[place] for place in range(len(lookups))]
 
 
 class _GuardedTier:

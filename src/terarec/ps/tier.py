@@ -37,7 +37,7 @@ class TierStatistics:
     """Counters of a tier.
 
     Attributes:
-        keys: Keys that it was asked for.
+        keys: Keys that were looked up.
         hits: Keys found.
         inserted: Rows that were inserted.
         evicted: Rows that were evicted.

@@ -122,7 +122,7 @@ class CachedRows:
             self.below.write(_owners(self.slots, slots), self._values[slots])
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
-        """See `RowLevel.read`."""
+        """Copy rows; see `RowLevel.read`."""
         with self._lock:
             slots, _, absent = self.slots.touch(batch.rows, pins=False)
             gather_rows([RowPart(self._values, 0)], slots, out)
@@ -158,7 +158,7 @@ class CachedRows:
         scatter_rows([RowPart(self._values, 0)], slots, values, firsts)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
-        """See `RowLevel.write`."""
+        """Set rows; see `RowLevel.write`."""
         at_once = max(1, min(self._limit.limit // 2, _WRITTEN_ROWS))
         for begin in range(0, batch.rows.numel(), at_once):
             part = slice(begin, begin + at_once)
@@ -198,7 +198,7 @@ class CachedRows:
         self.slots.release(victims)
 
     def erase(self, batch: RowBatch) -> None:
-        """See `RowLevel.erase`."""
+        """Remove rows; see `RowLevel.erase`."""
         with self._lock:
             self._changes += 1
             slots = self.slots.find(batch.rows)
@@ -214,7 +214,7 @@ class CachedRows:
             self.slots.release((self.slots.is_held[:used] & ~self.slots.is_dirty[:used]).nonzero()[:, 0])
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `RowLevel.items`."""
+        """Yield all rows of a table; see `RowLevel.items`."""
         if self.below is not None:
             self._flush()
             yield from self.below.items(table, chunk_rows)
@@ -224,32 +224,32 @@ class CachedRows:
             yield self.slots.owners.keys[slots], self._values[slots]
 
     def count(self, table: int) -> int:
-        """See `RowLevel.count`."""
+        """Return the number of rows of a table; see `RowLevel.count`."""
         if self.below is not None:
             self._flush()
             return self.below.count(table)
         return self._slots_of(table).numel()
 
     def commit(self, metadata: Mapping[str, str]) -> None:
-        """See `RowLevel.commit`."""
+        """Make written rows durable; see `RowLevel.commit`."""
         self._flush()
         if self.below is not None:
             self.below.commit(metadata)
 
     def snapshot(self, table: int, directory: Path) -> bool:
-        """See `RowLevel.snapshot`."""
+        """Write the rows of a table as a row file; see `RowLevel.snapshot`."""
         self._flush()
         return self.below is not None and self.below.snapshot(table, directory)
 
     def take_over(self, table: int, store: RowStore) -> None:
-        """See `RowLevel.take_over`."""
+        """Hold the rows of a store; see `RowLevel.take_over`."""
         assert self.below is not None, "rows in memory alone have no store"
         with self._lock:
             self.slots.release(self._slots_of(table))
             self.below.take_over(table, store)
 
     def close(self) -> None:
-        """See `RowLevel.close`."""
+        """Release files and memory; see `RowLevel.close`."""
         if self.below is not None:
             self.below.close()
 

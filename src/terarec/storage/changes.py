@@ -83,8 +83,8 @@ class ChangedRows:
 class DirectWrites:
     """Aliases of the tensors of an arena that are given to others, who may write to them.
 
-    An alias shares memory with its tensor, but has a version counter of its own, so that writes to it are told from
-    updates. Writes through NumPy or addresses leave no trace.
+    An alias shares memory with its tensor, but has a version counter of its own, which tells writes to it
+    from updates. Writes through NumPy or addresses leave no trace.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,8 @@ class TierUse(NamedTuple):
 
 
 MOVED_BYTES = 32 << 20
-"""Bytes of rows that are copied at once on their way to the slower tier or from it: two such copies may lie beside the
-budget, that of a batch and the one that is being written."""
+"""Bytes of rows that are copied at once on their way to the slower tier or from it: in addition
+to the budget two such copies may exist, that of a batch and the one that is being written."""
 
 
 class FastTier:

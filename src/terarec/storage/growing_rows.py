@@ -133,12 +133,12 @@ class GrowingRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """Device of the rows."""
         return self._weights.tensor.device
 
     @property
     def weights(self) -> Tensor:
-        """[V, D]; in host memory always at one address."""
+        """Weights [V, D]; in host memory always at one address."""
         return self._weights.tensor
 
     @property
@@ -148,7 +148,7 @@ class GrowingRows:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights."""
+        """Names of the optimizer states."""
         return tuple(self._state)
 
     @property

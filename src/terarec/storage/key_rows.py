@@ -281,7 +281,7 @@ class KeyRows:
 
     def _note_removed(self, keys: Tensor) -> None:
         if changes_since(self.arena) is not None:
-            self.removed.append(keys)  # a key that comes back is held when they are asked for
+            self.removed.append(keys)  # a key that comes back is left out by `removed_since`
 
     def _remove(self, keys: Tensor) -> None:
         rows, num_evicted, evicted = self.index.erase(keys), self.num_evicted, self.evicted

@@ -16,7 +16,7 @@ from terarec.storage.row_levels import RowLevel
 
 _MOST_BATCHES = 4  # whose rows are staged; what an older one left is forgotten
 STAGED_BYTES = 64 << 20
-"""Bytes of staged rows of coming batches, beside the budget; a batch reads the others when it needs them."""
+"""Bytes of staged rows of coming batches, in addition to the budget; a batch reads the others when it needs them."""
 
 
 class TakenRows(NamedTuple):
@@ -24,8 +24,8 @@ class TakenRows(NamedTuple):
 
     Attributes:
         values: uint8[m, row_bytes].
-        places: int64[n], the row of `values` of each row asked for; -1 where it is not here or not in the slower tier.
-        is_staged: bool[n], which rows asked for need not be looked for in the slower tier.
+        places: int64[n], the row of `values` of each requested row; -1 where it is not here or not in the slower tier.
+        is_staged: bool[n], which requested rows need not be looked for in the slower tier.
     """
 
     values: Tensor
@@ -120,7 +120,7 @@ class Lookahead:
         return held
 
     def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:
-        """Return the same for rows of the next part, which stay until they are taken, or others are reserved."""
+        """Return room for rows of the next part, which stay until they are taken, or others are reserved."""
         self._of_part = None
         self._of_part = StagedRows(self._others(batch), of)
         return self._of_part

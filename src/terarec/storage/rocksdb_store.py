@@ -131,7 +131,7 @@ class RocksDBStore:
         """Return the number of rows held; after a commit the first call counts them one by one."""
         with self._lock:
             if self._committed_rows is None:
-                # The header is beside the rows, under a key of another length.
+                # The header is among the rows, under a key of another length.
                 self._committed_rows = sum(1 for key in self._database.keys() if len(key) == KEY_BYTES)  # noqa: SIM118
             held = self._committed_values(list(self._pending))
             gone = sum(1 for old, new in zip(held, self._pending.values(), strict=True) if old and new is None)

@@ -169,7 +169,7 @@ class RowFile:
 
         Args:
             directory: Directory that `create` or `snapshot` made.
-            read_only: Whether to open it beside a writer, which is not waited for and does not wait.
+            read_only: Whether to open it for reading alone; a writer neither waits nor is waited for.
             options: How it is read and written.
             reader: See `create`.
 

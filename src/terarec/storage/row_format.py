@@ -216,7 +216,7 @@ class RowFormat:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights."""
+        """Names of the optimizer states."""
         return tuple(self.states)
 
     def columns(self) -> tuple[RowColumn, ...]:

@@ -27,7 +27,7 @@ class RowLevel(Protocol):
 
     @property
     def index_bytes(self) -> int:
-        """Those of them that the index of rows on a disk takes."""
+        """Bytes of host memory that the index of rows on a disk takes."""
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows to ``out uint8[n, row_bytes]``; return which there are, bool[n]. Rows may repeat."""
@@ -107,7 +107,7 @@ class TableStores:
         return [store for store in self.stores if isinstance(store, RowFile)]
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
-        """See `RowLevel.read`."""
+        """Copy rows; see `RowLevel.read`."""
         if self._reader is not None:
             return self._read_together(batch, out)
         found = torch.zeros(batch.keys.numel(), dtype=torch.bool)
@@ -135,31 +135,31 @@ class TableStores:
         return torch.from_numpy(read_files([files[table] for table, _ in parts], batch.keys.numpy(), ends, out.numpy()))
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
-        """See `RowLevel.write`."""
+        """Set rows; see `RowLevel.write`."""
         for table, places in by_table(batch):
             self.stores[table].write(batch.keys[places].numpy(), values[places].numpy())
 
     def erase(self, batch: RowBatch) -> None:
-        """See `RowLevel.erase`."""
+        """Remove rows; see `RowLevel.erase`."""
         for table, places in by_table(batch):
             self.stores[table].erase(batch.keys[places].numpy())
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `RowLevel.items`."""
+        """Yield all rows of a table; see `RowLevel.items`."""
         for keys, rows in self.stores[table].items(chunk_rows):
             yield torch.from_numpy(keys), torch.from_numpy(rows)
 
     def count(self, table: int) -> int:
-        """See `RowLevel.count`."""
+        """Return the number of rows of a table; see `RowLevel.count`."""
         return len(self.stores[table])
 
     def commit(self, metadata: Mapping[str, str]) -> None:
-        """See `RowLevel.commit`."""
+        """Make written rows durable; see `RowLevel.commit`."""
         for store in self.stores:
             store.commit(metadata)
 
     def snapshot(self, table: int, directory: Path) -> bool:
-        """See `RowLevel.snapshot`."""
+        """Write the rows of a table as a row file; see `RowLevel.snapshot`."""
         store = self.stores[table]
         if not isinstance(store, RowFile):
             return False
@@ -170,11 +170,11 @@ class TableStores:
         return True
 
     def take_over(self, table: int, store: RowStore) -> None:
-        """See `RowLevel.take_over`."""
+        """Hold the rows of a store; see `RowLevel.take_over`."""
         self.stores[table] = store
 
     def close(self) -> None:
-        """See `RowLevel.close`."""
+        """Release files and memory; see `RowLevel.close`."""
         for store in self.stores:
             store.close()
 
@@ -207,7 +207,7 @@ class WrittenBehind:
         """Bytes of the index of the level."""
         return self.level.index_bytes
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the thread."""
         with self._lock:
             writing = self._writing
@@ -215,8 +215,8 @@ class WrittenBehind:
             writing.result()
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
-        """See `RowLevel.read`."""
-        self.settle()
+        """Copy rows; see `RowLevel.read`."""
+        self.wait()
         return self.level.read(batch, out)
 
     def read_others(self, batch: RowBatch, out: Tensor) -> Tensor:
@@ -225,38 +225,38 @@ class WrittenBehind:
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """Begin to write rows, which the caller leaves as they are; see `RowLevel.write`."""
-        self.settle()
+        self.wait()
         with self._lock:
             self._writing = self._thread.submit(self.level.write, batch, values)
 
     def erase(self, batch: RowBatch) -> None:
-        """See `RowLevel.erase`."""
-        self.settle()
+        """Remove rows; see `RowLevel.erase`."""
+        self.wait()
         self.level.erase(batch)
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `RowLevel.items`."""
-        self.settle()
+        """Yield all rows of a table; see `RowLevel.items`."""
+        self.wait()
         return self.level.items(table, chunk_rows)
 
     def count(self, table: int) -> int:
-        """See `RowLevel.count`."""
-        self.settle()
+        """Return the number of rows of a table; see `RowLevel.count`."""
+        self.wait()
         return self.level.count(table)
 
     def commit(self, metadata: Mapping[str, str]) -> None:
-        """See `RowLevel.commit`."""
-        self.settle()
+        """Make written rows durable; see `RowLevel.commit`."""
+        self.wait()
         self.level.commit(metadata)
 
     def snapshot(self, table: int, directory: Path) -> bool:
-        """See `RowLevel.snapshot`."""
-        self.settle()
+        """Write the rows of a table as a row file; see `RowLevel.snapshot`."""
+        self.wait()
         return self.level.snapshot(table, directory)
 
     def take_over(self, table: int, store: RowStore) -> None:
-        """See `RowLevel.take_over`."""
-        self.settle()
+        """Hold the rows of a store; see `RowLevel.take_over`."""
+        self.wait()
         self.level.take_over(table, store)
 
     def stop(self) -> None:
@@ -264,6 +264,6 @@ class WrittenBehind:
         self._thread.shutdown()
 
     def close(self) -> None:
-        """See `RowLevel.close`."""
+        """Release files and memory; see `RowLevel.close`."""
         self.stop()
         self.level.close()

@@ -142,7 +142,7 @@ class RowPlacement:
             is_trained: Whether the batch is one of those that `ComingRows.ahead` counts.
 
         Raises:
-            BudgetError: They do not fit beside the rows that pending gradients need.
+            BudgetError: They do not fit next to the rows that pending gradients need.
         """
         with self._stack.lock:
             memory = self._stack.opened()
@@ -229,11 +229,11 @@ class RowPlacement:
             The slots of all and, held, each new one once.
 
         Raises:
-            BudgetError: They do not fit beside the rows that are pinned.
+            BudgetError: They do not fit next to the rows that are pinned.
         """
         self._stack.sizes.fit(memory, self._stack.device)
         if memory.below is not None:
-            memory.below.settle()  # rows that left the fast tier for the batch before may be wanted now
+            memory.below.wait()  # rows that left the fast tier for the batch before may be wanted now
         arrivals = row_set(batch.rows)
         batch = batch.part(arrivals.firsts)
         if batch.rows.numel() > memory.room:
@@ -268,7 +268,7 @@ def _release(memory: FastTier, victims: Tensor) -> None:
     slots.release(victims)
 
 
-_LOADED_AT_ONCE = 64 << 20  # bytes, beside the budget while they are read
+_LOADED_AT_ONCE = 64 << 20  # bytes, in addition to the budget while they are read
 _CPU = torch.device("cpu")
 
 
@@ -306,7 +306,7 @@ class ComingRows:
     def stage_part(self, batch: RowBatch) -> None:
         """Read rows of the next part for which the fast tier has no room; another thread may place rows meanwhile.
 
-        They take memory beside the budget until they are needed, or others are staged.
+        They take memory in addition to the budget until they are needed, or others are staged.
 
         Args:
             batch: Rows, which may repeat.

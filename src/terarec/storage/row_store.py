@@ -28,7 +28,7 @@ _MEMORY_FILE = "rows.safetensors"
 class RowStore(Protocol):
     """Rows of `row_bytes` bytes by int64 key, such as the weights and the optimizer state of a table's row together.
 
-    Any int64 is a key. Methods may be called by several threads: readers run beside each other and beside one writer;
+    Any int64 is a key. Methods may be called by several threads: several readers and one writer run at once;
     writers wait for each other. What is written or erased is visible to all readers of this object at once, and
     durable after the next commit: a process that ends before leaves the store as it was at the last one.
     """
@@ -88,7 +88,7 @@ class RowStore(Protocol):
         """Make all that was written and erased durable, with `metadata`, and return the commit's number.
 
         Raises:
-            StorageError: As `write`; then the commit before stands.
+            StorageError: As `write`; the store then stays at the commit before.
         """
 
     def items(self, chunk_rows: int = SCAN_ROWS) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
@@ -195,7 +195,7 @@ class MemoryRowStore:
 
     @property
     def memory_bytes(self) -> int:
-        """The same, without what Python adds to each."""
+        """Bytes of all rows held and their keys, without what Python adds to each."""
         return self.live_bytes
 
     @property

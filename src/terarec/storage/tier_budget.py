@@ -17,7 +17,7 @@ from terarec.storage.row_format import RowFileOptions
 from terarec.storage.row_levels import WrittenBehind
 
 INDEX_ALLOWANCE = 64 << 20
-"""Bytes of indexes beside a budget; what they take beyond these is taken from the rows in host memory."""
+"""Bytes of indexes in addition to a budget; what they take beyond these is taken from the rows in host memory."""
 _ALL_FIT = 1.001  # shares are rounded
 _READ_BYTES, _QUEUED_BYTES = 16 << 20, 32 << 20  # of all tables together
 _READS, _READERS = 128, 2  # under way at once in an arena, by a batch and by the one read ahead
@@ -210,11 +210,11 @@ class TierSizes:
         left = max(self._num_defaults + 1, capacity - -(-excess // (self.row_bytes * step)) * step)
         level = memory.below.level
         if left < (level.capacity if isinstance(level, CachedRows) else memory.capacity):
-            memory.below.settle()
+            memory.below.wait()
             level.lower(left) if isinstance(level, CachedRows) else memory.lower(left)
 
     def too_small(self, memory: FastTier, needed: int, purpose: str) -> BudgetError:
-        """Return the error of a fast tier in which rows do not fit beside those that have to stay.
+        """Return the error of a fast tier in which rows do not fit next to those that have to stay.
 
         Args:
             memory: The fast tier.

@@ -122,7 +122,7 @@ class TierStack:
         if memory.below is None:
             return False
         # A write of former rows that is under way would land in the new store.
-        memory.below.settle()
+        memory.below.wait()
         store = self._files.adopt(table, directory, self.format)
         if store is None:
             return False

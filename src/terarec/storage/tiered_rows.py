@@ -67,12 +67,12 @@ class TieredRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the fast tier is."""
+        """Device of the fast tier."""
         return self.stack.device
 
     @property
     def weights(self) -> Tensor:
-        """[C, D], the rows of the fast tier."""
+        """Weights [C, D] of the fast tier."""
         return self.stack.opened().weights.tensor
 
     @property
@@ -82,7 +82,7 @@ class TieredRows:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The optimizer states beside the weights."""
+        """Names of the optimizer states."""
         return self.stack.format.state_names
 
     @property
