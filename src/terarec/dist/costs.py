@@ -72,6 +72,7 @@ def hot_keys(shares: Sequence[Tensor], *, most: int | None = None) -> tuple[int,
     is_hot = counts >= HOT_SHARE * len(shares)
     keys, counts = keys[is_hot], counts[is_hot]
     if most is not None and keys.numel() > most:
+        # Of keys in as many shares the lowest, so that all processes choose the same.
         keys = keys[counts.argsort(descending=True, stable=True)[:most]].sort().values
     return tuple(keys.tolist())
 
@@ -122,6 +123,7 @@ class Cost:
 
     def seconds(self, costs: MachineCosts) -> Numbers:
         """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
+        # No latency: the tables of a plan share their collectives, whatever their placements.
         total: Numbers = self.block[3].copy()
         for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
             for phase in (first, first + 2):
@@ -164,6 +166,7 @@ def cost_of(
                 requested[source, list(placed.ranks)] += keys.numel()
                 continue
             owners = placed.owners(keys)
+            # `COPIES` is -1, so that rows with copies are counted first and then those of rank 0, 1, ...
             counts = torch.bincount(owners - COPIES, minlength=size + 1).numpy()
             copies[source] += counts[0]
             requested[source] += counts[1:]
@@ -187,6 +190,7 @@ def cost_of(
     if load.bags and can_pool and pooling != "samples":
         pooled = _pooled_on_rows(load, placed, size)
         travels = ~np.eye(size, dtype=bool)
+        # Twice, since a vector comes and its gradient goes back.
         on_samples = 2 * vector_bytes * (requested * travels).sum()
         on_rows = ((2 * vector_bytes + _BAG_BYTES) * pooled.bags + _BAG_BYTES * pooled.keys)[travels].sum()
         if pooling is None:
@@ -237,6 +241,7 @@ def _pooled_on_rows(load: TableLoad, placed: PlacedTable, size: int) -> _PooledO
                 continue
             owners = placed.owners(keys)
             numbers[source] += torch.bincount(owners, minlength=size).numpy()
+            # A pair (bag, rank) as one integer: a bag goes once to each rank that has any of its keys.
             parts = torch.unique(of_keys * size + owners)
             bags[source] += torch.bincount(parts.remainder(size), minlength=size).numpy()
     count = max(1, len(load.bags))
@@ -248,6 +253,7 @@ def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, 
     if placed.has_copies:
         held[:] = load.num_bytes
         return held
+    # Hashed keys and keys modulo the ranks spread evenly over them.
     held[list(placed.ranks)] = load.num_bytes / len(placed.ranks)
     if isinstance(placement, Hybrid):
         held += len(placement.hot_keys) * load.num_bytes / max(1, load.rows)

@@ -117,6 +117,7 @@ class Exchange:
 
     def rounded(self, own: Tensor) -> Tensor:
         """Return numbers that stay on this rank as they would be if they had gone: copies of a row stay equal."""
+        # A sample's result must not depend on whether the row of its key is on its own rank.
         return own if self._wire == torch.float32 else own.to(self._wire).to(torch.float32)
 
     def send_integers(self, what: str, numbers: Sequence[Tensor], received: Sequence[int]) -> list[Tensor]:
@@ -184,11 +185,14 @@ class KeyRequest:
                 held = wanted[number].bags
                 assert held is not None, "a table that the ranks of the rows pool has bags"
                 bags[:, index] = torch.tensor([part.numbers for part in held.parts])
+            # rows and copies int64[R, T]: a row for each rank.
             rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
+            # Gradients of rows with copies go to all ranks, each of which updates its own copy.
             copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
             if not is_trained:  # nobody else needs to know them
                 copies[[rank for rank in range(size) if rank != me]] = 0
         self.sent = Counts(rows, copies, bags)
+        # int64[R, 2 T + 3 P]
         numbers = torch.cat([rows, copies, bags.flatten(1)], dim=1)
         each = [numbers.shape[1]] * size
         self._counts = exchange.begin("exchange of counts", numbers.flatten(), each, each)
@@ -202,6 +206,7 @@ class KeyRequest:
         Raises:
             CollectiveError: Another rank does not join.
         """
+        # The lookup of the batch before calls it for a batch that was announced, and `find` for any other.
         if self._received is not None or self._failed:
             return
         exchange, num_tables = self.exchange, len(self.exchange.tables)
@@ -246,6 +251,7 @@ class KeyRequest:
         every = received.all.tolist()
         bags: dict[int, list[BagPart]] = {number: [] for number in self.exchange.pooled}
         of_bags = received.bags.tolist()
+        # As `send_keys` has put them: the keys and occurrences of each table, then the bags.
         for source, of_source in enumerate(torch.split(self._keys.wait(), self._sizes(received))):
             first = 0
             for number in range(len(self.wanted)):

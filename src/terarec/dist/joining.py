@@ -61,6 +61,7 @@ def join(
     # Before the process group is made, whose backend would wait for its own timeout and name no ranks.
     links = check_links(store, rank, size, timeout=link_timeout)
     store.set_timeout(timedelta(seconds=timeout))
+    # gloo, since the exchange has keys, vectors and gradients in host memory.
     distributed.init_process_group(
         "gloo",
         store=PrefixStore("group", store),
@@ -70,6 +71,7 @@ def join(
     )
     ranks = Ranks(distributed.group.WORLD, hosts=links.hosts, timeout=timeout, links=links)
     try:
+        # Ranks with other code or settings may call other collectives, which would hang or mix up what they exchange.
         ranks.check_same("version", {"terarec": terarec.__version__, "code": code_digest(), "torch": torch.__version__})
         ranks.check_same("settings", settings or {})
     except CollectiveError:
@@ -136,6 +138,7 @@ def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -
 @cache
 def code_digest() -> str:
     """Return a digest of the sources of the package."""
+    # The version alone does not tell sources apart that were edited on one machine.
     digest = hashlib.sha256()
     root = Path(terarec.__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -160,6 +163,8 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
     # All may call at once, before the thread below accepts the first.
     server = socket.create_server(("", 0), backlog=size)
     try:
+        # It answers until the process ends: that is how others find out whether this rank lives. A daemon does not keep
+        # the process from ending.
         listener = threading.Thread(target=_answer, args=(server, rank), daemon=True)
         listener.start()
         own = [_own_address(store), server.getsockname()[1], socket.gethostname()]
@@ -212,6 +217,7 @@ def _own_address(store: Store) -> str:
         store = store.underlying_store
     if not isinstance(store, TCPStore):
         return "127.0.0.1"  # a store in a file is one of a single machine
+    # Not the address of the host name, which may be a loopback one or that of a network which others are not in.
     target = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(target[0], socket.SOCK_DGRAM) as probe:  # which sends nothing
         probe.connect(target[4])

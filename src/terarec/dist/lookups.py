@@ -180,6 +180,8 @@ class Lookups:
         spans: list[list[tuple[int, slice]]] = [[] for _ in self.exchange.tables]
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             size = part.batch_size
+            # Keys are feature-major: those of a feature are one span, from the offset of its first sample to the next
+            # one's.
             ends = part.offsets[::size].tolist() if size else [0] * (len(group.tables) + 1)
             for feature, of_table in enumerate(group.tables):
                 spans[of_table].append((number, slice(ends[feature], ends[feature + 1])))
@@ -204,6 +206,7 @@ class Lookups:
                 wanted.append(self._with_bags(routed, table, inverse, spans[number], parts, of_bags))
                 continue
             wanted.append(routed)
+            # Tables of an arena share a matrix, in which the vectors of one come after those of another.
             found, first = routed.place[inverse] + filled[of_matrix[number]], 0
             filled[of_matrix[number]] += distinct.numel()
             for index_of_group, span in spans[number]:
@@ -290,6 +293,7 @@ class Lookups:
                         : self._matrices[lookup.group.vectors].index(table)
                     ]
                 )
+                # Ranks name a key by its place among those of its table, not by its row in this matrix.
                 found.append(Occurrences(table, lookup.keys[span] - base, grads[span]))
         return found
 
@@ -333,6 +337,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, step: _Step, *key_weights: Tensor | None) -> tuple[Tensor, ...]:
+        # None for results that no loss used: `Lookups.keep` makes zeros where other ranks wait for them.
         ctx.set_materialize_grads(False)
         ctx.step = step
         return tuple(step.pooled())

@@ -45,6 +45,8 @@ class PlacedTable:
         self._hot = torch.tensor(sorted(hot), dtype=torch.int64)
         self._owners = torch.tensor(self.ranks)
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
+        # Dynamic tables find rows by key, and parts with all rows have them in the order of the keys. Only a part with
+        # some rows of a static table numbers them anew, without gaps.
         self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
 
     @property
@@ -82,6 +84,8 @@ class PlacedTable:
         """Return the keys int64[n] that rows of ``keys int64[n]`` have in the part of their rank."""
         if self.keeps_numbers:
             return keys
+        # Hot rows come first in a part, in the order of their keys. The other rows of a rank have keys that are equal
+        # modulo k, so that key // k numbers them.
         spread = keys.div(len(self.ranks), rounding_mode="floor")
         if not self._hot.numel():
             return spread
@@ -141,6 +145,7 @@ class PlacedTable:
             return rows[is_hot_row], keys[is_hot_row]
         if self.keeps_numbers:
             return rows, keys
+        # A share is rounded up to whole rows on each rank, and has unused rows in the places of hot keys.
         is_used = (keys < self.spec.rows) & (is_hot_row | ~self._is_hot(keys))
         return rows[is_used], keys[is_used]
 
@@ -157,6 +162,7 @@ class PlacedTable:
     def _is_hot(self, keys: Tensor) -> Tensor:
         if not self._hot.numel():
             return torch.zeros(keys.shape, dtype=torch.bool)
+        # For a key above the last hot one `searchsorted` returns the length, which is no index.
         place = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
         return self._hot[place] == keys
 

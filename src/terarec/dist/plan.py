@@ -216,6 +216,7 @@ class ShardingPlan:
             placement = self.placements[spec.name]
             ranks = self.ranks_of(placement)
             row = spec.width * getattr(torch, spec.dtype).itemsize
+            # Rows or columns, their bytes divide alike.
             share = spec.rows * row if isinstance(placement, DataParallel) else -(-spec.rows * row // len(ranks))
             for rank in ranks:
                 total[rank] += share
@@ -253,6 +254,7 @@ class ShardingPlan:
         for name, placement in self.placements.items():
             _check_fits(specs[name], placement, len(self.ranks_of(placement)))
         if self.rank_bytes is not None:
+            # Of weights alone, which the plan knows; the planner's own check has optimizer state and indexes, too.
             found = self.weight_bytes(tables)
             rank = max(range(world_size), key=found.__getitem__)
             if found[rank] > self.rank_bytes:

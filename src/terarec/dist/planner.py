@@ -193,6 +193,7 @@ class _Search:
             name: load.num_bytes + sum(keys.numel() for batch in load.batches for keys in batch) * load.row_bytes
             for name, load in self._loads.items()
         }
+        # As in packing: what is large is placed while there is a choice, and small tables even out the rest.
         order = sorted(self._loads, key=lambda name: -weight[name])
         for name in order:
             total = self._place(name, total)
@@ -256,6 +257,7 @@ class _Search:
     def _known_cost(self, name: str, placement: Placement) -> Cost | None:
         """Return the cost of a placement; None where the table cannot have it."""
         at = (name, placement)
+        # Rounds rate the same placements again, and each rating reads the keys of all sampled batches.
         if at not in self._known:
             try:
                 self._known[at] = cost_of(
@@ -320,6 +322,7 @@ class _Search:
             return f"{remark}given"
         others = total - self._cost(name, mine).block
         words = []
+        # One entry a kind: there may be two placements on a whole rank, of which the better one is shown.
         best: dict[str, str] = {}
         least: dict[str, float] = {}
         for placement, cost in self._candidates(name, others):

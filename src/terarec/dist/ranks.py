@@ -63,6 +63,7 @@ class Links:
             timeout: Seconds within which a rank has to answer.
         """
         others = [other for other in ranks if other != self._rank]
+        # At once: a machine that is gone does not refuse but lets each call wait for the full timeout.
         with ThreadPoolExecutor(_CALLERS) as pool:
             reasons = list(pool.map(lambda other: _call(self._addresses[other], other, timeout), others))
         return {other: reason for other, reason in zip(others, reasons, strict=True) if reason}
@@ -98,6 +99,7 @@ class PendingResult:
         """
         if self._finish is not None:
             self._finish()
+            # The backend reads what was sent until here, so its memory must not be used for something else before.
             self._finish = self._sent = None
         return self._result
 
@@ -321,12 +323,14 @@ class Ranks:
         """Leave the group. Further collectives fail."""
         if self._links is not None:
             self._links.close()
+        # Groups of `subset` end with the process group, so that a second `close` finds none.
         if self._group is not None and distributed.is_initialized():
             distributed.destroy_process_group()
 
     def _run(self, what: str, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
+        # The errors of torch's stores and backends (DistError) are RuntimeErrors, and gloo raises plain ones, too.
         except RuntimeError as error:
             reason = one_line(str(error).encode("ascii", "ignore").decode().strip())
             absent = self._absent()
@@ -376,6 +380,7 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     parts = [has_gradient, numbers]
     for parameter in held:
         grad = parameter.grad
+        # Summed in float32 also for layers in 16 bits, whose sums would be rounded once for each rank.
         parts.append(torch.zeros(parameter.numel()) if grad is None else grad.detach().float().reshape(-1))
     total = ranks.all_reduce_("sum of the layers' gradients", torch.cat(parts))
     sizes = [has_gradient.numel(), numbers.numel(), *(parameter.numel() for parameter in held)]
@@ -395,6 +400,7 @@ def _call(address: tuple[str, int, str], other: int, timeout: float) -> str:
     end = time.monotonic() + timeout
     while True:
         try:
+            # A timeout of 0 would make the socket non-blocking, and one below 0 is an error.
             with socket.create_connection((host, port), timeout=max(0.01, end - time.monotonic())) as connection:
                 answer = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
             # A port of a rank that has died may be that of another process by now.

@@ -62,6 +62,7 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     """Sort keys by the ranks that they go to."""
     keys, counts = wanted
     total = keys.numel()
+    # on_ranks x
     if table.by_column:
         on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
         return Routed(keys, counts, on_ranks, 0, torch.arange(total))
@@ -73,6 +74,7 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     owners = table.owners(keys)
     found = dict.fromkeys(range(num_ranks), keys[:0])
     for owner in (*table.ranks, COPIES) if table.has_hot_rows else table.ranks:
+        # A pass for each rank, of which there are few, keeps the order of the keys, as a stable sort would.
         found[owner] = (owners == owner).nonzero()[:, 0]
     order = torch.cat(list(found.values()))  # those with copies last
     place = torch.empty_like(order)
@@ -127,6 +129,7 @@ class BagPart(NamedTuple):
     def _lookup(self, shape: torch.Size) -> tuple[Tensor, Tensor, BagLayout]:
         """Return keys, offsets and layout of a lookup of one feature in a matrix of vectors."""
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
+        # The vectors as a table of their own, since the kernels of one device pool and sum them.
         layout = BagLayout(
             table_names=("rows",),
             table_base=(0,),
@@ -180,10 +183,13 @@ def sent_bags(
     parts, numbers, first = [], [], 0
     chosen: slice | Tensor
     for count in num_rows:
+        # All keys go there, or none: nothing has to be chosen.
         if by_column or count == sum(num_rows):
             chosen = slice(0, places.numel() if count else 0)
         else:
             chosen = ((places >= first) & (places < first + count)).nonzero()[:, 0]
+        # Bags rise, so equal ones are next to each other. A bag without a key there does not occur, and gets nothing
+        # from there.
         mine, lengths = torch.unique_consecutive(bags[chosen], return_counts=True)
         local = places[chosen] - (0 if by_column else first)
         of_keys = None if weights is None else weights[chosen].float()
@@ -229,6 +235,7 @@ class PooledOnRows(NamedTuple):
             parts = vectors[table]
             # By column all parts came together, and all ranks of the table have the same bags.
             bags = held.bags if len(parts) == len(held.bags) else (max(held.bags, key=len),)
+            # Rank by rank: a bag occurs once in each part, so that its sum has one order and the same bits each time.
             for numbers, part in zip(bags, parts, strict=True):
                 total.index_add_(0, numbers, part)
         return (total * self.factors).view(features, size, width).transpose(0, 1).reshape(size, features * width)
@@ -237,6 +244,7 @@ class PooledOnRows(NamedTuple):
         """Return for each table and rank the gradients float32[b, D] of its bags, of ``grad float[B, S * D]``."""
         width, size, features = self._sizes
         if grad is None:
+            # The ranks of the rows expect gradients also of bags that no loss used.
             by_bag = torch.zeros(self.factors.shape[0], width)
         else:
             by_feature = grad.float().view(size, features, width).transpose(0, 1)

@@ -52,6 +52,8 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
     """
     found = {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
     plan.check([spec for collection in found.values() for spec in collection.specs], ranks.size)
+    # Before memory is allocated and keys are exchanged: with another plan a rank would wait for the others, or get keys
+    # of rows that it lacks.
     ranks.check_same("plan", {"plan": repr(plan), "tables": {path: repr(held.specs) for path, held in found.items()}})
     sharded = {path: ShardedCollection(held, plan, ranks, name=path or "tables") for path, held in found.items()}
     if "" in sharded:
@@ -94,6 +96,8 @@ class ShardedCollection(nn.Module):
         self.placed = [PlacedTable(spec, placements[spec.name], plan) for spec in collection.specs]
         self.local = EmbeddingCollection(
             [table.part(rank) for table in self.placed],
+            # A feature a table, without pooling: ranks exchange vectors of keys, and features exist on the ranks of the
+            # samples.
             [FeatureSpec(name=table.spec.name, table=table.spec.name, pooling="none") for table in self.placed],
             seed=collection.seed,
         )
@@ -107,6 +111,7 @@ class ShardedCollection(nn.Module):
             self.local.pending.has_norm = not self.local.has_hot_rows  # copies of a row would count several times
         self._started: PendingLookups | None = None
         self._announced: PendingLookups | None = None
+        # One rank has nothing to exchange, and a lookup that begins early would only keep its vectors longer.
         self._is_ahead = ranks.size > 1
         pooled = self._pooled_tables(plan, ranks.size)
         exchange = Exchange(self.placed, self.local, ranks, wire=plan.wire, name=name, pooled=pooled)
@@ -209,6 +214,7 @@ class ShardedCollection(nn.Module):
         came = ranks.all_to_all("counts of rows to read ahead", counts.flatten(), each, each).view(counts.shape)
         sent = torch.cat([part for of_rank in parts for part in of_rank])
         found = ranks.all_to_all("rows to read ahead", sent, counts.sum(1).tolist(), came.sum(1).tolist())
+        # Rank by rank, and of each rank table by table.
         blocks = torch.split(found, came.flatten().tolist())
         return {
             table.spec.name: table.local_keys(torch.unique(torch.cat(blocks[number :: len(tables)])))
@@ -251,6 +257,8 @@ class ShardedCollection(nn.Module):
             if table.spec.tiers is None or not readers:
                 continue
             every = torch.unique(torch.cat([keys[name] for name in readers]))
+            # A key outside the table is an error of its lookup, which names feature and table; here it has no row to
+            # read.
             if isinstance(table.spec, TableSpec):
                 every = every[(every >= 0) & (every < table.spec.rows)]
             found[table.spec.name] = every

@@ -147,6 +147,7 @@ class ShardedTable:
             if keys.numel():
                 is_empty = False
                 yield replace(self.part.export(rows), keys=keys)
+        # A table without rows has a file, too: it says the width and the optimizer's states.
         if is_empty and self._exports:
             yield self.part.export(torch.empty(0, dtype=torch.int64))
 
@@ -201,6 +202,7 @@ class ShardedTable:
             if self._ranks.rank not in self.placed.ranks:
                 return
             columns = self.placed.columns(self._ranks.rank)
+            # State with one number a row, such as that of row-wise AdaGrad, is the same on all ranks of the columns.
             state = {name: held[:, columns] if held.dim() == 2 else held for name, held in rows.state.items()}
             state = {name: held.contiguous() for name, held in state.items()}
             self.part.import_(replace(rows, weights=rows.weights[:, columns].contiguous(), state=state))
@@ -277,6 +279,7 @@ class ShardedTable:
                     yield {**piece, "num_evicted": evicted}
             elif "admission_filter" in piece:  # counts in the filter of all are none too low for the keys of any rank
                 what = f"counting filter of {self.name}"
+                # A clone, since the collective writes into its argument: the cells are those that this rank counts in.
                 cells = self._ranks.all_reduce_(what, piece["admission_filter"].clone(), "max")
                 if self._ranks.is_first:
                     yield {**piece, "admission_filter": cells}
@@ -413,6 +416,7 @@ class ShardedTable:
         """Return ``[n, columns]`` of all ranks side by side, on the first of them."""
         ranks, size = self.placed.ranks, self._ranks.size
         sent, received = [0] * size, [0] * size
+        # Only to the first rank of the table, which writes its rows.
         sent[ranks[0]] = held.numel()
         if self._exports:
             received = [held.numel() if rank in ranks else 0 for rank in range(size)]

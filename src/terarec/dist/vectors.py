@@ -76,6 +76,8 @@ class FetchedVectors:
                 ]
             )
             looked_up = found.vectors(order)
+            # Replies of pooled tables are cut by rank and table, since bags are pooled table by table; others by rank
+            # alone.
             is_pooled = not self._bags.keys().isdisjoint(tables)
             for_others = (requested[others].flatten() if is_pooled else requested[others].sum(dim=1)).tolist()
             sizes = [*for_others, *requested[me].tolist()]
@@ -107,6 +109,7 @@ class FetchedVectors:
         """Set `vectors`, as soon as those of all ranks have come."""
         exchange, arenas = self._exchange, self._exchange.arena_tables()
         expected = self._sent.vectors(self._sent.rows, exchange.pooled)
+        # Waits: what ran since `_send` needed no vectors, such as the layers before the tables.
         came = exchange.numbers(self._pending, self._expected(expected))
         pieces, copied = self._pieces, self._copied
         for rank in range(exchange.ranks.size):
@@ -133,6 +136,7 @@ class FetchedVectors:
         by_table = [
             {
                 number: [
+                    # By column every rank of the table gets the gradient of all keys, of its columns alone.
                     segment[:, exchange.tables[number].columns(rank)]
                     for segment in (
                         [of_bags[number][rank]]
@@ -173,6 +177,7 @@ class FetchedVectors:
             counts = self._received.all[:, tables].sum(dim=0)
             ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             width = exchange.tables[tables[0]].width
+            # Also where none came: a row optimizer counts only steps with gradients, and all ranks have to count alike.
             found.keep(None, ends, torch.cat(mine) if mine else torch.empty(0, width))
 
     def return_occurrences(self, features: Sequence[Occurrences]) -> None:
@@ -227,6 +232,7 @@ class FetchedVectors:
             for column, number in enumerate(tables):
                 total = 0
                 while index < len(of_table) and of_table[index] == number:
+                    # Ranks have consecutive spans of the batch, so that rank by rank is the order of its samples.
                     for source in range(len(grads)):
                         count, first = sizes[source][index], firsts[source]
                         order.append(cut[source][index] + starts[source, column])
@@ -249,6 +255,7 @@ class FetchedVectors:
         is_copy = places >= copies
         chosen = (((places >= first) & (places < first + count)) | is_copy).nonzero()[:, 0]
         mine = places[chosen]
+        # Keys of rows with copies come behind those of all ranks here, and behind those of this rank there.
         return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
 
     def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
