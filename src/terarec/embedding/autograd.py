@@ -51,10 +51,12 @@ class TableParameter(nn.Parameter):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
+            # Run first and rejected by the result: on an empty tensor every function is harmless.
             result = func(*args, **kwargs)
             is_data = name == "__get__" and getattr(func, "__self__", None) is _DATA
             is_of_tables = bool(args) and isinstance(args[0], TableParameter)
             if isinstance(result, Tensor) and is_of_tables and (name in _SAME or is_data):
+                # A copy represents the tables, too, so that arithmetic on it is rejected as well.
                 return TableParameter(result.detach(), requires_grad=False)
         if _computes(name, args, kwargs, result):
             raise ConfigError(
@@ -77,6 +79,7 @@ class TableParameter(nn.Parameter):
         return _rebuild, (self.dtype, self.device, self.requires_grad)
 
 
+# Reading ``.data`` comes as a call of ``__get__`` of this descriptor.
 _DATA = Tensor.__dict__.get("data", getattr(torch._C.TensorBase, "data", None))
 
 
@@ -139,9 +142,11 @@ class LookupGradients:
             slots: int64[N], the rows of the arena's weights, where they are in tiers.
             pin: Pin that keeps the slots.
         """
+        # Of the lookup: if rows have been evicted by the backward pass, their numbers mean other keys.
         generation = self._arenas[index].generation
 
         def deposit(grad: Tensor) -> None:
+            # Detached, so that a stored gradient does not keep the graph behind the weights.
             factors = None if key_weights is None else key_weights.detach()
             self.keep(index, generation, pin, BagGradient(keys, offsets, grad, layout, factors, slots))
 
@@ -205,6 +210,7 @@ class _KeepGradient(torch.autograd.Function):
         # Vectors that the loss does not use get no gradient, instead of zeros of their size.
         ctx.set_materialize_grads(False)
         ctx.deposit = deposit
+        # Within `forward` autograd records nothing, so the lookup gets no backward pass of its own.
         return compute()
 
     @staticmethod

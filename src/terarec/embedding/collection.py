@@ -111,6 +111,7 @@ class EmbeddingCollection(nn.Module):
         stores = {table.name: table for arena in self.arenas for table in _stores(arena)}
         self.tables = {spec.name: stores[spec.name] for spec in tables}
         self.stores: Mapping[str, Store] = self.tables
+        # Empty, so that dense optimizers, norms and all-reduces over the parameters have nothing to do with it.
         self.rows = TableParameter(torch.empty(0))
         self.pending = PendingGradients(
             self.rows, self.arenas, [f"tables {', '.join(arena.table_names)}" for arena in self.arenas]
@@ -139,6 +140,7 @@ class EmbeddingCollection(nn.Module):
 
         If one of these is raised, dynamic tables are unchanged.
         """
+        # An exported program has no backward pass, even if it is exported in training mode.
         is_trained = torch.is_grad_enabled() and self.is_trained and not torch.compiler.is_exporting()
         if torch.compiler.is_compiling() and (is_trained or not self._is_traced_whole(jagged)):
             from terarec.ops.traced import run_eager  # loads the compiler
@@ -221,6 +223,7 @@ class EmbeddingCollection(nn.Module):
             One list per arena, and the factor to multiply them by: 1 unless they were scaled or clipped
             since the backward pass.
         """
+        # Before rows are unpinned below: a gradient that is rejected here leaves its rows in place.
         taken, factor = self.pending.take()
         for index, arena in enumerate(self.arenas):
             if isinstance(arena, DynamicArena):
@@ -313,6 +316,7 @@ class EmbeddingCollection(nn.Module):
     def _find_rows(self, jagged: Jagged, is_trained: bool, repeats: Mapping[str, Tensor] | None = None) -> list[_Bags]:
         """Return the bags of the features whose rows an index finds."""
         found: dict[int, tuple[Translated, PlacedRows | None]] = {}
+        # All transactions end together: if a table is full, those before it undo their inserts, too.
         with ExitStack() as all_or_none:
             for index, readers in self._readers.items():
                 arena = self.arenas[index]
@@ -331,6 +335,7 @@ class EmbeddingCollection(nn.Module):
         for number, group in enumerate(self._translated_groups):
             arena = self.arenas[group.arena]
             if isinstance(arena, DynamicArena):
+                # Kept for the next lookups: layouts are checked when they are made, and arenas grow rarely.
                 layout = fitted(group.layout, arena.num_rows)
                 if layout is not group.layout:
                     self._translated_groups[number] = replace(group, layout=layout)
@@ -383,6 +388,7 @@ class EmbeddingCollection(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._dtype = self.rows.dtype
         for arena in self.arenas:
+            # `fn` does not say where it moves tensors to, so an empty one is sent ahead.
             arena.move(fn(torch.empty(0, device=arena.device)).device)
         for table in self.tables.values():
             if isinstance(table, DynamicTable):
@@ -406,6 +412,7 @@ class EmbeddingCollection(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        # Not by torch's own loading: tables are no tensors of the module, and `rows` has no entry.
         known: set[str] = set()
         for table in self.tables.values():
             known.update(entry_names(table, prefix))

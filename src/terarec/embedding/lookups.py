@@ -180,6 +180,7 @@ class LookupCollection(nn.Module):
         batch_size = part.batch_size
         if not batch_size:
             return torch.empty(0, layout.width, device=part.keys.device)
+        # Bags are feature-major: every B-th offset is where the keys of a feature begin.
         ends = part.offsets[::batch_size].tolist()
         found, done = [], 0
         for table, members in groupby(layout.feature_table):

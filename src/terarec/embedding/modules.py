@@ -172,6 +172,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             raise ConfigError("scale_grad_by_freq", "got True in mode 'max', expected mode 'sum' or 'mean'")
         bags, key_weights = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
+            # As in torch, padding is no part of a sum, a mean or a maximum.
             bags, key_weights = without_key(bags, key_weights, self.padding_idx)
         return self._look_up(bags, key_weights, cast(Pooling, self.mode))
 
@@ -195,6 +196,7 @@ class Embedding(DropIn, nn.Embedding):
         """
         if self._is_left_to_torch(input):
             return super().forward(input)
+        # As in torch, the row of `padding_idx` is returned like any other; it only gets no gradient.
         vectors = self._look_up(single_keys(input), None, "sum", self.padding_idx)
         return vectors.reshape(*input.shape, self.weight.shape[1])
 
@@ -229,6 +231,7 @@ def replace_embeddings(model: _Model) -> _Model:
         if reason:
             _LOGGER.warning("replace_embeddings: %s is not replaced: %s", place, reason)
         else:
+            # Both classes have one layout in memory: the replacement adds methods and attributes of the class alone.
             module.__class__ = _REPLACEMENTS[type(module)]  # type: ignore[assignment]
             replaced.append(place)
     _LOGGER.info("replace_embeddings: %d modules replaced: %s", len(replaced), ", ".join(replaced) or "none")

@@ -77,7 +77,9 @@ def _in_feature_order(features: Sequence[FeatureSpec], pooled: Mapping[tuple[str
 def _split_sequences(part: Jagged, vectors: Tensor) -> dict[str, Ragged[Tensor, Tensor]]:
     """Cut ``vectors float32[N, D]`` of several features into the lists of each."""
     batch_size = part.batch_size
+    # Of an empty batch the only offset, 0, for each feature.
     starts = part.offsets[::batch_size] if batch_size else part.offsets.expand(len(part.names) + 1)
+    # Lengths in host memory: on a GPU this waits, which pooled features do not.
     values = torch.split(vectors, starts.diff().tolist())
     return {
         name: Ragged(values[index], part.offsets[index * batch_size : (index + 1) * batch_size + 1] - starts[index])
@@ -130,6 +132,7 @@ def pad_sequences(sequences: Ragged[Tensor, Tensor], length: int | None = None) 
     mask = torch.arange(most, device=values.device) < lengths.unsqueeze(1)
     if values.shape[0] == batch_size * most:  # no bag has more, so each has this many
         return PaddedSequences(values.reshape(batch_size, most, width), mask)
+    # The distance from a vector to its place: row b begins at b * K instead of at its offset.
     starts = torch.arange(batch_size, device=values.device) * most - sequences.offsets[:-1]
     places = torch.arange(values.shape[0], device=values.device) + starts.repeat_interleave(lengths)
     padded = values.new_zeros(batch_size * most, width).index_copy(0, places, values)

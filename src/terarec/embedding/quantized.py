@@ -67,6 +67,7 @@ class QuantizedCollection(nn.Module):
         for place, name in enumerate(arena.table_names):
             table = tables[name]
             keys = self.get_buffer(f"keys_{number}_{place}") if table.is_dynamic else table.keys()
+            # In pieces, which bound the float32 copies that an export makes.
             parts += [quantize_rows(table.export(part).weights) for part in torch.split(keys, _ROWS_AT_ONCE)]
         return torch.cat(parts)
 
@@ -98,6 +99,7 @@ class QuantizedCollection(nn.Module):
             check_offsets(jagged)
             for number, readers in self._dynamic_readers.items():
                 found = translate(jagged, readers, self._found, train=False)
+                # Rows in the place of keys: the layout of a dynamic arena takes rows of the whole arena.
                 rows[number] = dataclasses.replace(found.part, keys=found.rows)
         looked_up = []
         for group in self._groups:
@@ -157,6 +159,7 @@ class QuantizedCollection(nn.Module):
                 return f"{prefix}rows_{number}: got {lengths[0]} rows, expected {expected}, one a key and table"
             for name, length in zip(buffers, lengths, strict=True):
                 held = self.get_buffer(name)
+                # torch copies into the buffers that are there, and rejects other shapes.
                 setattr(self, name, held.new_empty(length, *held.shape[1:]))
         return None
 

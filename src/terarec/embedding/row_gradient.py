@@ -117,6 +117,7 @@ class PendingGradients:
         """
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             grad = self.parameter.grad
+            # ``zero_grad()`` only removes the marker: what was stored before it is dropped here.
             self.was_dropped = grad is None and any(self._held)
             if grad is None:
                 taken, factor = self._empty(), 1.0
@@ -166,6 +167,7 @@ class PendingGradients:
         ]
         norm = math.hypot(*norms)
         if self.over_ranks is not None:
+            # Norms do not add up, their squares do.
             norm = math.sqrt(self.over_ranks(norm * norm))
         return abs(self._factor) * norm
 
@@ -330,6 +332,7 @@ def _scale(name: str, args: Sequence[Any]) -> Any:
                     f"{name} on the .grad of embedding tables",
                     f"got a factor {list(factor.shape)}, expected one number",
                 )
+            # Kept as a factor and applied by the update: no pass over the gradients.
             mine.pending.scale_(1.0 / float(factor) if _SCALINGS[name] else float(factor))
         elif _SCALINGS[name]:
             mine.div_(factor)

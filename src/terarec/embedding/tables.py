@@ -75,6 +75,7 @@ def arena_groups(tables: Sequence[AnyTableSpec]) -> list[list[AnyTableSpec]]:
     """
     groups: dict[tuple[bool, int, str, str, Tiers | None], list[AnyTableSpec]] = {}
     for table in tables:
+        # Everything that one call of a kernel shares: width, type, rule, and memory in which the rows lie.
         kind = (isinstance(table, DynamicTableSpec), table.width, table.dtype, table.optimizer, table.tiers)
         groups.setdefault(kind, []).append(table)
     return list(groups.values())
@@ -305,6 +306,7 @@ def load_entries(table: AnyTable, prefix: str, state: Mapping[str, Any]) -> tupl
     missing = [name for name in names if name not in state]
     if missing:
         return missing, None
+    # Of a static table both are the one entry, its weights.
     keys, weights = state[names[0]], state[names[-1]]
     if not (isinstance(keys, Tensor) and isinstance(weights, Tensor)):
         return [], f"{names[0]}: got {type(keys).__name__} and {type(weights).__name__}, expected tensors"
@@ -344,6 +346,7 @@ class RecordedTables:
     features: tuple[FeatureSpec, ...]
 
 
+# A context variable, so that models that other threads make meanwhile are not recorded.
 _RECORD: ContextVar[list[RecordedTables] | None] = ContextVar("record", default=None)
 
 

@@ -190,6 +190,7 @@ def arena_of(parameter: nn.Parameter) -> ParameterArena:
     return arena
 
 
+# `TorchVersion` compares releases, not letters.
 GRAPHS_HOLD_UPDATES = torch.__version__ >= "2.13"
 """Whether a compiled graph can contain the backward pass. In torch 2.11 in-place changes of an op are lost in the
 compiled backward pass of an autograd function: gradients are zero. 2.12 was not tested."""
@@ -286,6 +287,7 @@ class _Lookup(torch.autograd.Function):
             )
         if ctx.needs_input_grad[0]:
             gradient = _ruled(gradient, rule)
+            # Per key where a maximum was taken, since the rows may have moved when the optimizer steps.
             if rule.attached:
                 rule.attached.pending.put(0, per_key(gradient, rows))
             else:
@@ -301,6 +303,7 @@ def _ruled(gradient: BagGradient, rule: GradientRule) -> BagGradient:
     layout = gradient.layout
     if rule.by_frequency:
         _, places = group_keys(keys, layout.num_rows)
+        # How often each key occurs, at each of its occurrences: int64[N].
         shares = places.bincount()[places].float().reciprocal()
         if layout.pooling == ("mean",):  # as a sum with factors, since with factors a mean divides by their sum
             lengths = offsets.diff()

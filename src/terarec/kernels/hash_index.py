@@ -20,6 +20,7 @@ def check_vector(name: str, vector: Tensor, device: torch.device, length: int | 
     Raises:
         ConfigError: Anything but int64[N] on the index's device, or another length than `length`.
     """
+    # A device without an index, such as "cuda", matches every device of its type.
     is_here = vector.device.type == device.type and device.index in (None, vector.device.index)
     if vector.dtype != torch.int64 or vector.ndim != 1 or not is_here or length not in (None, vector.shape[0]):
         raise ConfigError(

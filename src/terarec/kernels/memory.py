@@ -14,6 +14,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def available_bytes() -> int | None:
     """Return the bytes that can be allocated without swapping, within the container's limit; None if unknown."""
+    # A container may have less than the machine, and the machine less than the limit of the container.
     bounds = [bound for bound in (_system_available(), _cgroup_available()) if bound is not None]
     return min(bounds, default=None)
 

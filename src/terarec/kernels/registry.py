@@ -83,6 +83,7 @@ def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Ch
         KernelError: An unknown op, or ``TERAREC_KERNELS`` names an implementation that does not load.
     """
     _check_op(op)
+    # Read here, inside the cache: the variable counts as it is at the first choice of an op.
     forced = forced_implementation()
     if forced is not None:
         if reason := available()[forced]:
@@ -121,6 +122,7 @@ def choose(
     _check_op(op)
     if implementation == "auto":
         choice = active(op, device, among)
+        # Once for each op and device, since `choose` caches what it returns.
         if choice.implementation != _fastest_for(device):
             _LOGGER.warning("%s on %s runs the %s kernel (%s)", op, device, choice.implementation, choice.why)
         implementation = choice.implementation
@@ -162,6 +164,7 @@ def _lack(op: str, name: str, among: tuple[str, ...]) -> str:
     """Return why an implementation does not run an op on any device; empty if it does."""
     if reason := available()[name]:
         return reason
+    # By attribute: an implementation has an op if its module defines the name, so there is no second list to maintain.
     if not hasattr(_module(name, OPS[op]), op):
         return "it has no such op"
     return "" if name in among else "it does not support these arguments"
@@ -175,6 +178,7 @@ def _loading_fault(name: str) -> str:
         if not (torch.cuda.is_available() or triton_interprets()):
             return "no CUDA device is there"
     try:
+        # All modules at once: an implementation that half loads would fail later, in the middle of a run.
         for module in OPS.values():
             _module(name, module)
     except (ImportError, KernelError) as error:

@@ -77,6 +77,7 @@ class RowRule:
         _check_choice("mode", self.mode, UPDATE_MODES)
         if not math.isfinite(self.lr):
             raise self._bad("lr", "a finite number")
+        # "not low <= x < high" is also true of NaN, which "x < low or x >= high" would accept.
         for name, limit in _LIMITS[type(self)]:
             if not 0.0 <= getattr(self, name) < limit:
                 raise self._bad(name, f"0 <= {name} < 1" if limit == 1.0 else "a finite number >= 0")
@@ -214,6 +215,7 @@ class MomentumRule(RowRule):
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
         """Apply the formula of this rule; see `RowRule.update_`."""
+        # With `lr_in_momentum` the rate is a factor of the gradient, and `rate` is -1: one formula serves both forms.
         grad = self.scales(step)[0] * grad
         state[0].mul_(self.beta1).add_(grad)
         weights -= lr * self._movement(grad, state[0])
@@ -232,6 +234,7 @@ class MomentumRule(RowRule):
 
 def _sum_of_powers(beta: float, count: Tensor) -> Tensor:
     """Return beta + ... + beta^count."""
+    # Closed form of the geometric sum: a row may have missed any number of steps.
     total: Tensor = beta * (1.0 - beta**count) / (1.0 - beta)
     return total
 
@@ -354,6 +357,7 @@ class AdamRule(RowRule):
 
     def scales(self, step: int) -> tuple[float, float]:
         """Return a step's factors of the first moment and of the root of the second."""
+        # In double: 1 - beta2^t is small in the first steps, where float32 would lose digits.
         return 1.0 / (1.0 - self.beta1**step), 1.0 / math.sqrt(1.0 - self.beta2**step)
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
@@ -397,6 +401,7 @@ class AdamWRule(AdamRule):
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
         """Apply the formula of this rule; see `RowRule.update_`."""
+        # Decay before the step, and not by way of the gradient: "decoupled", as in `torch.optim.AdamW`.
         weights *= 1.0 - lr * self.weight_decay
         AdamRule.update_(self, weights, state, grad, lr, step)
 
@@ -434,6 +439,7 @@ class FTRLRule(RowRule):
         linear += grad - (root - before) / lr * weights
         shrunk = torch.where(linear < 0, -self.l1, self.l1) - linear
         moved = shrunk / ((root + self.beta) / lr + self.l2)
+        # Not by the increment of w: FTRL gives weights as a function of its sums, and exact zeros within l1.
         weights.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
 
 

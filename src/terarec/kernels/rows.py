@@ -92,6 +92,7 @@ class ReservedRows:
         """
         if not 0 <= rows <= self._rows:
             raise StorageError("rows", f"got {rows}, expected 0 to the {self._rows} that have memory")
+        # A view of the reserved memory keeps it alive: NumPy holds a reference to the base array.
         part = self._memory[: rows * self.row_bytes].view(self.dtype)
         return part.reshape(rows, *self.shape[1:])
 
@@ -196,6 +197,7 @@ def initialise_keys(
         return
     fill = choose("fill_keyed_rows", "cpu")
     keys = keys.cpu().contiguous()
+    # Written in place, without a staged copy.
     if weights.dtype == torch.float32 and weights.device.type == "cpu":
         fill(weights.numpy(), rows.contiguous().numpy(), keys.numpy(), initializer, seed, scale)
         return

@@ -353,6 +353,7 @@ class Pin:
             # Only noted here: a `deque` takes it from any thread, garbage collection included, and the map has no lock.
             released.append(self.slots)
 
+    # A pin that is dropped without `release` would keep its slots for ever.
     def __del__(self) -> None:
         self.release()
 
@@ -387,8 +388,10 @@ class SlotLimit:
             The slot from which on none has a row.
         """
         slots = self._slots
+        # All slots that nothing pins: with the last batch number no row counts as needed by a coming one.
         loose = slots.victims(slots.used_slots, _LAST_BATCH)
         tail = loose[loose >= limit]
+        # Before their release, after which nothing says that they changed.
         write_back(tail[slots.is_dirty[tail]])
         # A slot is free to be assigned only once nothing pins it, and this pin is never undone.
         slots.pin(tail)

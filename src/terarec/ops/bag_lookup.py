@@ -69,6 +69,7 @@ def _key_weight_gradient(
     key_weights: Tensor,
     implementation: str,
 ) -> Tensor:
+    # The dots read the rows, which takes the time; the formula on them is elementwise, and torch has it on any device.
     dots = choose("row_dots", weights.device, implementation)(weights, keys, offsets, grad, layout)
     return by_formula(dots, keys, offsets, layout, key_weights)
 
@@ -78,6 +79,7 @@ key_weight_gradient_op = torch.library.custom_op("terarec::key_weight_gradient",
 
 @key_weight_gradient_op.register_fake
 def _key_weight_gradient_fake(weights: Tensor, keys: Tensor, *_: object) -> Tensor:
+    # Fakes read shapes alone, which may be symbolic: a graph serves batches of any number of keys.
     return weights.new_empty(keys.shape[0], dtype=torch.float32)
 
 
@@ -117,6 +119,7 @@ def bag_lookup(
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, traced=traced)
     result: Tensor
     try:
+        # By way of the op only where something has to see it; all other calls save the dispatcher (`checks.is_traced`).
         if traced or (torch.is_grad_enabled() and _learns(weights, key_weights)):
             result = _bag_lookup_op(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
@@ -190,6 +193,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     sparse = of_key_weights = None
     if ctx.needs_input_grad[0]:
         rows, values = spread_gradient(keys, offsets, grad, layout, key_weights, weights=weights)
+        # Autograd expects a gradient in the type of its input; sums were in float32 until here.
         values = values.to(ctx.weights_dtype)
         # The lookup has checked the rows; to check them again would wait for a GPU.
         sparse = torch.sparse_coo_tensor(rows[None], values, ctx.weights_shape, check_invariants=False)

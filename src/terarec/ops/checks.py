@@ -50,6 +50,7 @@ def lookup_fits(
         grad: float32, of the shape of the result.
         traced: Whether a compiler follows, which has to see the conditions themselves.
     """
+    # That of the CPU on any device: it says no for tensors elsewhere, which are then checked one by one below.
     if not traced and choose("lookup_fits", "cpu")(weights, keys, offsets, key_weights, grad, layout.extents):
         return
     _weights_fit(weights, layout)
@@ -108,6 +109,7 @@ def places_fit(places: Tensor, keys: Tensor, weights: Tensor, width: int) -> Non
         raise ConfigError("places", f"got {name(places)}, expected int64{list(keys.shape)}, one a key")
     same_device(weights, (places,))
     if places.numel():
+        # Kernels check keys, but take places on trust: a wrong one would write outside of the arena.
         low, high = (int(bound) for bound in torch.aminmax(places))
         if low < 0 or high >= weights.shape[0]:
             raise ConfigError("places", f"got {low} to {high}, expected 0 <= place < {weights.shape[0]}")

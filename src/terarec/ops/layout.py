@@ -88,6 +88,7 @@ class BagLayout:
     @functools.cached_property
     def num_rows(self) -> int:
         """Arena rows that the tables need: V is at least this."""
+        # The largest end, not a sum: tables may share rows, as those of an arena that grows do.
         return max(base + rows for base, rows in zip(self.table_base, self.table_rows, strict=True))
 
     @functools.cached_property

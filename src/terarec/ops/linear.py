@@ -93,6 +93,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         out = _product(x, weight, bias, activation)
+        # The output shows where the ReLU was positive, so that its input need not be kept.
         ctx.save_for_backward(x, weight, out if activation == "relu" else None)
         return out
 
@@ -106,6 +107,7 @@ class _Linear(torch.autograd.Function):
             return grad.mm(weight) if has_x else None, grad.t().mm(x) if has_weight else None, grad_bias, None
         grad_bias = None
         if part is None:
+            # The gradient of a sum is expanded, with strides of 0: copied once here instead of by each product.
             grad = grad.contiguous()
             grad_bias = grad.sum(0) if has_bias else None
         elif has_bias:
@@ -127,6 +129,7 @@ def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     if grad.dtype is not torch.float32 or not multiplies_weight_gradients(x.shape[1]):
         return grad.t().mm(x)
     if x.shape[1] < grad.shape[1]:
+        # (n, B) by (B, m), then turned: contiguous, since a gradient is to have the layout of its weight.
         return _product(x.t(), grad.t()).t().contiguous()
     return _product(grad.t(), x.t())
 
@@ -232,6 +235,7 @@ def _is_in_graph(x: Tensor, weight: Tensor) -> bool:
     """Return whether a product of a graph that is being compiled runs by oneDNN, in bfloat16 under autocast."""
     if is_exporting() or x.dim() != 2 or not x.device.type == weight.device.type == "cpu":
         return False
+    # Here, as it loads the compiler; while a graph is compiled that is loaded already.
     from terarec.ops.traced import least_products
 
     is_narrow = torch.is_autocast_enabled("cpu")

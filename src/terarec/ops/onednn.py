@@ -118,6 +118,7 @@ def _why_mkl_is_fast() -> str:
         return "this torch has no MKL, and multiplies by another library"
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return "torch does not take AVX-512"
+    # Zen 3 has the family of Zen 4, but no AVX-512: the test before this one has ruled it out.
     return "" if amd_family() >= _FAMILY_OF_ZEN_4 else "MKL is fast on this processor"
 
 

@@ -26,6 +26,7 @@ def supports_pair_dots(first: Tensor, others: Tensor) -> bool:
     if is_compiling():
         if is_exporting():
             return False
+        # Here, as it loads the compiler; while a graph is compiled that is loaded already.
         from terarec.ops.traced import has_pair_dots
 
         is_there: bool = has_pair_dots(is_narrow)
@@ -74,6 +75,7 @@ def _pair_gradients(grad: Tensor, first: Tensor, others: Tensor, implementation:
     return of_first, of_others
 
 
+# An op of its own, so that a compiled graph can hold the backward pass as well.
 _pair_gradients_op = torch.library.custom_op("terarec::pair_gradients", mutates_args=())(_pair_gradients)
 
 
@@ -101,5 +103,6 @@ def _has_kernel(is_narrow: bool) -> bool:
 
 
 def _kernel(op: str, first: Tensor, implementation: str) -> Any:
+    # The compiled module has the op on every processor, but not every processor has its instructions.
     has_fast = _has_kernel(first.dtype is torch.bfloat16)
     return choose(op, "cpu", implementation, ("cpu", "ref") if has_fast else ("ref",))

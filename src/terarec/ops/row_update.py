@@ -127,6 +127,7 @@ def row_update_(
                 [part for held in found for part in held],
                 rule.kind,
                 rule.mode,
+                # A truth value passes as 0.0 or 1.0.
                 [float(getattr(rule, name)) for name in number_names(type(rule))],
                 step,
                 rounding_seed,
@@ -224,6 +225,7 @@ def _check_factors(table_lr: Tensor | None, gradients: Sequence[BagGradient], ru
         if table_lr.device.type != "cpu" or table_lr.dtype != torch.float32 or tuple(table_lr.shape) != (tables,):
             got = f"{_listed([(table_lr.dtype, tuple(table_lr.shape))])} on {table_lr.device}"
             raise ConfigError("table_lr", f"got {got}, expected float32[{tables}] in host memory, one for each table")
+        # A row without a key belongs to each of the tables that share it: which factor would hold is not defined.
         if rule.updates_all_rows and len({*held.layout.table_base}) < tables and bool((table_lr != table_lr[0]).any()):
             raise ConfigError(
                 "table_lr",
@@ -282,6 +284,7 @@ def dense_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor | 
         weights: [V, D] as they were at the lookup; needed for pooling "max".
     """
     layout = gradient.layout
+    # By the update kernel instead of `index_add_`: it sums on all threads, and in the order of the batch.
     total = torch.zeros(layout.num_rows, layout.width, device=gradient.grad.device)
     row_update_(total, (), [per_key(gradient, weights)], _SUBTRACT, step=1)
     return total.neg_().to(dtype)
@@ -302,9 +305,11 @@ def sparse_gradient(gradient: BagGradient, dtype: torch.dtype, weights: Tensor |
     rows, groups = group_keys(gradient.keys, shape[0])
     values = torch.zeros(rows.shape[0], shape[1], device=gradient.grad.device)
     if rows.shape[0]:
+        # An update of the touched rows alone, renumbered from 0, so that nothing of the size of the table is made.
         layout = dataclasses.replace(gradient.layout, table_rows=(rows.shape[0],))
         row_update_(values, (), [gradient._replace(keys=groups, layout=layout)], _SUBTRACT, step=1)
     values = values.neg_().to(dtype)
+    # Rows are distinct and rising: torch need not sort and sum them again, nor check them.
     return torch.sparse_coo_tensor(rows[None], values, shape, is_coalesced=True, check_invariants=False)
 
 
@@ -386,6 +391,7 @@ def _place(gradient: BagGradient) -> str:
         where = f"sample {row}"
     else:
         batch_size = (gradient.offsets.numel() - 1) // len(layout.feature_names)
+        # The first feature whose keys end behind `row`; `right=True` passes over features without keys.
         ends = gradient.offsets[batch_size::batch_size].contiguous()
         feature = int(torch.searchsorted(ends, row, right=True))
         where = f"key {int(gradient.keys[row])}"

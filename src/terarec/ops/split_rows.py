@@ -129,6 +129,7 @@ def split_row_update_(
         arguments = [tuple(state.values())]
     for name, held in touched.items():
         if held.keys.numel():
+            # The layout names all tables of the arena; factors of 0 leave the others alone.
             only = torch.zeros_like(factors)
             only[split[name]] = 1.0 if kernel_rule is _SUBTRACT else factors[split[name]]
             places = held.places if gradients[0].places is not None else None
@@ -143,6 +144,7 @@ def split_row_update_(
                 rounding_seed=rounding_seed,
             )
     for number in split.values():
+        # These rows are done: 0 keeps the caller's update of the whole arena from moving them again.
         factors[number] = 0.0
     return factors if split else table_lr
 
@@ -184,6 +186,7 @@ def _touched(weights: Tensor, gradients: Sequence[BagGradient], table: int) -> _
     summed = torch.zeros(distinct.numel(), layout.width)
     if count:
         occurrences = BagGradient(number[inverse], torch.tensor([0, count]), torch.cat(grads), one)
+        # By the update kernel, which adds in the order of the batch: one process and several ranks get the same bits.
         summed = summed_gradients([occurrences], summed)
     of_rows = replace(layout, feature_names=("rows",), feature_table=(table,), pooling=("none",))
     return _Touched(distinct[order], torch.cat(places)[first[order]], of_rows, summed)
@@ -196,6 +199,7 @@ def _clipped(grad: Tensor, rule: RowRule) -> Tensor:
 
 def _squares(grads: Mapping[str, Tensor], columns: SplitColumns) -> dict[str, Tensor]:
     """Return the sums of the squares [U, 1] over all columns of the rows of each table."""
+    # All columns of a row are brought together and summed in the order of one process: exact, but D times the bytes.
     if columns.is_exact:
         return {name: _sum_of_squares(torch.cat(parts, dim=1)) for name, parts in columns.parts(grads).items()}
     sums = columns.parts({name: _sum_of_squares(grad) for name, grad in grads.items()})

@@ -136,6 +136,7 @@ def _move(
     # Temporaries are reused in place: each is as large as the parameter.
     before = (total + numbers["eps"]).sqrt_()
     root = total.addcmul_(grad, grad).add(numbers["eps"]).sqrt_()
+    # before - root, hence the plus: z + g - (root - before) / lr w.
     linear.add_(grad).addcmul_(before.sub_(root), weights, value=1.0 / lr)
     shrunk = linear.sign().mul_(numbers["l1"]).sub_(linear)
     moved = shrunk.div_(root.add_(numbers["beta"]).div_(lr).add_(numbers["l2"]))
@@ -259,6 +260,7 @@ def _complete(optimizer: optim.Optimizer, parameter: nn.Parameter, names: tuple[
     if not names or state.get(names[0]) is not None:
         return
     if isinstance(optimizer, _COUNTING):
+        # As torch's fused optimizers make it: a tensor, which a step increments in place.
         state["step"] = torch.zeros((), dtype=torch.float32)
     for name in names:
         state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

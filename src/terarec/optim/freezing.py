@@ -45,6 +45,7 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
         for prefix, module in model.named_modules()
         if isinstance(module, RowParameters) and module.tables
     ]
+    # The parameters that represent tables are frozen by table names, not by their own.
     of_tables = {id(module.pending.parameter) for _, module in collections}
     parameters = {name: held for name, held in model.named_parameters() if id(held) not in of_tables}
     tables = {table: _path(prefix, table) for prefix, module in collections for table in module.tables}
@@ -52,6 +53,7 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
     _check_patterns(patterns, [*parameters, *tables, *tables.values()])
     found_parameters = [name for name in parameters if _matches(patterns, name)]
     found = [table for table, path in tables.items() if _matches(patterns, table) or _matches(patterns, path)]
+    # A collection has one flag for all tables; which of them stay is known to the row optimizer.
     if rows is None:
         _check_whole(collections, found)
     else:

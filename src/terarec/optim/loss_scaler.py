@@ -100,6 +100,7 @@ class LossScaler:
             TrainingError: As `RowOptimizer.step`; nothing was updated.
         """
         self.unscale_(optimizers)
+        # The step ends here, whether it is taken or skipped.
         self._is_unscaled = False
         stepped = not self._found_inf(optimizers)
         if stepped:

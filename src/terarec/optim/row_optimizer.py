@@ -105,6 +105,7 @@ class RowOptimizer(optim.Optimizer):
         tables = self._rules.tables([owner for owners in per_group for owner in owners])
         for name, rule in self._rules.by_name.items():
             check_options(rule.options, tables.get(name, []))
+        # torch calls `add_param_group` for each group, which attaches the state.
         super().__init__(groups, {"lr": next(iter(self._rules.by_name.values())).spec.lr})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -303,6 +304,7 @@ class RowOptimizer(optim.Optimizer):
             group["lr"] = float(rate)
         self.num_steps, self.num_skipped = int(state["num_steps"]), int(state["num_skipped"])
         steps = state.get("rule_steps", {})
+        # A state of one rule has no counts of rules: its steps are those of every rule.
         self._rule_steps = Counter({name: int(steps.get(name, self.num_steps)) for name in mine})
 
     def state_dict(self) -> dict[str, Any]:
@@ -317,6 +319,7 @@ class RowOptimizer(optim.Optimizer):
             ConfigError: A later row optimizer has replaced the state.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
+            # `torch.optim.Optimizer` runs hooks in its own methods, which these replace.
             hook(self)
         self._check_is_owner()
         state = {number: state_of(owner) for number, owner in self._numbered()}
@@ -439,6 +442,7 @@ class RowOptimizer(optim.Optimizer):
             for policy, mine in zip(policies, gradients, strict=True)
         ]
         is_raised = [place for place, policy in zip(found, policies, strict=True) if place and policy == "raise"]
+        # A sum over ranks, so that all of them raise: one that went on would wait for the others for ever.
         raised = self._sum_over_ranks(float(bool(is_raised)))
         if raised:
             where = is_raised[0] if is_raised else "got a gradient on another rank"
@@ -453,6 +457,7 @@ class RowOptimizer(optim.Optimizer):
         if bound is None:
             return 1.0
         norm = gradient_norm(parts)
+        # Squares add up over ranks, norms do not.
         if any(owner.pending.over_ranks is not None for owner in self._owners):
             norm = math.sqrt(self._sum_over_ranks(norm * norm))
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0

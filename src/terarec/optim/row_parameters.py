@@ -87,6 +87,7 @@ def roots_of(group: Mapping[str, Any]) -> list[nn.Module]:
 
 def owners_of(roots: Sequence[nn.Module]) -> list[RowParameters]:
     """Return the modules with tables among `roots` and in them, each once."""
+    # By identity: a module that is reached by two paths is one owner.
     found = {id(child): child for root in roots for child in root.modules() if isinstance(child, RowParameters)}
     return list(found.values())
 
@@ -178,6 +179,7 @@ def _import_state(table: AnyTable, keys: Tensor, loaded: Mapping[str, Tensor]) -
     """Set the states of the rows of ``keys int64[n]``."""
     rows = table.export(keys)
     state = {name: loaded[name].to(values.device, values.dtype) for name, values in rows.state.items()}
+    # Without counts of uses, which belong to the eviction policy and not to the optimizer.
     table.import_(replace(rows, state=state, uses={}))
 
 

@@ -75,10 +75,12 @@ def _rule_of(spec: SparseOptimizerSpec) -> RowRule:
         if field.name not in _NO_NUMBERS:
             numbers[_RULE_NAMES.get(field.name, field.name)] = getattr(spec, field.name)
     if isinstance(spec, AdamSpec) and spec.eps_hat:
+        # The spec has one epsilon and a flag for its place; the formula has both places.
         numbers |= {"eps": 0.0, "eps_hat": spec.eps}
     return row_rule(
         spec.kind,
         mode=options.mode,
+        # Gradients of a scaled loss: the rule divides them first, so that bounds and regularisation see true ones.
         grad_scale=1.0 / options.loss_scale,
         clip_value=math.inf if options.clip_value is None else options.clip_value,
         clip_norm=math.inf if options.clip_norm is None else options.clip_norm,
@@ -278,6 +280,7 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
     if not isinstance(changes, ChangedRows):
         return
     if rule.updates_all_rows:
+        # Every row changes: a delta would be the whole table.
         changes.discard()
         return
     is_trained = [True] * len(arena.table_names) if table_lr is None else (table_lr != 0.0).tolist()

@@ -84,6 +84,7 @@ class LearningRateSchedule:
         if self.decay_start == 0 or step <= self.decay_start:
             return self.base_lr
         left = self.decay_start + self.decay_steps - step
+        # Before the power, which has no real value for a negative base.
         if left < 0:
             return self.end_lr
         return max(self.end_lr, self.base_lr * math.pow(left / self.decay_steps, self.decay_power))
@@ -233,6 +234,7 @@ def _decoded(value: Any) -> Any:
         return [_decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
+    # Every object of the encoding has one entry, whose name is its kind.
     ((name, held),) = value.items()
     if name == "float":
         return float(held)

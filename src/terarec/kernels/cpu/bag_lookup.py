@@ -31,6 +31,7 @@ def bag_lookup(
         BadKeyError: A key outside its table.
         ConfigError: Offsets that decrease or do not cover the keys.
     """
+    # The core calls `empty_floats` with the shape, which it reads from the tensors faster than Python does.
     found: Tensor | Report = _embedding.bag_lookup(
         weights, keys, offsets, layout, is_pooled, key_weights, empty_floats, torch.get_num_threads()
     )

@@ -69,6 +69,7 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
         num_lines=num_lines,
         num_rows=num_rows,
         kept=kept,
+        # Kind 0 of the core means "no fault", hence from 1 on.
         fault_counts={kind: count for kind, count in zip(FAULT_KINDS, counts[1:], strict=True) if count},
         faults=tuple(FieldFault(line, FAULT_KINDS[kind - 1], field, found) for line, kind, field, found in faults),
     )
@@ -78,6 +79,7 @@ def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, ro
     """Return a column whose buffers are slices of the `memory` of all rows where their parts are positions in it."""
     items, nulls, values, valid, text_offsets, list_offsets = parts
     found = ARROW_TYPES[field_type]
+    # Parts are positions in the common memory; bytes of texts and items of lists are arrays of their own.
     if list_offsets is None and text_offsets is None and type(values) is int:  # most columns, in the shortest way
         bits = None if valid is None else memory.slice(valid, (items + 7) // 8)
         return pa.Array.from_buffers(found, items, [bits, memory.slice(values, items * found.bit_width // 8)], nulls)
@@ -85,6 +87,7 @@ def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, ro
     def buffer(part: int | NDArray[Any] | None, size: int) -> pa.Buffer | None:
         return memory.slice(part, size) if isinstance(part, int) else None if part is None else pa.py_buffer(part)
 
+    # Buffers in the order of the Arrow format: validity, then offsets and data, or values.
     bits = buffer(valid, (items + 7) // 8)
     if field_type == "text":
         buffers = [bits, buffer(text_offsets, 8 * (items + 1)), buffer(values, 0)]
@@ -98,6 +101,7 @@ def _column(memory: pa.Buffer, parts: tuple[Any, ...], field_type: FieldType, ro
     )
 
 
+# Cached, since a layout is converted for each block of a file.
 @lru_cache(maxsize=64)
 def _compiled_layout(layout: DelimitedLayout) -> _encoding.DelimitedLayout:
     return _encoding.DelimitedLayout(

@@ -14,6 +14,7 @@ def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
 
     See `terarec.kernels.ref.dense`; the columns are added in another order than there.
     """
+    # In float32, whatever the type: a column sums thousands of rows, of which bfloat16 would keep 8 bits.
     masked, sums = torch.empty(part.shape, dtype=part.dtype), torch.empty(part.shape[1])
     kernel = _embedding.mask_bfloat16 if part.dtype is torch.bfloat16 else _embedding.mask_float
     kernel(grad, part, masked, sums, torch.get_num_threads())

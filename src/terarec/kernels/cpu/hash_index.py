@@ -32,6 +32,7 @@ class HashIndex:
 
     def __init__(self, *, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        # Not reproducible on purpose: nothing but the order of `items` depends on it.
         self._core = _embedding.HashIndex(secrets.randbits(64))
 
     def __len__(self) -> int:
@@ -74,6 +75,7 @@ class HashIndex:
         except MemoryError:
             raise self._out_of_memory(keys.shape[0]) from None
         if num_new < 0:
+            # The core gives up at the limit without a count; a set counts the distinct ones for the message.
             raise index_full_error(next_row, len(set(keys[rows < 0].tolist())) - free_rows.shape[0])
         new_keys = new_keys[:num_new]
         # A view of few keys would keep the memory of all as long as they live.
@@ -109,11 +111,13 @@ class HashIndex:
     def items(self, start: int = 0, most: int | None = None) -> tuple[Tensor, Tensor, int]:
         """Return keys, rows, and the position to continue from, -1 at the end; unchanged, in the same order."""
         check_span(start, most)
+        # The core writes to these addresses, so that there must be room for all that it may write.
         room = len(self) if most is None else min(most, len(self))
         keys, rows = torch.empty(2, room, dtype=torch.int64)
         following, written = self._core.items(start, room, keys.data_ptr(), rows.data_ptr())
         return keys[:written], rows[:written], following
 
+    # The table in the core has a seed and addresses of this process: copies are built from the keys.
     def __getstate__(self) -> dict[str, Any]:
         keys, rows, _ = self.items()
         return {"device": self.device, "keys": keys.numpy(), "rows": rows.numpy()}

@@ -46,8 +46,10 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+# A worker of torch's DataLoader is such a child. Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_use_one_thread)
+# Once, before the first call: the core reads all tensors through it.
 _embedding.use_exchange_api(torch.Tensor.__dlpack_c_exchange_api__)
 if (_forced := forced_cpu()) is not None:
     select(_forced)
@@ -95,5 +97,6 @@ def empty_integers(count: int) -> Tensor:
     if count >= _OWN_INTEGERS:
         held = _embedding.allocate_result(count, 2)
         if held is not None:
+            # Memory of floats, two to an integer.
             return torch.from_numpy(held).view(torch.int64).flatten()
     return torch.empty(count, dtype=torch.int64)

@@ -46,6 +46,7 @@ def row_update_(
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     _check_count(gradients)
     *wide, last_steps = state if rule.catches_up else (*state, None)
+    # Checked by the core in full before its first write, so a report means that nothing has changed.
     report = _embedding.row_update(
         weights,
         # The core takes two wide states and the counters of steps, null for those that a rule does not have.
@@ -99,6 +100,7 @@ def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
     return error_of(report, [gradient.keys.shape[0] for gradient in held], [gradient.layout for gradient in held])
 
 
+# A schedule makes a new rule at each step: bounded, so that a long run does not keep all of them.
 @lru_cache(maxsize=256)
 def _compiled(rule: RowRule) -> _embedding.RowRule:
     """Return the rule as the core takes it, field by field."""

@@ -75,11 +75,13 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         StorageError: The system has too little address space.
     """
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    # No system reserves more, and sizes of 2^64 do not pass the binding.
     memory: NDArray[np.uint8] | None = _embedding.reserve(num_bytes) if num_bytes < 1 << 63 else None
     if memory is None:
         raise StorageError(
             f"rows {list(shape)}", f"{num_bytes:,} bytes of address space requested, the system has too little"
         )
+    # By address: `ReservedRows` holds the array that owns the memory.
     address = memory.ctypes.data
     return ReservedRows(
         memory,

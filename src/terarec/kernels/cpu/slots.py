@@ -153,6 +153,7 @@ class SlotMap:
 
     def by_table(self, slots: Tensor) -> Tensor:
         """Return ``slots int64[n]`` table by table, in the order in which they come."""
+        # The core reads bare addresses, without strides.
         slots = slots.contiguous()
         ordered = torch.empty_like(slots)
         self.core.by_table(*_span(slots), ordered.data_ptr())
@@ -197,6 +198,7 @@ class RowSet:
 def touch_maps(maps: Sequence[SlotMap], rows: Tensor, ends: Sequence[int], pins: bool) -> TouchedMaps:
     """Find rows in several maps; see `terarec.kernels.slots.touch_maps`."""
     rows = check_vector("rows", rows, _CPU)
+    # One allocation for the five results, as large ones come from the kept memory of the core.
     results = empty_integers(5 * rows.numel()).view(5, rows.numel())
     first, stride = results.data_ptr(), rows.numel() * rows.element_size()
     counts = _embedding.touch_maps(

@@ -28,9 +28,11 @@ def quantize_rows(weights: Tensor) -> Tensor:
     rows, width = weights.shape
     packed = torch.empty(rows, width + ROW_TAIL_BYTES, dtype=torch.uint8, device=weights.device)
     chunk = max(1, _NUMBERS_AT_ONCE // max(1, width))
+    # In chunks: a float32 copy of a whole table would take up to twice the memory of the table itself.
     for first in range(0, rows, chunk):
         part = weights[first : first + chunk].float()
         lowest, highest = part.amin(dim=1), part.amax(dim=1)
+        # One test for all: NaN and infinity carry over to the difference, and a range beyond float32 is infinite.
         wrong = (~(highest - lowest).isfinite()).nonzero()
         if wrong.numel():
             raise ConfigError(
@@ -39,6 +41,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
         scale = (highest - lowest) / 255.0
         # A row of one value has scale 0, and codes of 0.
         steps = torch.where(scale > 0.0, scale, 1.0)[:, None]
+        # (n, D) minus (n, 1): the lowest value of a row is code 0, the highest is code 255.
         codes = ((part - lowest[:, None]) / steps).round_().clamp_(0.0, 255.0)
         packed[first : first + chunk, :width] = codes.to(torch.uint8)
         packed[first : first + chunk, width:] = torch.stack([scale, lowest], dim=1).view(torch.uint8)
@@ -112,6 +115,7 @@ def pool(vectors: Tensor, located: Located, num_features: int, key_weights: Tens
     pooled *= located.factors.to(pooled.dtype)[:, None]
     if bool(located.is_max.any()):
         pooled = torch.where(located.is_max[:, None], bag_maxima(vectors, located.bags, num_bags), pooled)
+    # (S * B, D), feature-major, to (B, S * D): bags lie feature by feature, the output sample by sample.
     by_feature = pooled.reshape(num_features, num_bags // num_features, width)
     return by_feature.transpose(0, 1).reshape(num_bags // num_features, num_features * width)
 
@@ -158,6 +162,7 @@ def key_weight_gradient(dots: Tensor, keys: Tensor, offsets: Tensor, layout: Ten
     pooling = layout[:, 2].to(keys.device).repeat_interleave((offsets.numel() - 1) // layout.shape[0])[bags]
     weighted = dots.new_zeros(factors.numel()).index_add(0, bags, key_weights * dots)[bags]
     factor = factors[bags]
+    # The derivative of the divisor: for "sqrtn" it has the weight itself as a factor, for "mean" 1.
     turned = torch.where(pooling == SQRTN, key_weights * factor * factor * weighted, factor * weighted)
     return factor * (dots - torch.where(pooling == SUM, 0.0, turned))
 
@@ -193,12 +198,14 @@ def spread_gradient(
     """
     located = locate(keys, offsets, layout, key_weights)
     if bool((layout[:, 2] == NONE).any()):
+        # Without pooling the result has a row a key, and so has its gradient.
         return located.rows, grad
     by_bag = by_bags(grad, layout.shape[0])
     factors = located.factors[located.bags]
     if key_weights is not None:
         factors = factors * key_weights
     spread = by_bag[located.bags] * factors.to(grad.dtype)[:, None]
+    # Only here are the rows read: callers may pass None where rows have moved since and no feature needs them.
     if weights is not None and bool(located.is_max.any()):
         at_maximum = first_maxima(
             widened(weights[located.rows if places is None else places]), located.bags, by_bag.shape[0]
@@ -217,12 +224,14 @@ def bag_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
     """Return the maximum [S * B, D] of each bag's ``vectors [N, D]``; zeros for an empty bag, NaN for any NaN."""
     index = bags[:, None].expand_as(vectors)
     empty = vectors.new_zeros(num_bags, vectors.shape[1])
+    # Without `include_self` the zeros count for empty bags alone: a maximum may be negative.
     return empty.scatter_reduce(0, index, vectors, "amax", include_self=False)
 
 
 def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
     """Return whether each vector is the first of its bag that holds the maximum of a column, bool[N, D]."""
     largest = bag_maxima(vectors, bags, num_bags)[bags]
+    # NaN equals nothing, so a bag whose maximum is NaN needs the second test.
     attains = (vectors == largest) | (vectors.isnan() & largest.isnan())
     position = torch.arange(bags.numel(), device=bags.device)[:, None].expand_as(vectors)
     never = bags.numel()
@@ -246,10 +255,12 @@ def locate(keys: Tensor, offsets: Tensor, layout: Tensor, key_weights: Tensor | 
         ConfigError: Offsets that decrease or do not cover the keys.
     """
     _check_offsets(offsets, keys.numel())
+    # The layout array is in host memory, where the launchers read it without waiting for a device.
     layout = layout.to(keys.device)
     lengths = offsets.diff()
     batch_size = lengths.numel() // layout.shape[0]
     bags = torch.repeat_interleave(torch.arange(lengths.numel(), device=keys.device), lengths)
+    # Feature-major: bags s * B to (s + 1) * B - 1 are those of feature s. An empty batch has no bags to divide.
     features = bags // max(batch_size, 1)
     limits = layout[features, 1]
     outside = (keys < 0) | (keys >= limits)

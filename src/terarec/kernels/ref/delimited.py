@@ -64,6 +64,7 @@ def parse_delimited(text: bytes, layout: DelimitedLayout) -> ParsedLines:
     parse = _Parse(layout)
     num_rows = num_lines = 0
     for record in _records(text, layout.quoting):
+        # Ends parsing under every policy: behind a wrong quote it is unknown where the next row begins.
         if record.bad_quotes is not None:
             parse.report("quote", num_lines, *record.bad_quotes)
             break
@@ -109,6 +110,7 @@ def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] |
     if not quoting.quote:
         return len(text.partition(b"\n")[0]), None
     delimiter, bad, at, field = re.escape(quoting.delimiter), None, 0, 0
+    # A tab may be delimiter and white space; as a delimiter it must not be trimmed away.
     space = rb"(?:(?!%b)[ \t\v\f\r])*" % delimiter if quoting.trim else b""
     rest = rb"(?:(?!%b|\r?(?:\n|\Z)).)*" % delimiter
     opening = re.compile(space + rb'"')
@@ -119,6 +121,7 @@ def _record_end(text: bytes, quoting: Quoting) -> tuple[int, tuple[int, bytes] |
         quote = opening.match(text, at)
         if quote:
             closed = closing.match(text, quote.end())
+            # The quote is never closed, so the record runs to the end of the text.
             if closed is None:
                 return len(text), bad or (field, text[quote.end() - 1 :])
             at = closed.end()
@@ -153,6 +156,7 @@ class _Parse:
     def take(self, line_number: int, row: int, line: bytes) -> None:
         found = _faults_and_values(line, self.layout)
         faults, values = found
+        # The compiled parser drops the line at its first fault and does not see the others.
         if faults and self.layout.policy != "missing":
             faults = faults[:1]
         for kind, position, text in faults:
@@ -165,6 +169,7 @@ class _Parse:
 def _faults_and_values(line: bytes, layout: DelimitedLayout) -> tuple[list[tuple[FaultKind, int, bytes]], list[Any]]:
     """Return the faults of a line, the one that drops it first, and its values with a missing one for each fault."""
     expected = len(layout.fields)
+    # A missing list is empty, as in the data sets; null is for single values.
     missing: list[Any] = [[] if spec.separator else None for spec in layout.fields]
     if len(line) > layout.max_line_bytes:
         return [("oversized_line", 0, line)], missing
@@ -253,6 +258,7 @@ def _read_number(content: bytes, shown: bytes) -> float | None:
         raise _FaultError("infinite", shown)
     if not _NUMBER.fullmatch(content):
         raise _FaultError("number", shown)
+    # A number beyond float64, such as 1e999, which Python reads as infinity.
     if math.isinf(float(content)):
         raise _FaultError("infinite", shown)
     return float(content)

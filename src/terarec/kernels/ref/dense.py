@@ -16,6 +16,7 @@ def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         T[B, n]; T[n], added in float32.
     """
+    # The backward of ReLU by its output, as autograd calls it: NaN in `part` passes the gradient on.
     masked = torch.ops.aten.threshold_backward(grad, part, 0)
     return masked, masked.sum(0, dtype=torch.float32).to(grad.dtype)
 
@@ -58,6 +59,7 @@ def pair_gradients(grad: Tensor, first: Tensor, others: Tensor) -> tuple[Tensor,
     batch_size, num_vectors, width = vectors.shape
     rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
     symmetric = grad.new_zeros(batch_size, num_vectors, num_vectors)
+    # d(v_i . v_j) goes to both vectors: with the symmetric matrix one product (B, F, F) x (B, F, D) sums all pairs.
     symmetric[:, rows, columns] = symmetric[:, columns, rows] = grad[:, width : width + rows.numel()]
     of_vectors = torch.bmm(symmetric, vectors)
     return of_vectors[:, 0] + grad[:, :width], of_vectors[:, 1:].flatten(1).float()

@@ -46,6 +46,7 @@ def xxh64(content: bytes, seed: int = HASH_SEED) -> int:
     hashed = (hashed ^ hashed >> 33) * _PRIMES[1] & _MASK
     hashed = (hashed ^ hashed >> 29) * _PRIMES[2] & _MASK
     hashed ^= hashed >> 32
+    # Signed, as Spark's ``xxhash64`` and NumPy's int64 show it.
     return hashed - 2**64 if hashed >= 2**63 else hashed
 
 
@@ -82,6 +83,7 @@ def xxh64_list(values: list[Any], seed: int = HASH_SEED) -> NDArray[np.int64]:
 
 def _stripes(content: bytes, seed: int) -> tuple[int, bytes]:
     """Return the hash of the whole 32 bytes of `content`, and the bytes behind them."""
+    # Not reduced modulo 2^64 here: `_round` masks, and Python integers do not overflow.
     lanes = [seed + _PRIMES[0] + _PRIMES[1], seed + _PRIMES[1], seed, seed - _PRIMES[0]]
     while len(content) >= 32:
         words = (int.from_bytes(content[at : at + 8], "little") for at in range(0, 32, 8))
@@ -155,6 +157,7 @@ class _IntegerCounts(_Counts):
         return self._arrays(self._by_value())
 
     def _arrays(self, items: list[tuple[Any, int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        # The compiled table stops at its largest count instead of wrapping to 0.
         counts = [min(count, self.last_count) for _, count in items]
         return np.array([value for value, _ in items], dtype=self.dtype), np.array(counts, dtype=np.int64)
 
@@ -216,6 +219,7 @@ class _Ids:
             raise ValueError("hash_buckets must be in [1, 2^31)")
         first_id = _FIRST_BUCKET_ID + hash_buckets
         self._hash_buckets = hash_buckets
+        # Ids of listed values follow those of the buckets, so a longer list does not change the ids of unknown values.
         self._ids = {value: position + first_id for position, value in enumerate(values.tolist())}
         if len(self._ids) != len(values):
             raise ValueError("a value occurs twice")
@@ -229,6 +233,7 @@ class _Ids:
             return _MISSING_ID
         if key in self._ids:
             return self._ids[key]
+        # Python's remainder of a negative hash is not negative, as the format requires.
         return _FIRST_BUCKET_ID + hash_value(key) % self._hash_buckets
 
     def _masked(self, values: list[Any], valid: NDArray[np.uint8] | None, out: Any) -> NDArray[Any]:
@@ -315,6 +320,7 @@ class TablesOfColumns:
 
     def find_lists(self, columns: list[list[Any]]) -> NDArray[np.int64]:
         """Return the ids of all columns, one after another; raise `InvalidValueError` for an invalid value."""
+        # `np.concatenate` needs one array at least, and with it the type where there is no column.
         ids = [np.empty(0, dtype=np.int64)]
         for table, values in zip(self._tables, columns, strict=True):
             try:

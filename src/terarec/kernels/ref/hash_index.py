@@ -70,9 +70,11 @@ class HashIndex:
         check_rows("free_rows", check_vector("free_rows", free_rows, self.device))
         check_next_row(next_row)
         requested = keys.tolist()
+        # A dict keeps the order of insertion: distinct keys in the order of their first occurrence.
         new_keys = [key for key in dict.fromkeys(requested) if key not in self._rows]
         free = free_rows[: len(new_keys)].tolist()
         fresh = len(new_keys) - len(free)
+        # Before the first change, so that a failed call leaves the index as it was.
         if next_row + fresh > MOST_ROWS:
             raise index_full_error(next_row, fresh)
         self._rows.update(zip(new_keys, [*free, *range(next_row, next_row + fresh)], strict=True))

@@ -44,6 +44,7 @@ def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, s
         dtype[n, D].
     """
     noise = _noise(rows, values.shape[1], seed, step)
+    # In int64, since torch has no shifts of unsigned 32 bits: the sign bit must not spread.
     bits = values.contiguous().view(torch.int32).to(torch.int64)
     magnitude, sign = bits & _MAGNITUDE, (bits >> 16) & 0x8000
     rounded = _to_bfloat16(magnitude, noise) if dtype == torch.bfloat16 else _to_float16(magnitude, noise)
@@ -51,7 +52,9 @@ def round_rows(values: Tensor, dtype: torch.dtype, rows: Tensor, *, seed: int, s
 
 
 def _to_bfloat16(magnitude: Tensor, noise: Tensor) -> Tensor:
+    # Adding to the bits of the magnitude carries into the exponent, which is rounding up to the next power of two.
     rounded = ((magnitude + (noise & 0xFFFF)) >> 16).clamp(max=0x7F7F)
+    # Beyond infinity are the NaNs, of which any becomes the quiet one: cutting bits off could make infinity of it.
     not_finite = torch.where(magnitude == _INFINITY, 0x7F80, 0x7FC0)
     return torch.where(magnitude >= _INFINITY, not_finite, rounded)
 
@@ -71,10 +74,12 @@ def _to_float16(magnitude: Tensor, noise: Tensor) -> Tensor:
 
 def _noise(rows: Tensor, width: int, seed: int, step: int) -> Tensor:
     """Return 32 random bits for each column of each row, int64[n, width]."""
+    # The products and sums of int64 tensors wrap modulo 2^64 as those of uint64 do; only shifts differ.
     stream = _mix(_mix(torch.tensor(_wrapped(seed))) + _wrapped(step * _STEP))
     of_row = _mix(stream.to(rows.device) + (rows + 1) * _wrapped(_STEP))
     pairs = torch.arange(1, (width + 1) // 2 + 1, device=rows.device) * _wrapped(_STEP)
     bits = _mix(of_row[:, None] + pairs)
+    # One draw serves two columns; of an odd width the last half is cut off.
     halves = torch.stack([_shifted(bits, 32), bits & 0xFFFFFFFF], dim=2)
     return halves.flatten(1)[:, :width]
 
@@ -145,6 +150,7 @@ def row_update_(
     if rule.updates_all_rows:
         touched = _with_other_rows(touched, gradients, table_lr)
     rows, places, factors, grad = touched
+    # Copies: indexing gathers, and only the finished rows are written back.
     moved = weights[places].to(grad.dtype)
     held = [tensor[places] for tensor in state]
     lr = rule.rate * factors[:, None]
@@ -153,9 +159,11 @@ def row_update_(
     if rule.catches_up:
         last = held[-1].to(moved.dtype)[:, None]
         rule.catch_up_(moved, held, lr, last, step - 1 - last)
+        # Written below with the other states, to the rows of this step alone.
         held[-1].fill_(step)
     rule.update_(moved, held, grad, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
+    # Rounded by arena row, not by place, so that a row in a slot of a fast tier gets the same bits.
     weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
     for tensor, values in zip(state, held, strict=True):
         tensor[places] = values
@@ -182,6 +190,7 @@ def row_gradient_norm(
         ConfigError: Offsets that decrease or do not cover the keys.
     """
     rows, _, _, grad = _combined(weights, gradients, table_lr)
+    # In double: squares of many rows overflow float32 or lose the small ones.
     return abs(rule.grad_scale) * float(grad[rows >= first_row].double().norm())
 
 
@@ -202,6 +211,7 @@ def _combined(weights: Tensor, gradients: Sequence[KernelGradient], table_lr: Te
         all_places.append((rows if gradient.places is None else gradient.places)[is_trained])
         all_factors.append(factors[is_trained])
         all_values.append(values[is_trained].to(dtype))
+    # Over all gradients at once: features and lookups that share a row give it one update, not several.
     rows, group = torch.unique(torch.cat(all_rows), return_inverse=True)
     values = torch.cat(all_values)
     grad = values.new_zeros(rows.numel(), values.shape[1]).index_add_(0, group, values)
@@ -218,6 +228,7 @@ def _key_factors(gradient: KernelGradient, table_lr: Tensor | None) -> Tensor:
     num_features = gradient.layout.shape[0]
     batch_size = (gradient.offsets.numel() - 1) // num_features
     of_feature = table_lr[gradient.layout[:, 3].cpu()].to(gradient.keys.device)
+    # A step of 0 is not allowed in the slice below.
     if batch_size == 0:
         return of_feature[:0]
     return of_feature.repeat_interleave(gradient.offsets[::batch_size].diff())
@@ -233,6 +244,7 @@ def _with_other_rows(
     device = touched.rows.device
     everything = torch.cat([torch.arange(base, base + rows, device=device) for base, rows, _ in ranges])
     factors = torch.cat([torch.full((rows,), factor) for _, rows, factor in ranges]).to(touched.factors)
+    # Rows with a gradient are in `touched` already; a second entry would update them twice.
     rest = ~torch.isin(everything, touched.rows)
     zeros = touched.grad.new_zeros(int(rest.sum()), touched.grad.shape[1])
     rows = torch.cat([touched.rows, everything[rest]])

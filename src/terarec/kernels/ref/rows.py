@@ -55,6 +55,7 @@ def reserve_rows(shape: tuple[int, ...], dtype: DTypeLike) -> ReservedRows:
         if sys.platform == "linux" and first < last:
             memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
+    # A private anonymous map is zeroed and takes memory at the first write, so there is nothing to commit.
     return ReservedRows(np.frombuffer(memory, np.uint8), shape, dtype, commit=lambda begin, end: True, discard=discard)
 
 
@@ -97,7 +98,9 @@ def fill_keyed_rows(
 
 def _fill(rows: NDArray[np.float32], numbers: NDArray[np.int64], kind: str, seed: int, scale: float) -> None:
     width = rows.shape[1]
+    # The generator works modulo 2^64, which NumPy warns of for scalars.
     with np.errstate(over="ignore"):
+        # From 1 on, as SplitMix64, which advances its state before each number.
         row = numbers.astype(np.uint64) + np.uint64(1)
         stream = _mix(np.add(_mix(np.uint64(seed)), row * _STEP, dtype=np.uint64))
         pair = np.arange(1, (width + 1) // 2 + 1, dtype=np.uint64)
@@ -105,6 +108,7 @@ def _fill(rows: NDArray[np.float32], numbers: NDArray[np.int64], kind: str, seed
     high, low = (bits >> np.uint64(32)).astype(np.uint32), bits.astype(np.uint32)
     even, odd = _uniform(high, low, scale) if kind == "uniform" else _normal(high, low, scale)
     rows[:, 0::2] = even
+    # An odd width has no column for the last half.
     rows[:, 1::2] = odd[:, : width // 2]
 
 

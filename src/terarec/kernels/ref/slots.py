@@ -55,6 +55,7 @@ class SlotMap:
         self.is_held, self.is_dirty = numbers(torch.bool), numbers(torch.bool)
         self._needed_until, self._counts, self._pins = numbers(torch.int32), numbers(torch.uint8), numbers(torch.int16)
         self._scratch = numbers(torch.int32)
+        # Lists of slots, joined by the next `assign`: appending a tensor at each release costs no copy.
         self._free: list[Tensor] = []
         self._num_free = self._next = self._hand = self._uses = 0
 
@@ -131,6 +132,7 @@ class SlotMap:
         free = torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *self._free])
         reused = min(batch.rows.numel(), self._num_free)
         self._num_free -= reused
+        # The index hands slots out itself: the last released ones first, then those that never had a row.
         slots, _ = self._index.insert(batch.rows, free[self._num_free :], self._next)
         self._free = [free[: self._num_free]]
         self._next += batch.rows.numel() - reused
@@ -151,6 +153,7 @@ class SlotMap:
             rows: int64[n], distinct; they are their own keys, of table 0.
             at_once: Fewest slots to release where there is no room, for finding them passes over all.
         """
+        # Pinned meanwhile, so that the search for victims leaves the rows of this call in place.
         slots, used, absent = self.touch(rows, pins=True)
         released = 0
         if absent.numel() > self.room:
@@ -166,6 +169,7 @@ class SlotMap:
 
     def release(self, slots: Tensor) -> None:
         """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
+        # Before owners are reset, since they name the rows to erase.
         self._index.erase(self.owners.rows[slots[self.is_held[slots]]])
         self.is_held[slots] = False
         self.is_dirty[slots] = False
@@ -188,6 +192,7 @@ class SlotMap:
         Returns:
             int64[m], distinct; fewer where all other rows stay.
         """
+        # Slots behind it never had a row: searches cost what is used, not the capacity.
         used = slice(0, self._next)
         may_release = self._pins[used] == 0
         if keeps_dirty:
@@ -208,8 +213,10 @@ class SlotMap:
     def _least_used(self, count: int, may_release: Tensor) -> Tensor:
         """Return `count` of the slots that may be released: those of the fewest uses, equal ones in turns."""
         slots = may_release.nonzero()[:, 0]
+        # A clock: the search continues behind the last victim, so that rows of equal use are evicted in turns.
         slots = torch.cat([slots[slots >= self._hand], slots[slots < self._hand]])
         counts = self._counts[slots]
+        # Stable, so that equal counts keep the order of the clock.
         order = counts.argsort(stable=True)[:count]
         if order.numel() == count and count:
             last = slots[order[-1]]
@@ -220,6 +227,7 @@ class SlotMap:
         self._uses += uses
         if self._uses >= USES_OF_SLOT * self.capacity:
             self._uses = 0
+            # Halving forgets: a row that was hot once does not keep its slot for ever.
             self._counts >>= 1
 
 
@@ -236,6 +244,7 @@ class RowSet:
     """
 
     def __init__(self, rows: Tensor) -> None:
+        # `torch.unique` sorts; numbers are to follow first occurrences, as the caller reads missing rows in that order.
         self._rows, sorted_places = torch.unique(rows, return_inverse=True)
         positions = torch.arange(rows.numel(), device=rows.device)
         firsts = torch.full_like(self._rows, rows.numel()).scatter_reduce_(0, sorted_places, positions, "amin")

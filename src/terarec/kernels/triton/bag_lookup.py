@@ -120,6 +120,7 @@ def _look_up(
     num_features, num_keys = layout.shape[0], keys.shape[0]
     batch_size = (offsets.shape[0] - 1) // num_features
     shape = (batch_size, num_features * width) if is_pooled else (num_keys, width)
+    # Every element is written, zeros for empty bags.
     out = torch.empty(shape, dtype=torch.float32, device=rows.device)
     if batch_size == 0:
         check_no_bags(keys, offsets)
@@ -127,6 +128,7 @@ def _look_up(
     held = layout_on_device(layout, rows.device)
     found = new_status(rows.device)
     bags, block = parts_of_rows(width)
+    # One program for (tile of samples, feature, part of the columns): no two write to the same output.
     lookup_kernel[(triton.cdiv(batch_size, bags), num_features, triton.cdiv(width, block))](
         rows,
         keys,

@@ -78,6 +78,7 @@ class HashIndex:
         absent = (rows < 0).nonzero().flatten()
         if absent.shape[0] == 0:
             return rows, keys[:0]
+        # Only absent keys: claiming is a compare-and-swap, finding a plain load.
         slots, first = self._claim(keys[absent])
         new_keys = keys[absent[first]]
         fresh = max(first.shape[0] - free_rows.shape[0], 0)
@@ -88,6 +89,7 @@ class HashIndex:
         given = torch.arange(next_row, next_row + fresh, device=self.device)
         self._slot_rows[slots[first]] = torch.cat([free_rows[: first.shape[0]], given])
         self._length += first.shape[0]
+        # Read back by slot, so that repeated keys get the row that their first occurrence received.
         rows[absent] = self._slot_rows[slots]
         return rows, new_keys
 
@@ -112,9 +114,11 @@ class HashIndex:
             The value int64[N] after each occurrence.
         """
         keys = check_vector("keys", keys, self.device)
+        # Read before `_claim`, which overwrites the rows of absent keys with codes below -1.
         before = self.find(keys).clamp(min=0)
         slots, first = self._claim(keys)
         self._length += first.shape[0]
+        # By slot: all occurrences of a key have the same one.
         number, last = _occurrences(slots)
         values = (before + number).clamp(max=MOST_ROWS - 1)
         self._slot_rows[slots[last]] = values[last]
@@ -125,6 +129,7 @@ class HashIndex:
         keys = check_vector("keys", keys, self.device)
         slots = self._find(keys, gives_rows=False)
         number, _ = _occurrences(slots)
+        # A key that is erased twice in one call has its row at the first occurrence only.
         rows = torch.where((slots >= 0) & (number == 1), self._slot_rows[slots.clamp(min=0)], -1)
         held = slots[rows >= 0]
         self._slot_rows[held] = -1
@@ -144,6 +149,7 @@ class HashIndex:
             Keys int64[n], rows int64[n], and the position to continue from, -1 at the end.
         """
         check_span(start, most)
+        # The slot behind the table belongs to the key EMPTY, which cannot lie in the table.
         end = self._slots + 1
         stop = end if most is None else min(start + most, end)
         slots = start + (self._slot_rows[start:stop] >= 0).nonzero().flatten()
@@ -179,12 +185,14 @@ class HashIndex:
         """Move all keys to new slots, for `num_keys` keys; slots of erased keys are free again."""
         keys, rows, _ = self.items()
         self._make_slots(max(_FEWEST_SLOTS, int(_SLOTS_A_KEY * num_keys)))
+        # Does not rebuild again: the new slots have room for all keys.
         slots, _ = self._claim(keys)
         self._slot_rows[slots] = rows
 
     def _make_slots(self, slots: int) -> None:
         self._slots, self._used = slots, 0
         self._slot_keys = torch.full((slots + 1,), EMPTY.value, dtype=torch.int64, device=self.device)
+        # Any key but EMPTY, so that no search takes this slot for a free one.
         self._slot_keys[slots] = 0
         self._slot_rows = torch.full((slots + 1,), -1, dtype=torch.int64, device=self.device)
 

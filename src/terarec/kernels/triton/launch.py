@@ -61,11 +61,14 @@ def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, 
         BadKeyError: A key outside its table.
         ConfigError: Offsets that decrease or do not cover the keys.
     """
+    # The only wait of a call: kernels write their findings to device memory, and this copies 16 bytes back.
     index, position = status.tolist()
+    # Offsets first: keys cannot be located by offsets that are wrong.
     if index != NOTHING:
         raise bad_offsets(index, int(offsets[index]), keys.shape[0])
     if position != NOTHING:
         batch_size = (offsets.shape[0] - 1) // layout.shape[0]
+        # Every B-th offset ends a feature, so the number of ends up to the position is the number of the feature.
         feature = int((offsets[::batch_size][1:] <= position).sum())
         raise BadKeyError(feature, position, int(keys[position]), int(layout[feature, 1]), gradient)
 
@@ -86,6 +89,7 @@ _MOST_COLUMNS = 256
 
 def whole_rows(width: int) -> tuple[int, int]:
     """Return (rows, columns) of a tile that holds whole rows of `width` numbers."""
+    # Tiles of Triton have sides that are powers of two; the mask `column < WIDTH` cuts the rest off.
     columns = triton.next_power_of_2(width)
     return max(1, min(_MOST_ROWS, _UPDATE_ELEMENTS // columns)), columns
 
@@ -152,4 +156,5 @@ def _mix(bits: int) -> int:
 
 
 def _signed(bits: int) -> int:
+    # As int64: Triton compiles another kernel for an argument of 2^63 or more, which it types uint64.
     return bits - 2**64 if bits >= 2**63 else bits

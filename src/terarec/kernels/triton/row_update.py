@@ -50,6 +50,7 @@ def row_update_(
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     held = segments_of(gradients, weights, table_lr, is_checked)
+    # A byte a row of the arena, so only for rules that need to know the other rows.
     touched = torch.zeros(weights.shape[0] if rule.updates_all_rows else 0, dtype=torch.uint8, device=weights.device)
     update = _Update(weights, tuple(state), touched, held, rule, step, step_stream(rounding_seed, step))
     if held.num_keys:
@@ -86,6 +87,7 @@ class _Update(NamedTuple):
         weights, held, rule = self.weights, self.held, self.rule
         wide_state = self.state[:-1] if rule.catches_up else self.state
         tile_rows, block = whole_rows(weights.shape[1])
+        # As many segments as keys, the most there can be: reading their number back would wait for the device.
         update_kernel[(triton.cdiv(rows, tile_rows),)](
             weights,
             # Any pointer does for a state that the rule does not have: the kernel does not read it.
@@ -145,6 +147,7 @@ def row_gradient_norm(
     if held.num_keys == 0:
         return 0.0
     tile_rows, block = whole_rows(weights.shape[1])
+    # Zeros: there are as many numbers as keys, and only segments write theirs.
     squares = torch.zeros(held.num_keys, dtype=torch.float64, device=weights.device)
     squares_kernel[(triton.cdiv(held.num_keys, tile_rows),)](
         *held.of_keys(),

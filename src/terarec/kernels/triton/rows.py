@@ -37,6 +37,7 @@ def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed
         keys.contiguous(),
         num_keys,
         table_stream(seed),
+        # A float argument would reach the kernel as float32; normal values are computed in double.
         struct.unpack("<q", struct.pack("<d", scale))[0],
         WIDTH=width,
         PAIRS=pairs,
@@ -64,9 +65,11 @@ def rows_at_most(scores: Tensor, limit: float, spared: Tensor) -> Tensor:
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
     blocks = triton.cdiv(num_rows, _BLOCK)
+    # The limit in the type of the scores: in Triton a Python float would be float32, too coarse for int64 scores.
     what = (scores.contiguous(), torch.tensor(limit, dtype=scores.dtype).to(scores.device), spared.to(torch.uint8))
     counts = torch.empty(blocks, dtype=torch.int64, device=scores.device)
     count_low_kernel[(blocks,)](*what, counts, num_rows, BLOCK=_BLOCK)
+    # Two passes, counts and then places by their sums, so that rows come in rising order without atomics.
     ends = counts.cumsum(0)
     low = torch.empty(int(ends[-1]), dtype=torch.int64, device=scores.device)
     write_low_kernel[(blocks,)](*what, ends, low, num_rows, BLOCK=_BLOCK)

@@ -94,6 +94,7 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
     has_max = any(on.has_max for on in held)
     # Radix sorts take half the passes over 32 bits.
     row_type = torch.int32 if num_rows < _INT32_ROWS else torch.int64
+    # Keys of bags with bad offsets are not written: they keep `no_row`, which sorts behind all rows.
     found = Located(
         rows=torch.full((num_keys,), num_rows, dtype=row_type, device=device),
         targets=torch.zeros(num_keys if has_targets else 0, dtype=torch.int64, device=device),
@@ -105,6 +106,7 @@ def locate(gradients: Sequence[KernelGradient], weights: Tensor, table_lr: Tenso
         no_row=num_rows,
     )
     table_lr = None if table_lr is None else table_lr.to(device)
+    # Keys and sources of all gradients are numbered through, as if they came from one lookup.
     first_key = first_source = 0
     for number, (gradient, on) in enumerate(zip(gradients, held, strict=True)):
         _locate_one(gradient, on, found, weights, table_lr, (first_key, first_source, number), is_checked)
@@ -168,6 +170,7 @@ def _locate_one(
     if on.has_max:
         array = on.array
         if gradient.places is not None:
+            # The winners are searched in the weights, whose rows the places name; arena rows may lie behind them.
             keys, array = gradient.places.contiguous(), _of_places(array, weights.shape[0])
         _find_winners(weights, (keys, offsets), array, found.winners, bad, first_source)
 
@@ -293,6 +296,7 @@ def segments_of(
     segments, starts = _cut(located.rows)
     grads = [gradient.grad.reshape(-1, width) for gradient in gradients]
     held = Segments(
+        # Most steps have one lookup, whose gradient is not copied.
         grads=torch.cat(grads) if len(grads) > 1 else grads[0].contiguous(),
         located=located,
         segments=segments,

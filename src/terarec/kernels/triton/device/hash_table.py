@@ -30,8 +30,10 @@ def find_kernel(keys, slot_keys, slot_rows, found, num_keys, slots, BLOCK: tl.co
     is_key = i < num_keys
     key = tl.load(keys + i, mask=is_key, other=EMPTY)
     slot = _first_slot(key, slots.to(tl.int64))
+    # The key EMPTY has a slot of its own, which `_first_slot` names, and needs no search.
     result = tl.where(key == EMPTY, slot, -1)
     is_active = is_key & (key != EMPTY)
+    # A block searches until its slowest lane is done; lanes that are done load nothing.
     while tl.max(is_active.to(tl.int32), 0) > 0:
         held = tl.load(slot_keys + slot, mask=is_active, other=EMPTY)
         result = tl.where(is_active & (held == key), slot, result)

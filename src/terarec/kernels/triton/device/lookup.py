@@ -36,6 +36,7 @@ def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
     """Return sample, first key and number of keys of each of the program's bags; report bad offsets to the status."""
     sample = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     is_bag = sample < batch
+    # int64 before the product: features * samples can pass 2^31.
     bag = tl.program_id(1).to(tl.int64) * batch + sample
     start = tl.load(offsets + bag, mask=is_bag, other=0)
     end = tl.load(offsets + bag + 1, mask=is_bag, other=0)
@@ -44,6 +45,7 @@ def bag_tile(offsets, status, num_keys, batch, BAGS: tl.constexpr):
     is_wrong = (end < start) | (is_last & (end != num_keys))
     wrong = tl.where(is_bag & is_wrong, bag + 1, NOTHING)
     wrong = tl.where(is_bag & (bag == 0) & (start != 0), 0, wrong)
+    # One atomic a program, and none without a fault, which is the usual case.
     first_wrong = tl.min(wrong, 0)
     if first_wrong < NOTHING:
         tl.atomic_min(status, first_wrong)
@@ -96,6 +98,7 @@ TAIL = tl.constexpr(ROW_TAIL_BYTES)
 @triton.jit
 def _float_at(packed, place, mask):
     """Return the little-endian float32 at a byte offset, which need not be a multiple of 4."""
+    # Rows of D + 8 bytes are not aligned to 4, and GPUs fault on unaligned float loads.
     bits = tl.zeros(place.shape, tl.uint32)
     for byte in tl.static_range(4):
         bits |= tl.load(packed + place + byte, mask=mask, other=0).to(tl.uint32) << (8 * byte)
@@ -142,11 +145,13 @@ def lookup_kernel(
     base, rows, pooling = feature_layout(layout, COLUMNS)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     pooled = tl.zeros((BAGS, BLOCK), tl.float32)
+    # -inf for features pooled by maximum and 0 for the others: features of both kinds share one launch.
     if HAS_MAX:
         pooled += tl.where(pooling == MAX, float("-inf"), 0.0)
     total = tl.zeros((BAGS,), tl.float32)
     squares = tl.zeros((BAGS,), tl.float32)
     bad = tl.full((BAGS,), NOTHING, tl.int64)
+    # To the longest bag of the tile; shorter ones are masked, and masked loads move no data.
     for j in range(times(tl.max(length, 0))):
         is_key = j < length
         position = start + j

@@ -62,6 +62,7 @@ def fill_kernel(
     pair = tl.arange(0, PAIRS)
     bits = pair_bits(stream.to(tl.int64), key, pair)
     high, low = (bits >> 32).to(tl.uint32), (bits & 0xFFFFFFFF).to(tl.uint32)
+    # Triton passes small integers as int32, hence the widening before the bits are read as a double.
     scale = scale_bits.to(tl.int64).to(tl.float64, bitcast=True)
     if IS_NORMAL:
         radius = scale * tl.sqrt(-2.0 * tl.log((high.to(tl.float64) + 1.0) * 2.3283064365386963e-10))
@@ -98,5 +99,6 @@ def write_low_kernel(scores, limit, spared, ends, low, num_rows, BLOCK: tl.const
     i = block * BLOCK + tl.arange(0, BLOCK)
     is_low = _is_low(scores, limit, spared, i, num_rows)
     number = tl.cumsum(is_low.to(tl.int64), 0)
+    # The sum of all blocks before this one; its own rows follow in their order.
     begin = tl.load(ends + block) - tl.sum(is_low.to(tl.int64), 0)
     tl.store(low + begin + number - 1, i, mask=is_low)

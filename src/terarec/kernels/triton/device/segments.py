@@ -109,10 +109,12 @@ def winners_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Find the first maximum, or the first NaN, of the bags pooled by maximum; other features are passed over."""
+    # Before the bags are read: programs of other features end at once.
     base, rows, pooling = feature_layout(layout, COLUMNS)
     if pooling == MAX:
         sample, start, length = bag_tile(offsets, status, num_keys, batch, BAGS)
         column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+        # A bag of -inf alone leaves the winner 0: of equal maxima the first key gets the gradient.
         best = tl.full((BAGS, BLOCK), float("-inf"), tl.float32)
         winner = tl.zeros((BAGS, BLOCK), tl.int64)
         for j in range(times(tl.max(length, 0))):
@@ -154,6 +156,7 @@ def starts_kernel(sorted_rows, segments, starts, num_keys, BLOCK: tl.constexpr):
     before = tl.load(sorted_rows + i - 1, mask=is_key & (i > 0), other=-1)
     segment = tl.load(segments + i, mask=is_key, other=0).to(tl.int64)
     tl.store(starts + segment - 1, i, mask=is_key & (row != before))
+    # The end of the last segment, so that lengths are differences for all of them.
     tl.store(starts + segment, i + 1, mask=i == num_keys - 1)
 
 
@@ -191,6 +194,7 @@ def _part_of_keys(
     for first in range(times(begin), times(end), ROWS):
         at = first + tl.arange(0, ROWS)
         grad = key_gradients(grads, sources, scales, places, winners, at, at < end, column, WIDTH, IS_PLAIN, HAS_MAX)
+        # A tree within ROWS keys, tiles one after the other: the order depends on the width and the keys alone.
         total += tl.sum(grad, 0)
     return total
 
@@ -232,6 +236,7 @@ def key_parts_kernel(
     first = block * CHUNK
     stop = tl.minimum(first + CHUNK, num_keys)
     column = tl.arange(0, BLOCK)
+    # The first segment of the block may have come in from the one before; `other` below is the last one.
     one = tl.load(segments + first).to(tl.int64) - 1
     start, end = tl.load(starts + one), tl.load(starts + one + 1)
     if end - start > CHUNK:
@@ -292,6 +297,7 @@ def segment_gradients(
     end = tl.load(starts + segment + 1, mask=is_segment, other=0)
     length = end - start
     total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
+    # Long segments have their sums in parts: 0 keys are read for them here.
     keys = length * (length <= CHUNK).to(tl.int64)
     for j in range(times(tl.max(keys, 0))):
         total += key_gradients(
@@ -310,6 +316,7 @@ def _parts_of_segments(
 ):
     column = tl.arange(0, BLOCK)
     first = start // UNIT
+    # 0 for short segments, so that a tile without long ones skips the loop.
     count = ((end - 1) // UNIT - first + 1) * is_long.to(tl.int64)
     total = tl.zeros((SEGMENTS, BLOCK), tl.float32)
     for j in range(times(tl.max(count, 0))):

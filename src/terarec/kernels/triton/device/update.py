@@ -62,6 +62,7 @@ def transform(grad, weight, grad_scale, clip_value, clip_norm, l1, l2):
     grad *= grad_scale
     # Not minimum and maximum, which would turn NaN into the bound.
     grad = tl.where(grad > clip_value, clip_value, tl.where(grad < -clip_value, -clip_value, grad))
+    # (ROWS, BLOCK) -> (ROWS, 1). Columns behind the width are zeros and do not count.
     norm = tl.sqrt_rn(tl.sum(grad * grad, 1))[:, None]
     limit = tl.div_rn(clip_norm + tl.zeros_like(norm), tl.where(norm > clip_norm, norm, 1.0))
     grad *= tl.where(norm > clip_norm, limit, 1.0)
@@ -75,6 +76,7 @@ def power(one_less_base, exponent):
     # In float32 1 - beta would lose four digits, which a power of thousands of steps shows.
     exponent = exponent.to(tl.float64)
     base = 1.0 - (one_less_base + tl.zeros(exponent.shape, tl.float32)).to(tl.float64)
+    # `tl` has no power of doubles; without the first case 0 * log2(0) would be NaN.
     return tl.where(exponent == 0.0, 1.0, tl.exp2(exponent * tl.log2(base)))
 
 
@@ -156,6 +158,7 @@ def move(
     else:
         if RULE == ADAMW:
             weight *= 1.0 - lr * weight_decay
+        # As torch interpolates; beta1 m + (1 - beta1) g would round two products.
         first += one_less_beta1 * (grad - first)
         second = beta2 * second + one_less_beta2 * (grad * grad)
         root = tl.sqrt_rn(second) * root_scale + (eps + eps_hat * root_scale)
@@ -263,6 +266,7 @@ def update_kernel(
     first = tl.program_id(0).to(tl.int64) * SEGMENTS
     one = tl.arange(0, SEGMENTS)
     column = tl.arange(0, BLOCK)
+    # The last of the running numbers of segments is their count, read on the device.
     count = num_rows.to(tl.int64) if IS_REST else tl.load(segments + num_keys - 1).to(tl.int64)
     if first < count:
         is_row = first + one < count
@@ -273,6 +277,7 @@ def update_kernel(
             grad = tl.zeros((SEGMENTS, BLOCK), tl.float32)
         else:
             start = tl.load(starts + first + one, mask=is_row, other=0)
+            # All keys of a segment have the same row and factor: those of the first are read.
             row = tl.load(sorted_rows + start, mask=is_row, other=0).to(tl.int64)
             # The last segment may be that of bad keys and of frozen tables.
             is_row = is_row & (row != no_row)
@@ -300,6 +305,7 @@ def update_kernel(
                 weight, one_state, other_state, last, rate, step, eps, eps_hat, one_less_beta1, one_less_beta2,
                 weight_decay, RULE,
             )  # fmt: skip
+            # After the load above and by the same program: a row belongs to one segment, so no other reads it.
             tl.store(last_steps + target, tl.zeros((SEGMENTS,), tl.int32) + step, mask=is_row)
         weight, one_state, other_state = move(
             weight, one_state, other_state, grad, rate, eps, eps_hat, beta1, beta2, one_less_beta1, one_less_beta2,
