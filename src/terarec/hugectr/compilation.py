@@ -19,7 +19,7 @@ from terarec.embedding.tables import record_tables
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.evaluation import Evaluation
-from terarec.hugectr.network import Network, Plan
+from terarec.hugectr.network import Network, Plan, num_devices
 from terarec.hugectr.objects import (
     DataReaderParams,
     EmbeddingTrainingCacheParams,
@@ -31,7 +31,8 @@ from terarec.hugectr.objects import (
 from terarec.hugectr.optimizer import optimizer_rule
 from terarec.hugectr.processes import ranks
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, shuffle_seed, source_opener
-from terarec.hugectr.schedule import base_rate, release_number
+from terarec.hugectr.schedule import base_rate
+from terarec.hugectr.schema.types import release_number
 from terarec.hugectr.sharding import sharding_plan
 from terarec.hugectr.training_cache import with_cache_tiers
 from terarec.kernels.environment import checks_overflow
@@ -190,7 +191,7 @@ def compile_network(
             cache,
             network.of_type(SparseEmbedding),
             optimizer,
-            num_devices=sum(map(len, solver.vvgpu)),
+            num_devices=num_devices(solver),
             device=device,
             folder=cache_folder,
         )

@@ -12,7 +12,7 @@ from terarec.errors import DataNotFoundError
 from terarec.hugectr.enums import FileSystemType_t
 from terarec.hugectr.errors import WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import DataSourceParams
-from terarec.io import folder_and_name
+from terarec.io import atomic_entries, folder_and_name, local_copy
 
 Path_ = TypeVar("Path_")
 
@@ -83,8 +83,6 @@ class DataSource:
         Raises:
             FileCannotOpenError: A missing path, or cannot be written to.
         """
-        from terarec.io import local_copy
-
         for remote, local in self._pairs:
             with as_hugectr_errors("move_to_local"), local_copy(file_url(self._params, remote)) as source:
                 _copy(source, Path(local))
@@ -109,8 +107,6 @@ def _listed(paths: str | list[str]) -> list[str]:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a file to a file, or the entries of a folder into a folder."""
-    from terarec.io import atomic_entries
-
     if not source.exists():
         raise DataNotFoundError(source, "no such file or folder")
     folder, names = target.parent, {source: target.name}
@@ -154,9 +150,3 @@ class FileNames:
     @property
     def _stem(self) -> str:
         return folder_and_name(self.prefix)[1]
-
-
-def is_single_file(release: str) -> bool:
-    """Return whether `release`, such as "3.0", keeps an embedding in one file; from 3.1 on it is a folder."""
-    major, minor = (int(part) for part in release.split("."))
-    return (major, minor) <= (3, 0)

@@ -62,6 +62,15 @@ class Graph:
     parts: tuple[Part, ...]
 
 
+def kind_name(part: Part) -> str:
+    """Return the kind of a part, as files and the log name it."""
+    if isinstance(part, SparseEmbedding):
+        return part.embedding_type.name
+    if isinstance(part, DenseLayer):
+        return part.layer_type.name
+    return COLLECTION if isinstance(part, EmbeddingCollectionConfig) else DATA
+
+
 def graph_to_json(
     graph: Graph,
     optimizer: OptParamsPy,
@@ -293,10 +302,7 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
         given["optimizer"] = read_optimizer(data.child("optimizer"))
     values.finish(("max_vocabulary_size_global", "plan_file"))
     data.finish(_IGNORED)
-    try:
-        return SparseEmbedding(**given)
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(SparseEmbedding, given)
 
 
 def collection_to_json(config: EmbeddingCollectionConfig) -> dict[str, Any]:

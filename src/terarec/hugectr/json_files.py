@@ -10,13 +10,15 @@ from terarec.errors import DataNotFoundError
 from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
+from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED
-from terarec.hugectr.schema.types import BOOL, Type, member_name
+from terarec.hugectr.schema.types import BOOL, Type, member_name, one_of
 from terarec.io import atomic_entries, folder_and_name, read_text
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import nearest, quoted
 
 Value = TypeVar("Value")
+Made = TypeVar("Made", bound=Record)
 
 
 class JsonObject:
@@ -101,6 +103,18 @@ class JsonObject:
             hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
             raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, {hint}", field=left[0])
 
+    def make(self, cls: type[Made], arguments: Mapping[str, Any]) -> Made:
+        """Return what a call of HugeCTR creates from `arguments`, the values of this object.
+
+        Raises:
+            WrongInputError: The call rejects them; the message has the path of this object before the call's.
+        """
+        try:
+            return cls(**arguments)
+        except WrongInputError as error:
+            where, problem = error.where, error.problem
+            raise WrongInputError(self.where, where, problem, field=error.field, received=error.received) from None
+
 
 def read_json(path: str) -> JsonObject:
     """Return the object in the file `path`.
@@ -124,6 +138,12 @@ def write_json(path: str, data: object) -> None:
     with atomic_entries(folder) as held:
         (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
+
+KEY_TYPES = one_of("I32", "I64")
+"""Values of ``input_key_type`` in training and inference files."""
+
+LOSS_SCALES = one_of(128, 256, 512, 1024)
+"""Values of ``mixed_precision`` there: the scale of the loss."""
 
 HYPERPARAMETERS: dict[Optimizer_t, tuple[str, tuple[str, ...]]] = {
     Optimizer_t.Ftrl: ("ftrl_hparam", ("beta", "lambda1", "lambda2")),
@@ -157,10 +177,7 @@ def read_optimizer(data: JsonObject) -> OptParamsPy:
         WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
     given = _read(data, OptParamsPy)
-    try:
-        return OptParamsPy(**{name: value for name, value in given.items() if name not in SCHEDULE})
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(OptParamsPy, {name: value for name, value in given.items() if name not in SCHEDULE})
 
 
 def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
@@ -169,11 +186,7 @@ def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
     Raises:
         WrongInputError: An unknown kind or key, or a value that is not accepted.
     """
-    given = _read(data, OptimizerWithSchedule)
-    try:
-        return OptimizerWithSchedule(**given)
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(OptimizerWithSchedule, _read(data, OptimizerWithSchedule))
 
 
 def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:

@@ -231,14 +231,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
         given["selected"] = True
     for holder in (*inside.values(), data):
         holder.finish(_UNREAD)
-    return _located(data, given)
-
-
-def _located(data: JsonObject, given: Mapping[str, Any]) -> DenseLayer:
-    try:
-        return DenseLayer(**given)
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(DenseLayer, given)
 
 
 def _json_type(parameter: str) -> Type[Any]:

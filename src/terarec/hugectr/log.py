@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.graph_json import Part
-from terarec.hugectr.objects import DenseLayer, Input, Solver, SparseEmbedding
+from terarec.hugectr.graph_json import Part, kind_name
+from terarec.hugectr.network import tensors_of
+from terarec.hugectr.objects import Input, Solver
 from terarec.hugectr.processes import rank
+from terarec.hugectr.schema.types import release_number
 from terarec.models.graph import tensor_shapes
 from terarec.nn.layer import TensorShape
 from terarec.spec import GraphSpec
@@ -23,7 +24,7 @@ class Log:
     """
 
     def __init__(self, release: str) -> None:
-        self._major = int(release.split(".")[0])
+        self._major = release_number(release)[0]
         self._is_silent = rank() != 0
 
     def __call__(self, message: str) -> None:
@@ -145,13 +146,7 @@ def summary_lines(spec: GraphSpec, parts: Sequence[Part]) -> list[str]:
 
 def _columns(part: Part) -> tuple[str, list[str], list[str]]:
     """Return the type, inputs and outputs of an embedding or layer, as in the script."""
-    if isinstance(part, SparseEmbedding):
-        return part.embedding_type.name, [part.bottom_name], [part.sparse_embedding_name]
-    if isinstance(part, EmbeddingCollectionConfig):
-        tops = [part.concatenated_name] if part.concatenated_name else [lookup.top_name for lookup in part.lookups]
-        return "EmbeddingCollection", [lookup.bottom_name for lookup in part.lookups], tops
-    assert isinstance(part, DenseLayer)
-    return part.layer_type.name, list(part.bottom_names), list(part.top_names)
+    return kind_name(part), *tensors_of(part)
 
 
 def _row(*cells: str) -> str:

@@ -19,7 +19,7 @@ from terarec.dist import Ranks
 from terarec.formats.hugectr import COLLECTION_FILES, SPARSE_FOLDER_FILES, STATISTICS_SUFFIX
 from terarec.hugectr.collection_weights import check_collection, dump_collection, dump_folder, load_collection
 from terarec.hugectr.compilation import Compiled
-from terarec.hugectr.data import FileNames, file_url, is_single_file, model_home, stored_path
+from terarec.hugectr.data import FileNames, file_url, model_home, stored_path
 from terarec.hugectr.dense_weights import (
     load_dense,
     load_dense_optimizer_states,
@@ -29,7 +29,7 @@ from terarec.hugectr.dense_weights import (
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.graph_json import Graph, graph_to_json
-from terarec.hugectr.network import Network, Plan, capacity
+from terarec.hugectr.network import Network, Plan, capacity, num_devices
 from terarec.hugectr.objects import (
     DataSourceParams,
     EmbeddingTrainingCacheParams,
@@ -38,6 +38,7 @@ from terarec.hugectr.objects import (
     Solver,
     SparseEmbedding,
 )
+from terarec.hugectr.schema.types import release_number
 from terarec.hugectr.sparse_weights import (
     EmbeddingFile,
     check_sparse,
@@ -109,7 +110,8 @@ class ModelFiles:
         """See `Model.save_params_to_files`."""
         dense, source = self._made.trainer.optimizers.dense, self._source
         names = FileNames(file_url(source, model_home(source) + prefix), number)
-        is_single = is_single_file(self._solver.compat_release)
+        # From 3.1 on an embedding is a folder of keys, slots and vectors.
+        is_single = release_number(self._solver.compat_release) <= (3, 0)
         with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
             save_dense(self._made.model, folder / names.dense)
             if dense is not None:
@@ -226,11 +228,6 @@ def describe_graph(network: Network, plan: Plan, solver: Solver, optimizer: OptP
 def source_of(solver: Solver, provided: DataSourceParams | None = None) -> DataSourceParams:
     """Return the file system that a call, or else the solver, names for the model's files."""
     return provided or solver.values().get("data_source_params") or DataSourceParams()
-
-
-def num_devices(solver: Solver) -> int:
-    """Return the number of devices in ``vvgpu``."""
-    return sum(map(len, solver.vvgpu))
 
 
 class Holder(Protocol):

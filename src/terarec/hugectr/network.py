@@ -114,7 +114,7 @@ class Network:
             raise
 
     def _add(self, part: Part) -> None:
-        reads, makes = _names(part)
+        reads, makes = tensors_of(part)
         sparse = [slots.top_name for slots in self.inputs.data_reader_sparse_param_array] if self.parts else []
         known = sparse if isinstance(part, SparseEmbedding | EmbeddingCollectionConfig) else self._known
         for name in reads:
@@ -185,7 +185,7 @@ class Network:
         return _key_of(optimizer_rule(table.opt_params or self._optimizer, lr), rules)
 
     def _capacities(self) -> dict[str, int]:
-        devices = sum(map(len, self._solver.vvgpu))
+        devices = num_devices(self._solver)
         return {
             part.sparse_embedding_name: capacity(part, part.optimizer or self._optimizer, devices)
             for part in self.of_type(SparseEmbedding)
@@ -230,7 +230,7 @@ class Network:
         return self.inputs.data_reader_sparse_param_array
 
 
-def _names(part: Part) -> tuple[list[str], list[str]]:
+def tensors_of(part: Part) -> tuple[list[str], list[str]]:
     """Return the tensors that `part` reads, and those that it makes.
 
     Raises:
@@ -254,7 +254,7 @@ def _names(part: Part) -> tuple[list[str], list[str]]:
 
 def _title(part: Part) -> str:
     kind = part.layer_type.name if isinstance(part, DenseLayer) else type(part).__name__
-    return f"{kind} {', '.join(map(repr, _names(part)[1]))}"
+    return f"{kind} {', '.join(map(repr, tensors_of(part)[1]))}"
 
 
 def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) -> str:
@@ -270,21 +270,29 @@ def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) ->
 HAS_STATIC_TABLES = (Embedding_t.LocalizedSlotSparseEmbeddingOneHot, Embedding_t.HybridSparseEmbedding)
 """Embeddings whose keys count from 0 in each slot."""
 
+LOCALIZED = (Embedding_t.LocalizedSlotSparseEmbeddingHash, Embedding_t.LocalizedSlotSparseEmbeddingOneHot)
+"""Embeddings that place complete slots on a device, so that their files name the slot of each key."""
+
 _POOLING: Mapping[str, Literal["sum", "mean", "concat"]] = {"sum": "sum", "average": "mean", "concat": "concat"}
 
 
-def capacity(params: SparseEmbedding, optimizer: OptParamsPy, num_devices: int) -> int:
+def num_devices(solver: Solver) -> int:
+    """Return the number of devices in ``vvgpu``."""
+    return sum(map(len, solver.vvgpu))
+
+
+def capacity(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> int:
     """Return the maximum number of keys of a `SparseEmbedding`.
 
     On each device as many as it names, or the workspace's bytes over those of a row and its optimizer states, as
     HugeCTR reckons them; else as many as ``slot_size_array`` names.
     """
     if params.max_vocabulary_size_per_gpu:
-        return int(params.max_vocabulary_size_per_gpu) * num_devices
+        return int(params.max_vocabulary_size_per_gpu) * devices
     if not params.workspace_size_per_gpu_in_mb:
         return sum(params.slot_size_array)
     rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * row_copies(optimizer))
-    return int(rows) * num_devices
+    return int(rows) * devices
 
 
 def row_copies(optimizer: OptParamsPy) -> int:

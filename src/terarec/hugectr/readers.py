@@ -20,12 +20,21 @@ from terarec.data.records import (
     RecordSource,
     SparseInput,
 )
+from terarec.formats.hugectr import RecordKind
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
 
 OpenSource = Callable[[str], RecordSource]
+
+RECORD_KINDS: Mapping[DataReaderType_t, RecordKind] = {
+    DataReaderType_t.Norm: "norm",
+    DataReaderType_t.Parquet: "parquet",
+    DataReaderType_t.Raw: "raw",
+    DataReaderType_t.RawAsync: "raw_async",
+}
+"""Formats of HugeCTR as ``records.json`` names them."""
 
 
 class DataReader:
@@ -289,8 +298,7 @@ def started(reader: DataReader, call: str) -> DataReader:
     Raises:
         IllegalCallError: It was not; names the `call` that needs it.
     """
-    if not reader.is_started():
-        raise IllegalCallError(call, "the data reader was not started, expected start_data_reading() before")
+    reader._started(call)
     return reader
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -17,9 +17,9 @@ from terarec.errors import ConfigError
 from terarec.formats.hugectr import RECORDS_FILE, write_records
 from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import file_url
-from terarec.hugectr.enums import Check_t, DataReaderType_t
+from terarec.hugectr.enums import Check_t
 from terarec.hugectr.objects import DataReaderParams, Solver
-from terarec.hugectr.readers import DataReader
+from terarec.hugectr.readers import RECORD_KINDS, DataReader
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.io import is_remote
 from terarec.models import GraphModel
@@ -40,15 +40,6 @@ from terarec.spec import (
 from terarec.train import Trainer
 from terarec.train.checkpointing import capture
 from terarec.train.run_dir import RunDirectory
-
-RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
-
-_KINDS: Mapping[DataReaderType_t, RecordKind] = {
-    DataReaderType_t.Norm: "norm",
-    DataReaderType_t.Parquet: "parquet",
-    DataReaderType_t.Raw: "raw",
-    DataReaderType_t.RawAsync: "raw_async",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +89,7 @@ def describe_records(
         FileCannotOpenError: A file is not there.
         BrokenFileError: A file does not hold what it should.
     """
-    kind = _KINDS[reader.data_reader_type]
+    kind = RECORD_KINDS[reader.data_reader_type]
     has_offsets = bool(layout.slot_sizes) and kind in ("parquet", "raw")
     if not has_offsets:
         sizes = _static_rows(graph, layout)

@@ -13,21 +13,17 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.formats.hugectr import read_records
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
-from terarec.hugectr.enums import Alignment_t, Check_t, DataReaderType_t
+from terarec.hugectr.enums import Alignment_t, Check_t
 from terarec.hugectr.graph_json import Part, read_graph
 from terarec.hugectr.json_files import read_json, read_optimizer
 from terarec.hugectr.model import Model
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, OptParamsPy, Solver, SparseEmbedding
+from terarec.hugectr.readers import RECORD_KINDS
 from terarec.hugectr.run import save_run
 from terarec.io import is_remote
 from terarec.spec import RecordLayout, RecordsSpec
 
-_KINDS = {
-    "norm": DataReaderType_t.Norm,
-    "parquet": DataReaderType_t.Parquet,
-    "raw": DataReaderType_t.Raw,
-    "raw_async": DataReaderType_t.RawAsync,
-}
+_READER_TYPES = {kind: reader_type for reader_type, kind in RECORD_KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +128,7 @@ def _reader(path: Path, records: RecordsSpec) -> DataReaderParams:
 
     evaluated = "valid" if "valid" in records.splits else "train"
     return DataReaderParams(
-        data_reader_type=_KINDS[records.kind],
+        data_reader_type=_READER_TYPES[records.kind],
         source=[where("train")],
         eval_source=where(evaluated),
         check_type=Check_t.Sum if records.checksum else Check_t.Non,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy, Solver
 from terarec.hugectr.schema.table import bind_arguments
+from terarec.hugectr.schema.types import release_number
 from terarec.optim.schedules import LearningRateSchedule
 
 
@@ -39,12 +40,6 @@ class Cadence:
     def saved_number(self, index: int) -> int:
         """Return the number of the iteration `index` in names of snapshots."""
         return index + self.saves_from_one
-
-
-def release_number(release: str) -> tuple[int, int]:
-    """Return a release such as "25.03" as a comparable pair of numbers."""
-    major, minor = map(int, release.split("."))
-    return major, minor
 
 
 def cadence_of(release: str) -> Cadence:

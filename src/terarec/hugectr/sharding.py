@@ -21,15 +21,10 @@ from terarec.dist.costs import hot_keys
 from terarec.dist.plan import default_plan
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t
-from terarec.hugectr.network import Network
+from terarec.hugectr.network import LOCALIZED, Network
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.spec import GraphEmbedding, GraphSpec
 from terarec.train.sharding import distinct_keys
-
-_LOCALIZED = (
-    Embedding_t.LocalizedSlotSparseEmbeddingHash,
-    Embedding_t.LocalizedSlotSparseEmbeddingOneHot,
-)
 
 
 def sharding_plan(
@@ -71,7 +66,7 @@ def sharding_plan(
     embeddings = {embedding.name: embedding for embedding in graph.embeddings}
     for part in network.of_type(SparseEmbedding):
         names = [table.name for table in embeddings[part.sparse_embedding_name].tables]
-        if part.embedding_type in _LOCALIZED:
+        if part.embedding_type in LOCALIZED:
             found |= {name: TableWise(rank=to_rank[slot % num_gpus]) for slot, name in enumerate(names)}
         elif part.embedding_type is not Embedding_t.HybridSparseEmbedding:
             found |= dict.fromkeys(names, RowWise())

@@ -28,16 +28,11 @@ from terarec.formats.hugectr import (
     write_sparse_folder,
     write_sparse_states,
 )
-from terarec.hugectr.enums import Embedding_t
 from terarec.hugectr.errors import BrokenFileError, OutOfBoundError
+from terarec.hugectr.network import LOCALIZED
 from terarec.hugectr.objects import SparseEmbedding
 from terarec.kernels.row_rules import LAST_UPDATE
 from terarec.storage import AnyTable, DynamicTable, Rows
-
-_HAS_SLOTS = (
-    Embedding_t.LocalizedSlotSparseEmbeddingHash,
-    Embedding_t.LocalizedSlotSparseEmbeddingOneHot,
-)
 
 
 def pieces(keys: Tensor) -> Iterator[Tensor]:
@@ -167,7 +162,7 @@ def embedding_file(
     return EmbeddingFile(
         name=params.sparse_embedding_name,
         tables=tuple(collection.tables.values()),
-        has_slots=params.embedding_type in _HAS_SLOTS,
+        has_slots=params.embedding_type in LOCALIZED,
         devices=devices,
         rows_per_device=capacity // devices if has_capacity else max(room),
         key_bytes=key_bytes,

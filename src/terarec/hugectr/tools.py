@@ -9,25 +9,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from terarec.data.records import RecordGenerator, RecordLayout, SparseInput, generate_records
-from terarec.formats.hugectr import RecordKind
 from terarec.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.json_files import read_json
+from terarec.hugectr.json_files import KEY_TYPES, read_json
 from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
 from terarec.hugectr.processes import ranks
-from terarec.hugectr.training_json import KEY_TYPES, read_training
+from terarec.hugectr.readers import RECORD_KINDS
+from terarec.hugectr.training_json import read_training
 
 __all__ = [
     "DataGenerator",
     "DataGeneratorParams",
 ]
 
-_KINDS: dict[DataReaderType_t, RecordKind] = {
-    DataReaderType_t.Norm: "norm",
-    DataReaderType_t.Parquet: "parquet",
-    DataReaderType_t.Raw: "raw",
-    DataReaderType_t.RawAsync: "raw_async",
-}
 _EXPONENTS = {PowerLaw_t.Long: 0.9, PowerLaw_t.Medium: 1.1, PowerLaw_t.Short: 1.3}
 
 
@@ -81,7 +75,7 @@ def _generator(params: DataGeneratorParams) -> RecordGenerator:
     )
     alpha = _EXPONENTS.get(params.power_law_type, params.alpha)
     return RecordGenerator(
-        kind=_KINDS[params.format],
+        kind=RECORD_KINDS[params.format],
         layout=layout,
         alpha=alpha if params.dist_type is Distribution_t.PowerLaw else None,
         checksum=params.check_type is Check_t.Sum,

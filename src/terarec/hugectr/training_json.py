@@ -9,7 +9,7 @@ from typing import Any
 from terarec.hugectr.enums import Check_t, DataReaderType_t, MetricsType
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import Part, read_parts
-from terarec.hugectr.json_files import JsonObject, read_json, read_optimizer_with_schedule
+from terarec.hugectr.json_files import KEY_TYPES, LOSS_SCALES, JsonObject, read_json, read_optimizer_with_schedule
 from terarec.hugectr.model import Model
 from terarec.hugectr.objects import DataReaderParams, OptimizerWithSchedule, SolverConfig
 from terarec.hugectr.readers import DataReader
@@ -68,8 +68,6 @@ KEYS = (
 LR_POLICY = one_of("fixed")
 GPU = either(list_of(integer(0)), list_of(list_of(integer(0))))
 METRICS = list_of(STRING)
-KEY_TYPES = one_of("I32", "I64")
-MIXED_PRECISION = one_of(128, 256, 512, 1024)
 THRESHOLD = number()
 """``auc_threshold``, which HugeCTR's own tests read."""
 
@@ -130,10 +128,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     }
     data.take("auc_threshold", THRESHOLD, 1.0)
     data.finish()
-    try:
-        return SolverConfig(**given).with_values(**of_run)
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(SolverConfig, given).with_values(**of_run)
 
 
 def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
@@ -156,7 +151,7 @@ def _read_length(data: JsonObject) -> dict[str, Any]:
 
 
 def _read_precision(data: JsonObject) -> dict[str, Any]:
-    scaler = data.take("mixed_precision", MIXED_PRECISION, None)
+    scaler = data.take("mixed_precision", LOSS_SCALES, None)
     return {} if scaler is None else {"use_mixed_precision": True, "scaler": scaler}
 
 
@@ -203,10 +198,7 @@ def _read_reader(data: JsonObject) -> DataReaderParams:
         "float_label_dense": data.take("float_label_dense", BOOL, False),
         "slot_size_array": data.take("slot_size_array", list_of(integer(0)), []),
     }
-    try:
-        return DataReaderParams(**given)
-    except WrongInputError as error:
-        raise WrongInputError(data.where, error.where, error.problem) from None
+    return data.make(DataReaderParams, given)
 
 
 class Session:

@@ -9,14 +9,13 @@ from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.enums import Embedding_t, Layer_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import DATA, Part, read_graph, read_parts
-from terarec.hugectr.json_files import JsonObject, read_json
-from terarec.hugectr.network import HAS_STATIC_TABLES, Network, Plan
+from terarec.hugectr.json_files import KEY_TYPES, LOSS_SCALES, JsonObject, read_json
+from terarec.hugectr.network import HAS_STATIC_TABLES, LOCALIZED, Network, Plan
 from terarec.hugectr.objects import DenseLayer, Input, OptParamsPy, Solver, SparseEmbedding
-from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, one_of, scalar_or_list
+from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, scalar_or_list
 
-_HAS_SLOTS = (Embedding_t.LocalizedSlotSparseEmbeddingHash, Embedding_t.LocalizedSlotSparseEmbeddingOneHot)
 _LOSS_OF = {Layer_t.Sigmoid: Layer_t.BinaryCrossEntropyLoss, Layer_t.Softmax: Layer_t.CrossEntropyLoss}
-_MIXED_PRECISION = either(BOOL, one_of(128, 256, 512, 1024))  # a flag, or the loss scale of the training
+_MIXED_PRECISION = either(BOOL, LOSS_SCALES)  # a flag, or the loss scale of the training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +51,13 @@ def read_inference_clause(path: str) -> InferenceClause:
     if not data.has("inference"):
         raise WrongInputError(data.where, "no inference, expected the clause of release 3.0", field="inference")
     clause = data.child("inference")
-    key_types = one_of("I32", "I64")
     files: list[str] = clause.take("sparse_model_file", scalar_or_list(STRING))
     found = InferenceClause(
         max_batchsize=clause.take("max_batchsize", integer(1), 1024),
         hit_rate_threshold=clause.take("hit_rate_threshold", number(0.0), 0.5),
         dense_model_file=clause.take("dense_model_file", STRING),
         sparse_model_files=tuple(files),
-        key_bytes=8 if clause.take("input_key_type", key_types, "I32") == "I64" else 4,
+        key_bytes=8 if clause.take("input_key_type", KEY_TYPES, "I32") == "I64" else 4,
         has_mixed_precision=clause.take("mixed_precision", _MIXED_PRECISION, False) is not False,
     )
     for name in ("algorithm_search", "cuda_graph"):
@@ -91,7 +89,7 @@ class InferenceGraph:
     @property
     def has_slots(self) -> tuple[bool, ...]:
         """Whether single files of each table have slots."""
-        return tuple(one.embedding_type in _HAS_SLOTS for one in self.embeddings)
+        return tuple(one.embedding_type in LOCALIZED for one in self.embeddings)
 
     @property
     def key_bases(self) -> tuple[int, ...]:

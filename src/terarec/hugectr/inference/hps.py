@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from terarec.hugectr.objects import (
     UpdateSourceParams,
     VolatileDatabaseParams,
 )
-from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.table import REQUIRED
 from terarec.hugectr.schema.types import BOOL, Type, integer, member_name, one_of
 
@@ -121,6 +120,8 @@ class HPS:
             return self.server.cache(model_name, name, device=device_of([device_id])).lookup(keys)
 
 
+Database = TypeVar("Database", VolatileDatabaseParams, PersistentDatabaseParams)
+
 _MODEL_KEYS: dict[str, tuple[str, Any]] = {
     "model": ("model_name", ""),
     "sparse_files": ("sparse_model_files", []),
@@ -216,11 +217,10 @@ def _model(data: JsonObject, *, is_long: bool, fuses: bool, databases: dict[str,
             f"{data.where}.sparse_files", f"{got}, expected one for each, or none", field="sparse_files"
         )
     given |= {"device_id": (given["deployed_devices"] or [0])[0], "embedding_cache_type": _CACHES[kind]}
-    made: InferenceParams = _made(InferenceParams, given, data.where)
-    return made
+    return data.make(InferenceParams, given)
 
 
-def _database(data: JsonObject, key: str, cls: type[Record]) -> Any:
+def _database(data: JsonObject, key: str, cls: type[Database]) -> Database | None:
     if not data.has(key):
         return None
     clause, given = data.child(key), dict[str, Any]()
@@ -241,7 +241,7 @@ def _database(data: JsonObject, key: str, cls: type[Record]) -> Any:
     clause.finish()
     if "type" in given:
         given["type"] = _DATABASES[given["type"]]
-    return _made(cls, given, clause.where)
+    return clause.make(cls, given)
 
 
 def _update_source(data: JsonObject) -> UpdateSourceParams | None:
@@ -255,12 +255,4 @@ def _update_source(data: JsonObject) -> UpdateSourceParams | None:
         else:
             clause.accept(name)
     clause.finish()
-    made: UpdateSourceParams = _made(UpdateSourceParams, given, clause.where)
-    return made
-
-
-def _made(cls: type[Any], given: dict[str, Any], where: str) -> Any:
-    try:
-        return cls(**given)
-    except WrongInputError as error:
-        raise WrongInputError(where, error.where, error.problem, field=error.field, received=error.received) from None
+    return clause.make(UpdateSourceParams, given)

@@ -28,8 +28,8 @@ from terarec.hugectr.objects import (
     Solver,
 )
 from terarec.hugectr.readers import DataReader, async_layout_of, record_layout, source_opener
-from terarec.hugectr.schedule import release_number
 from terarec.hugectr.schema.table import bind_arguments
+from terarec.hugectr.schema.types import release_number
 from terarec.metrics import AUC
 from terarec.nn.precision import Precision, mixed_precision
 from terarec.ps import EmbeddingCache as Cache

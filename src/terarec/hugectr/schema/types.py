@@ -22,6 +22,13 @@ RELEASES = (
 )  # fmt: skip
 OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
 
+
+def release_number(release: str) -> tuple[int, int]:
+    """Return a release such as "25.03" as a comparable pair of numbers."""
+    major, minor = map(int, release.split("."))
+    return major, minor
+
+
 CLASSES: Registry[type] = Registry("class")
 """Classes that schemas name, such as `Solver`; each is registered where it is defined."""
 
