@@ -235,7 +235,8 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     device = resolve_device(options.device or "auto")
     numbers = Numbers(row_type=options.row_type, precision=options.precision)
     has_choice = options.executor == "auto" and (options.run / EXECUTORS_FILE).is_file()
-    # The model itself needs no workflow, and its batches are copied to a GPU ahead.
+    # A session is opened for other executors and numbers alone: the model itself needs no workflow, and its batches are
+    # copied to a GPU ahead.
     is_plain = numbers == Numbers() and options.executor in ("auto", "eager") and not has_choice
     session = None if is_plain else _session(options, device, numbers)
     with show.progress("predicting", "samples") as progress:

@@ -215,6 +215,7 @@ def export_model(
         else:
             written = _write_native(model, dataset, path, format, tables, key_inputs, scores, numbers, samples)
         tolerance = NARROW_TOLERANCES.get(numbers.precision or "fp32", TOLERANCE)
+        # Before the directory appears under its name: a file that gives other scores is never left behind.
         difference = max_difference(written.run, written.inputs, written.expected, written.batches, tolerance)
         auc, auc_change = None, None
         if samples is not None and written.auc is not None:
@@ -288,6 +289,7 @@ def _write_native(
     numbers: Numbers,
     samples: Iterable[Batch] | None,
 ) -> _Written:
+    # First as it is: narrowing changes the model itself, and the AUC to compare with is that of fp32.
     plain = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
     auc = None if samples is None else _auc(samples, lambda batch: [out.numpy() for out in plain.scores_of(batch)])
     scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
@@ -297,6 +299,7 @@ def _write_native(
         for feature in collection.features:
             readers.setdefault(feature.name, []).append(collection.tables[feature.table])
     batches = random_batches(dataset.categorical, readers, num_dense=len(dataset.dense), num_labels=len(dataset.labels))
+    # ONNX has integer products of its own, put into the finished file: torch's cannot be exported.
     is_quantized_after = format == "onnx" and numbers.precision == "int8"
     if numbers.precision == "int8" and not is_quantized_after:
         narrow(model, Numbers(precision="int8"))
@@ -318,6 +321,7 @@ def _write_native(
 def _auc(samples: Iterable[Batch], score: Callable[[Batch], Sequence[NDArray[np.generic]]]) -> float:
     found: MetricSet | None = None
     for batch in samples:
+        # Batch by batch: neither samples nor scores of a split need fit into memory.
         labels = batch.label.numpy()
         found = found or MetricSet(["auc"], [str(number) for number in range(labels.shape[1])])
         with torch.no_grad():
@@ -370,6 +374,7 @@ def _write_graph(
         for feature in embedding.features:
             column = feature.read_column
             limit = feature.vectors if feature.pooling == "concat" else _LIST_LENGTH
+            # Of several features that read a column the shortest limit counts: the file cuts longer bags.
             longest[column] = min(limit, longest.get(column, limit))
             readers.setdefault(column, []).append(model.collection(embedding.name).tables[feature.table])
     for source in key_inputs:
@@ -407,7 +412,7 @@ def _described(given: ModelInput) -> dict[str, object]:
 
 
 def _versions(format: str) -> dict[str, object]:  # noqa: A002
-    """Of what wrote the file."""
+    """Return the versions of what wrote the file."""
     found: dict[str, object] = {"python": platform.python_version()}
     for library in ("terarec", "torch", *_LIBRARIES.get(format, ())):
         try:

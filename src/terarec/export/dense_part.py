@@ -48,7 +48,7 @@ class DensePart:
             scores: Scores of logits.
 
         Raises:
-            ConfigError: A model whose lookups cannot be told from its layers.
+            ConfigError: A model whose lookups cannot be separated from its layers.
         """
         if isinstance(model, GraphModel):
             return cls.of_graph(model, scores)
@@ -87,6 +87,7 @@ class DensePart:
         Raises:
             ConfigError: A model whose predictions depend on labels.
         """
+        # A graph says by its spec what is looked up, so nothing needs to be found out by running it.
         scoring = GraphScoring(model, scores).eval()
         names = [given.name for given in scoring.inputs]
 
@@ -116,6 +117,7 @@ def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
     Raises:
         ConfigError: One that does not.
     """
+    # Found by running the model once, on the key 0 in every column: no attribute says what its code does with keys.
     num_columns = len(dataset.categorical)
     sparse = Jagged(
         names=tuple(column.name for column in dataset.categorical),

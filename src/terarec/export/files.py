@@ -20,8 +20,9 @@ from terarec.batch import Batch, Jagged
 from terarec.errors import ConfigError
 from terarec.export.graph_scoring import GraphScoring
 from terarec.export.inputs import NO_KEY, ModelInput
+from terarec.export.lookups import exportable
 from terarec.export.onnx_graph import IR_VERSION, MOST_BYTES, OPSET, onnx_library
-from terarec.export.scoring import Scoring, exportable
+from terarec.export.scoring import Scoring
 from terarec.spec import CategoricalColumn
 from terarec.spec.quoting import one_line
 from terarec.storage import Store
@@ -62,6 +63,7 @@ def trace(scoring: AnyScoring, *, tables: bool) -> ExportedProgram:
     ]
     with exportable(scoring.model, tables=tables, row_type=scoring.row_type), torch.no_grad(), quiet():
         try:
+            # Not strict: torch's bytecode interpreter, which strict tracing uses, rejects more models.
             program = torch.export.export(scoring, examples, dynamic_shapes=(tuple(shapes),), strict=False)
         except Exception as error:  # whatever the code of a model raises on tensors without values
             raise ConfigError(
@@ -91,6 +93,7 @@ def save_onnx(program: ExportedProgram, scoring: AnyScoring, path: Path) -> None
         ConfigError: An operation that ONNX files cannot hold.
         MissingDependencyError: ``onnxscript`` is not installed.
     """
+    # Before the export, whose own error would name a function inside torch.
     onnx_library("onnxscript")  # which the exporter of torch needs
     with quiet():
         try:
@@ -126,6 +129,7 @@ def quantize_onnx(path: Path) -> None:
     quantization = onnx_library("onnxruntime.quantization")
     onnx = onnx_library()
     data = path.with_name(f"{path.name}.data")
+    # Loaded with its external data, so that both files can be removed before the result takes their names.
     model = onnx.load(str(path))
     del model.graph.value_info[:]  # shapes of weights that the library transposes
     for file in (path, data):
@@ -181,7 +185,11 @@ def save_torchscript(scoring: AnyScoring, path: Path, *, tables: bool) -> None:
     with exportable(scoring.model, tables=tables, row_type=scoring.row_type), torch.no_grad(), quiet():
         try:
             traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-                scoring, _examples(scoring), strict=False, check_trace=False
+                # torch would trace a second time to check; the file is compared with the model on more batches anyway.
+                scoring,
+                _examples(scoring),
+                strict=False,
+                check_trace=False,
             )
         except Exception as error:  # whatever the code of a model raises
             where = type(scoring.model).__name__
@@ -199,7 +207,8 @@ def _forget_places(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporters log and warn of on the way: libraries that are not there, and their own code."""
+    """Silence what torch's exporters log and warn of: libraries that are not there, and their own code."""
+    # For all loggers: the exporters log under many names, and through several libraries.
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -212,6 +221,7 @@ def quiet() -> Iterator[None]:
 
 def _layer_of(error: BaseException, model: nn.Module) -> str:
     """Return the innermost module of `model` in which `error` was raised."""
+    # torch's error names the operation, not the layer; the frames of the traceback still have it as `self`.
     names = {module: name for name, module in model.named_modules()}
     found, place = "", error.__traceback__
     while place is not None:
@@ -255,6 +265,7 @@ def max_difference(
                 raise ConfigError("export", f"got scores {list(got.shape)} of the file, expected {list(want.shape)}")
             difference = float(np.abs(got - want).max(initial=0.0))
             bound = tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
+            # Negated, so that NaN fails, too.
             if not difference <= bound:
                 raise ConfigError(
                     "export", f"the file's scores are {difference:.3g} off the model's, expected at most {bound:.3g}"
@@ -304,7 +315,7 @@ def _torch_run(module: Callable[..., Sequence[Tensor]], inputs: Sequence[ModelIn
 def random_batches(
     columns: Sequence[CategoricalColumn], readers: Mapping[str, Sequence[Store]], *, num_dense: int, num_labels: int
 ) -> list[Batch]:
-    """Batches of `BATCH_SIZES` samples, always the same ones.
+    """Return batches of `BATCH_SIZES` samples, always the same ones.
 
     Args:
         columns: The categorical columns; a list has 0 to `hotness` keys, at most a few.
@@ -344,10 +355,11 @@ def _batch(
 
 
 def _known_keys(tables: Sequence[Store], column: CategoricalColumn, generator: torch.Generator) -> Tensor:
-    """Keys to choose from: of static tables those that all of them hold, of dynamic ones also some that are absent."""
+    """Return the keys that all static tables hold, or those of dynamic tables with some absent ones."""
     static = [len(table) for table in tables if not table.is_dynamic]
     if static:
         return torch.arange(min(static))
+    # Absent keys give the default row, which the file has to give, too.
     absent = torch.randint(column.rows or 2**62, (_ABSENT_KEYS,), generator=generator)
     keys = torch.cat([absent, *(table.keys().cpu() for table in tables)])
     return keys if column.hotness == 1 else keys[keys != NO_KEY]

@@ -99,6 +99,7 @@ def _emit_layers(graph: OnnxGraph, model: GraphModel, needed: list[GraphLayer], 
 
 def _save(model: Any, path: Path) -> None:
     onnx = onnx_library()
+    # Before anything is written: a runtime would report an invalid graph only when it loads the file.
     onnx.checker.check_model(model)
     with atomic_entries(path.parent) as folder:
         data = f"{path.name}.data"
@@ -110,6 +111,7 @@ def needed_layers(spec: GraphSpec) -> list[GraphLayer]:
     """Return the layers that predictions depend on, the losses among them."""
     wanted: set[str] = set()
     needed = []
+    # Layers are in an order in which each reads what came before: one backward pass finds all that is needed.
     for layer in reversed(spec.layers):
         if LAYERS[layer.kind].is_loss:
             wanted.add(layer.bottoms[0])
@@ -172,6 +174,7 @@ def graph_inputs(
 
 
 def _reader(model: GraphModel, top: str) -> Callable[[Batch], NDArray[np.generic]]:
+    # A function that binds `top`: a lambda in the loop above would read its last value.
     return lambda batch: model.tensor(batch, top).detach().cpu().numpy()
 
 
@@ -190,10 +193,12 @@ class OnnxTable:
     def __init__(self, graph: OnnxGraph, table: Store, row_type: str = "fp32") -> None:
         pieces = list(table.export_chunks(max(1, len(table))))
         keys = np.concatenate([piece.keys.cpu().numpy() for piece in pieces])
+        # ONNX has no search of its own: the keys are halved, which needs them sorted, and rows go along.
         order = np.argsort(keys)
         self.width = table.width
         self._graph = graph
         self._count = len(keys)
+        # True of static tables, and of dynamic ones whose keys are ids: no search, and no second constant.
         self._is_dense = bool((keys[order] == np.arange(self._count)).all())
         weights = np.concatenate([piece.weights.float().cpu().numpy() for piece in pieces])
         default = table.spec.default if isinstance(table, DynamicTable) else 0.0
@@ -219,6 +224,7 @@ class OnnxTable:
         `NO_KEY` gives zeros.
         """
         graph = self._graph
+        # Zeros of the shape of the keys, whose lengths are open.
         rows = graph.node("Sub", keys, keys)
         if self._has_default:
             rows = graph.node(
@@ -242,6 +248,7 @@ class OnnxTable:
     def _search(self, keys: str) -> tuple[str, str]:
         """Return whether each key is there, and the place of the last one that is not greater."""
         graph = self._graph
+        # All keys of a batch take the same number of steps, so that the loop is unrolled and the graph has no branch.
         places = graph.node("Sub", keys, keys)
         step = 1 << (self._count - 1).bit_length()
         while step > 1:
@@ -254,12 +261,13 @@ class OnnxTable:
 
 
 def pool(graph: OnnxGraph, vectors: str, keys: str, *, is_mean: bool) -> str:
-    """Sum or mean of ``vectors [B, n, K, D]`` over K; a mean counts the ``keys [B, n, K]`` other than `NO_KEY`."""
+    """Return sum or mean of ``vectors [B, n, K, D]`` over K; a mean counts ``keys [B, n, K]`` but `NO_KEY`."""
     total = graph.node("ReduceSum", vectors, graph.integers(2), keepdims=0)
     if not is_mean:
         return total
     is_key = graph.node("Not", graph.node("Equal", keys, graph.integers(NO_KEY)))
     counts = graph.node("ReduceSum", graph.node("Cast", is_key, to=_FLOAT), graph.integers(2), keepdims=1)
+    # At least 1: an empty bag gives zeros rather than NaN.
     return graph.node("Div", total, graph.node("Max", counts, graph.number(1.0)))
 
 
@@ -299,6 +307,7 @@ def emit_embedding(
     places = {column: (source, place) for source in inputs for place, column in enumerate(source.columns)}
     tables = {name: OnnxTable(graph, table, row_type) for name, table in collection.tables.items()}
     parts = []
+    # Neighbours alone, as `groupby` does: the parts then are in the order of the features without another operation.
     for (table, pooling, limit, _), members in groupby(spec.features, key=lambda f: _together(f, places)):
         features = list(members)
         keys = _keys(graph, features, places)

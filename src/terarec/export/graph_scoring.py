@@ -42,6 +42,7 @@ class GraphScoring(nn.Module):
         self._names = [given.name for given in self.inputs]
         # What `deepcopy` finds here it takes for its copy of the tables.
         self.model = copy.deepcopy(model, {id(model.embeddings): Embeddings({})})
+        # The modules of the copy, so that a later change of the model's weights does not reach a program.
         modules = dict(zip((layer.tops[0] for layer in model.spec.layers), self.model.layers, strict=True))
         labels = {label.name for label in model.spec.labels}
         self._steps: list[tuple[Sequence[str], Sequence[str], nn.Module]] = []
@@ -53,12 +54,13 @@ class GraphScoring(nn.Module):
             self._steps.append((layer.bottoms, layer.tops, modules[layer.tops[0]]))
         self._scores = scores
         name = "scores"
+        # ONNX has one namespace for inputs and outputs.
         while name in self._names:
             name += "_"
         self.outputs = (name,)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Scores float32[B, n]."""
+        """Return the scores float32[B, n]."""
         tensors = dict(zip(self._names, values, strict=True))
         for bottoms, tops, module in self._steps:
             found = module(*(tensors[name] for name in bottoms))

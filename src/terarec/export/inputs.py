@@ -82,15 +82,17 @@ def key_input(source: KeyInput) -> ModelInput:
 
 
 def padded_keys(jagged: Jagged, source: KeyInput) -> NDArray[np.int64]:
-    """The keys int64[B, n, K] of the columns of `source`; K is the length of the longest bag where it is open."""
+    """Return the keys int64[B, n, K] of the columns of `source`; an open K is the length of the longest bag."""
     part = select(jagged, source.columns)
     keys, offsets = part.keys.cpu().numpy(), part.offsets.cpu().numpy()
     lengths = np.diff(offsets)
     most = source.max_keys or max(1, int(lengths.max(initial=1)))
     places = np.arange(len(keys)) - np.repeat(offsets[:-1], lengths)
     kept = places < most
+    # Bags beyond `most` keep their first keys, as features with max_keys do.
     padded = np.full((len(lengths), most), NO_KEY, np.int64)
     padded[np.repeat(np.arange(len(lengths)), lengths)[kept], places[kept]] = keys[kept]
+    # Bags are feature-major: [n * B, K] becomes [B, n, K]. Contiguous, as runtimes read the array by its address.
     return np.ascontiguousarray(padded.reshape(len(source.columns), -1, most).transpose(1, 0, 2))
 
 
@@ -151,6 +153,7 @@ def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, fea
 
 def _looked_up(model: nn.Module, path: str, batch: Batch) -> EmbeddingOutput:
     """Return what the collection at `path` gives when `model` scores `batch`; the model may leave out keys before."""
+    # The model runs in full, because only its own code knows what it changes in the keys before a lookup.
     found: list[EmbeddingOutput] = []
     # By its path: where rows become codes, another collection takes its place.
     handle = model.get_submodule(path).register_forward_hook(lambda module, arguments, output: found.append(output))

@@ -65,7 +65,7 @@ def sigmoid(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
 
 
 def elu(graph: OnnxGraph, layer: ELU, x: str) -> list[str]:
-    """Exponential linear unit."""
+    """Return the exponential linear unit."""
     return [graph.node("Elu", x, alpha=float(layer.alpha))]
 
 
@@ -92,19 +92,20 @@ def elementwise_multiply(graph: OnnxGraph, layer: ElementwiseMultiply, first: st
 
 
 def concat(graph: OnnxGraph, layer: Concat, *inputs: str) -> list[str]:
-    """Inputs side by side."""
+    """Return the inputs side by side."""
     return [graph.node("Concat", *inputs, axis=layer.axis)]
 
 
 def reshape(graph: OnnxGraph, layer: Reshape, x: str) -> list[str]:
     """Return a view, of some of the slots where they are named."""
+    # The layer's one buffer is absent where it takes all slots, so the loop runs once or never.
     for slots in layer.buffers():  # where only some are taken
         x = graph.node("Gather", x, indices(graph, slots), axis=1)
     return [graph.reshape(x, *layer.output_shapes[0].dims)]
 
 
 def select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
-    """Entries of one dimension."""
+    """Return entries of one dimension."""
     return [graph.node("Gather", x, indices(graph, layer.get_buffer("_index")), axis=layer.dim)]
 
 
@@ -129,10 +130,11 @@ def reduce_mean(graph: OnnxGraph, layer: ReduceMean, x: str) -> list[str]:
 
 
 def scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
-    """Elements or rows several times."""
+    """Return elements or rows several times."""
     axis = 1 if layer.axis == 1 else 2
     repeats = [1, 1, 1]
     repeats[axis] = layer.factor
+    # Forward alone is exported, for which `first_copy_gradient` makes no difference.
     copies = graph.node("Tile", graph.node("Unsqueeze", x, graph.integers(axis)), graph.integers(*repeats))
     return [graph.reshape(copies, *layer.output_shapes[0].dims)]
 
@@ -162,17 +164,17 @@ def fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: s
 
 
 def inner_product(graph: OnnxGraph, layer: InnerProduct, x: str) -> list[str]:
-    """X W + b."""
+    """Return x W + b."""
     return [linear(graph, x, layer.linear)]
 
 
 def fused_inner_product(graph: OnnxGraph, layer: FusedInnerProduct, x: str) -> list[str]:
-    """X W + b, and ReLU where the layer has it."""
+    """Return x W + b, and ReLU where the layer has it."""
     return [linear(graph, x, layer.linear, has_relu=layer.linear.relu)]
 
 
 def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -> list[str]:
-    """Linear layers with ReLU where the layer has it."""
+    """Return linear layers with ReLU where the layer has it."""
     for part, has_relu in zip(layer.mlp.layers, layer.mlp.relus, strict=True):
         x = linear(graph, x, cast(nn.Linear, part), has_relu=has_relu)
     return [x]
@@ -181,6 +183,7 @@ def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -
 def multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
     """Return one cross layer after the other, in either version."""
     x = x0
+    # Layer by layer, as the formula says. The short form of version 1 sums in another order, within the tolerance.
     weights = iter(layer.file_parameters())
     for _ in range(len(layer.bias)):
         if layer.weight is None:
@@ -195,7 +198,7 @@ def multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
 
 
 def batch_norm(graph: OnnxGraph, layer: BatchNorm, x: str) -> list[str]:
-    """With the running statistics, as in evaluation."""
+    """Normalize by the running statistics, as in evaluation."""
     arrays = (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
     return [
         graph.node("BatchNormalization", x, *(constant(graph, array) for array in arrays), epsilon=float(layer.eps))
@@ -203,7 +206,7 @@ def batch_norm(graph: OnnxGraph, layer: BatchNorm, x: str) -> list[str]:
 
 
 def layer_norm(graph: OnnxGraph, layer: LayerNorm, x: str) -> list[str]:
-    """Over the last dimension."""
+    """Normalize over the last dimension."""
     gamma, beta = constant(graph, layer.gamma), constant(graph, layer.beta)
     return [graph.node("LayerNormalization", x, gamma, beta, axis=-1, epsilon=float(layer.eps))]
 
@@ -220,7 +223,7 @@ def prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
 
 
 def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
-    """Gates in ONNX's order: update, reset, new."""
+    """Return the states; gates are in ONNX's order: update, reset, new."""
     own = layer.gru
 
     def gates(array: NDArray[Any]) -> NDArray[Any]:
@@ -231,6 +234,7 @@ def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
     w, r, *biases = (gates(own.get_parameter(name).detach().cpu().numpy()) for name in names)
     steps = graph.node("Reshape", x, graph.integers(layer.sequence_length, -1, layer.vector_size))
     constants = (graph.constant(array) for array in (w, r, np.concatenate(biases, axis=1)))
+    # `linear_before_reset` is the form of torch and cuDNN, in which the reset gate acts after the product with R.
     states = graph.node("GRU", steps, *constants, hidden_size=own.hidden_size, linear_before_reset=1)
     return [graph.reshape(states, own.hidden_size)]
 
@@ -242,7 +246,7 @@ def weight_multiply(graph: OnnxGraph, layer: WeightMultiply, x: str) -> list[str
 
 
 def fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
-    """Half of the squared sum less the sum of squares."""
+    """Return half of the squared sum less the sum of squares."""
     vectors = graph.reshape(x, layer.num_vectors, layer.out_dim)
     total = graph.node("ReduceSum", vectors, graph.integers(1), keepdims=0)
     squares = graph.node("ReduceSumSquare", vectors, graph.integers(1), keepdims=0)
@@ -256,13 +260,14 @@ def interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -
     dots = graph.node("MatMul", vectors, graph.node("Transpose", vectors, perm=[0, 2, 1]))
     count = layer.dots.num_vectors
     rows, columns = np.tril_indices(count, -1)
+    # One gather of the flat matrix: ONNX has no triangle with a list of places.
     triangle = graph.node("Gather", graph.reshape(dots, count * count), graph.integers(*rows * count + columns), axis=1)
     with_zero = graph.node("Pad", triangle, graph.integers(0, 0, 0, 1))
     return [graph.node("Concat", first, with_zero, axis=1)]
 
 
 def softmax(graph: OnnxGraph, layer: Softmax, x: str, *mask: str) -> list[str]:
-    """Over the last dimension."""
+    """Return the softmax over the last dimension, with a mask on request."""
     if not mask:
         return [graph.node("Softmax", x, axis=-1)]
     return [_masked_softmax(graph, graph.node("Mul", x, graph.number(layer.factor)), *mask)]
@@ -271,7 +276,7 @@ def softmax(graph: OnnxGraph, layer: Softmax, x: str, *mask: str) -> list[str]:
 def multi_head_attention(
     graph: OnnxGraph, layer: MultiHeadAttention, query: str, key: str, value: str, *mask: str
 ) -> list[str]:
-    """Scores, their softmax, and the values that it weighs, head by head."""
+    """Return the values weighed by the softmax of their scores, head by head."""
     q, k, v = (_split_heads(graph, x, layer.num_heads) for x in (query, key, value))
     scores = _scores(graph, q, k)
     weights = _masked_softmax(graph, scores, *mask) if mask else graph.node("Softmax", scores, axis=-1)
@@ -279,7 +284,7 @@ def multi_head_attention(
 
 
 def attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: str, *value: str) -> list[str]:
-    """Scores alone, and the values by head where there are any."""
+    """Return scores alone, and the values by head where there are any."""
     if not value:
         return [_scores(graph, query, key)]
     q, k, v = (_split_heads(graph, x, layer.num_heads) for x in (query, key, *value))
@@ -292,7 +297,7 @@ def attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, val
 
 
 def sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[str]:
-    """1 where all positions are below the lengths, of which there are one or two."""
+    """Return 1 where all positions are below the lengths, of which there are one or two."""
     buffers = ["_from_positions", "_to_positions"][-len(lengths) :]
     inside = [
         graph.node("Less", indices(graph, layer.get_buffer(name)), _whole(graph, length))
@@ -303,7 +308,7 @@ def sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[
 
 
 def _masked_softmax(graph: OnnxGraph, x: str, mask: str) -> str:
-    """As `terarec.nn.attention.masked_softmax`."""
+    """Return what `terarec.nn.attention.masked_softmax` does."""
     outside = graph.node("Mul", graph.node("Sub", graph.number(1.0), mask), graph.number(10000.0))
     shifted = graph.node("Sub", x, outside)
     most = graph.node("ReduceMax", shifted, graph.integers(-1), keepdims=1)
@@ -313,25 +318,26 @@ def _masked_softmax(graph: OnnxGraph, x: str, mask: str) -> str:
 
 
 def _scores(graph: OnnxGraph, query: str, key: str) -> str:
-    """Q K^T / sqrt(d) for Q [B, h, from, d] and K [B, h, to, d]."""
+    """Return Q K^T / sqrt(d) for Q [B, h, from, d] and K [B, h, to, d]."""
     products = graph.node("MatMul", query, graph.node("Transpose", key, perm=[0, 1, 3, 2]))
+    # From the value itself: the width of a head is not known where scores are made of tensors by head.
     width = graph.node("Cast", graph.node("Shape", query, start=-1), to=1)
     return graph.node("Div", products, graph.node("Sqrt", width))
 
 
 def _split_heads(graph: OnnxGraph, x: str, heads: int) -> str:
-    """[B, seq, h*d] -> [B, h, seq, d]."""
+    """Return [B, seq, h*d] as [B, h, seq, d]."""
     parts = graph.node("Reshape", x, graph.integers(0, 0, heads, -1))
     return graph.node("Transpose", parts, perm=[0, 2, 1, 3])
 
 
 def _join_heads(graph: OnnxGraph, x: str) -> str:
-    """[B, h, seq, d] -> [B, seq, h*d]."""
+    """Return [B, h, seq, d] as [B, seq, h*d]."""
     return graph.node("Reshape", graph.node("Transpose", x, perm=[0, 2, 1, 3]), graph.integers(0, 0, -1))
 
 
 def _whole(graph: OnnxGraph, lengths: str) -> str:
-    """float[B, 1] -> int64[B, 1, 1, 1], rounded towards 0."""
+    """Return float[B, 1] as int64[B, 1, 1, 1], rounded towards 0."""
     return graph.reshape(graph.node("Cast", lengths, to=7), 1, 1, 1)
 
 

@@ -1,14 +1,16 @@
-"""Lookups in plain PyTorch, which programs of other runtimes hold in the place of collections."""
+"""Modules that replace collections in programs of other runtimes: lookups in plain PyTorch, and vectors as inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from terarec.embedding import EmbeddingCollection, EmbeddingOutput, PaddedKeys, PaddedSequences
+from terarec.export.inputs import AnyCollection
 from terarec.ops.bag_lookup import quantize_rows
 from terarec.ragged import Ragged
 from terarec.storage import AnyTable, DynamicTable
@@ -37,6 +39,7 @@ class TableLookup(nn.Module):
         else:
             keys, weights = torch.empty(0, dtype=torch.int64), table.export(table.keys()).weights
             default = torch.zeros(table.width)
+        # The keys of a dynamic table ascend, so they can be searched by halving.
         self.is_searched = not torch.equal(keys, torch.arange(len(keys)))
         self.is_quantized = row_type == "int8"
         weights = weights.float().cpu()
@@ -50,10 +53,11 @@ class TableLookup(nn.Module):
         self.register_buffer("keys", keys)
 
     def forward(self, keys: Tensor, is_key: Tensor) -> Tensor:
-        """Vectors float32[B, K, D] of ``keys int64[B, K]``: zeros where `is_key` is False.
+        """Look up vectors float32[B, K, D] of ``keys int64[B, K]``: zeros where `is_key` is False.
 
         A key that the table does not hold gives the default of a dynamic table, and zeros for a static one.
         """
+        # Chosen by `where` and never by a branch, which a trace would fix to what the example took.
         default = self.default.expand(*keys.shape, -1)
         if self.count:
             places, found = self._search(keys) if self.is_searched else self._direct(keys)
@@ -68,6 +72,7 @@ class TableLookup(nn.Module):
         return self.rows[places].float() * ranges[..., :1] + ranges[..., 1:]
 
     def _direct(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        # Clamped, because both sides of a `where` are computed: a key outside must not read outside.
         places = keys.clamp(0, self.count - 1)
         return places, places == keys
 
@@ -128,8 +133,9 @@ def padded_output(pooled: Tensor, sequences: Mapping[str, PaddedSequences]) -> E
 
 
 def _pool(vectors: Tensor, is_key: Tensor, pooling: str) -> Tensor:
-    """One vector float32[B, D] for each bag of ``vectors float32[B, K, D]``, which are zeros where there is no key."""
+    """Pool the bags of ``vectors float32[B, K, D]``, which are zeros without a key, to float32[B, D]."""
     if pooling == "max":
+        # Minus infinity, as the zeros of absent keys would win over negative vectors; an empty bag becomes zeros below.
         least = torch.where(is_key.unsqueeze(-1), vectors, torch.full((), -torch.inf)).amax(1)
         return torch.where(is_key.any(1, keepdim=True), least, torch.zeros(()))
     total = vectors.sum(1)
@@ -137,3 +143,58 @@ def _pool(vectors: Tensor, is_key: Tensor, pooling: str) -> Tensor:
         return total
     count = is_key.sum(1, keepdim=True).clamp(min=1).float()
     return total / (count if pooling == "mean" else count.sqrt())
+
+
+class GivenOutputs(PaddedKeys):
+    """Placeholder of the keys where the vectors of collections are inputs."""
+
+    def __init__(self, outputs: Mapping[str, EmbeddingOutput]) -> None:
+        super().__init__({}, {})
+        self.outputs = outputs
+
+    def without(self, dropped: Mapping[str, int]) -> GivenOutputs:
+        """Return these: the masks that are inputs leave out what the model drops."""
+        return self
+
+
+class GivenVectors(nn.Module):
+    """Placeholder of the collection at `path` where its vectors are inputs."""
+
+    def __init__(self, path: str, collection: AnyCollection) -> None:
+        super().__init__()
+        self.features = collection.features
+        self.output_width = collection.output_width
+        self._path = path
+
+    def forward(self, given: GivenOutputs) -> EmbeddingOutput:
+        """Return the output that is an input of the program."""
+        return given.outputs[self._path]
+
+
+@contextmanager
+def exportable(model: nn.Module, *, tables: bool, row_type: str = "fp32") -> Iterator[None]:
+    """Replace the model's collections by lookups that a program can hold, while the block runs.
+
+    Args:
+        model: The model.
+        tables: Whether the tables are part of the program; else the vectors that they give are its inputs.
+        row_type: Numbers of the rows as for `TableLookup`.
+    """
+    # Places rather than collections: one may be a child of several modules, each of which gets the replacement.
+    places = [
+        (parent, name, f"{path}.{name}" if path else name, child)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if isinstance(child, EmbeddingCollection)
+    ]
+    made: dict[EmbeddingCollection, nn.Module] = {}
+    for _, _, path, collection in places:
+        if collection not in made:
+            made[collection] = CollectionLookup(collection, row_type) if tables else GivenVectors(path, collection)
+    try:
+        for parent, name, _, collection in places:
+            parent._modules[name] = made[collection]
+        yield
+    finally:
+        for parent, name, _, collection in places:
+            parent._modules[name] = collection

@@ -54,7 +54,8 @@ class OnnxGraph:
         return name
 
     def output(self, name: str, value: str, dims: Sequence[int]) -> None:
-        """Give `value` float32[B, ...dims] out as `name`."""
+        """Make `value` float32[B, ...dims] the output `name`."""
+        # A value keeps the name of its node, and one value may be several outputs.
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._value_info(name, np.float32, dims))
 
@@ -83,7 +84,7 @@ class OnnxGraph:
         return self.node("Reshape", value, self.integers(-1, *dims))
 
     def slice(self, value: str, start: int, stop: int, *, axis: int) -> str:
-        """``start <= i < stop`` along `axis`."""
+        """Return the elements ``start <= i < stop`` along `axis`."""
         return self.node("Slice", value, self.integers(start), self.integers(stop), self.integers(axis))
 
     def model(self, name: str) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ from terarec.export.inputs import (
     key_input,
     vector_inputs,
 )
-from terarec.export.lookups import CollectionLookup, padded_output
+from terarec.export.lookups import GivenOutputs, GivenVectors, padded_output
 from terarec.models.narrow import Numbers
 from terarec.nn.precision import Precision, autocast
 from terarec.spec import DatasetSpec
@@ -80,9 +80,10 @@ class Scoring(nn.Module):
         self._features = {path: collection.features for path, collection in found_collections.items()}
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Scores float32[B, n] of each label: n is 1, or the number of classes of a single label."""
+        """Return the scores float32[B, n] of each label: n is 1, or the number of classes of a single label."""
         rest = list(values)
         dense = rest.pop(0) if self._has_dense else rest[0].new_zeros(rest[0].shape[0], 0, dtype=torch.float32)
+        # A batch has labels; the model reads none when it scores.
         label = dense.new_zeros(dense.shape[0], len(self.outputs))
         # The modules that replace collections take it as it is.
         sparse = cast(Jagged, self._vectors(rest) if self._paths else self._keys(rest))
@@ -95,6 +96,7 @@ class Scoring(nn.Module):
             output = self.model(batch)
         output_logits = getattr(self.model, "output_logits", None)
         scores = self._scores(output if output_logits is None else output_logits(output)).float()
+        # A single label may have a score for each class, which stay one output.
         return (scores,) if len(self.outputs) == 1 else torch.split(scores, 1, dim=1)
 
     def _keys(self, values: Sequence[Tensor]) -> PaddedKeys:
@@ -106,7 +108,7 @@ class Scoring(nn.Module):
                 masks[column] = torch.ones_like(keys[column], dtype=torch.bool) if is_single else keys[column] != NO_KEY
         return PaddedKeys(keys, masks)
 
-    def _vectors(self, values: Sequence[Tensor]) -> _GivenOutputs:
+    def _vectors(self, values: Sequence[Tensor]) -> GivenOutputs:
         rest = iter(values)
         found: dict[str, EmbeddingOutput] = {}
         for path in self._paths:
@@ -119,60 +121,7 @@ class Scoring(nn.Module):
                 if feature.pooling == "none"
             }
             found[path] = padded_output(pooled, sequences)
-        return _GivenOutputs(found)
-
-
-class _GivenOutputs(PaddedKeys):
-    """Placeholder of the keys where the vectors of collections are inputs."""
-
-    def __init__(self, outputs: Mapping[str, EmbeddingOutput]) -> None:
-        super().__init__({}, {})
-        self.outputs = outputs
-
-    def without(self, dropped: Mapping[str, int]) -> _GivenOutputs:
-        """These: the masks that are inputs leave out what the model drops."""
-        return self
-
-
-class _GivenVectors(nn.Module):
-    """Placeholder of the collection at `path` where its vectors are inputs."""
-
-    def __init__(self, path: str, collection: AnyCollection) -> None:
-        super().__init__()
-        self.features = collection.features
-        self.output_width = collection.output_width
-        self._path = path
-
-    def forward(self, given: _GivenOutputs) -> EmbeddingOutput:
-        return given.outputs[self._path]
-
-
-@contextmanager
-def exportable(model: nn.Module, *, tables: bool, row_type: str = "fp32") -> Iterator[None]:
-    """While the block runs, lookups that a program can hold replace the model's collections.
-
-    Args:
-        model: The model.
-        tables: Tables as in `Scoring`.
-        row_type: Numbers of the rows as for `terarec.export.lookups.TableLookup`.
-    """
-    places = [
-        (parent, name, f"{path}.{name}" if path else name, child)
-        for path, parent in model.named_modules()
-        for name, child in parent.named_children()
-        if isinstance(child, EmbeddingCollection)
-    ]
-    made: dict[EmbeddingCollection, nn.Module] = {}
-    for _, _, path, collection in places:
-        if collection not in made:
-            made[collection] = CollectionLookup(collection, row_type) if tables else _GivenVectors(path, collection)
-    try:
-        for parent, name, _, collection in places:
-            parent._modules[name] = made[collection]
-        yield
-    finally:
-        for parent, name, _, collection in places:
-            parent._modules[name] = collection
+        return GivenOutputs(found)
 
 
 def without_lookups(scoring: Scoring) -> Scoring:
@@ -183,17 +132,17 @@ def without_lookups(scoring: Scoring) -> Scoring:
     """
     found = all_collections(scoring.model)
     # What `deepcopy` finds here it takes for its copy of a collection.
-    memo: dict[int, object] = {id(collection): _GivenVectors(path, collection) for path, collection in found.items()}
+    memo: dict[int, object] = {id(collection): GivenVectors(path, collection) for path, collection in found.items()}
     return copy.deepcopy(scoring, memo)
 
 
 def collections(model: nn.Module) -> dict[str, EmbeddingCollection]:
-    """Path in `model` -> its collections that hold rows."""
+    """Return each path in `model` -> its collection that holds rows."""
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
 
 
 def all_collections(model: nn.Module) -> dict[str, AnyCollection]:
-    """Path in `model` -> its collections, wherever their rows are."""
+    """Return each path in `model` -> its collection, wherever the rows are."""
     return {
         path: module
         for path, module in model.named_modules()
@@ -202,7 +151,7 @@ def all_collections(model: nn.Module) -> dict[str, AnyCollection]:
 
 
 def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput]) -> list[KeyInput]:
-    """`given`, or one for each column that a collection reads; of a column of one key a sample the length is fixed."""
+    """Return `given`, or an input for each column that a collection reads, of length 1 for one key a sample."""
     read = {feature.name for collection in collections(model).values() for feature in collection.features}
     if not given:
         return [
@@ -225,6 +174,7 @@ def _key_inputs(model: nn.Module, dataset: DatasetSpec, given: Sequence[KeyInput
 def dense_name(dataset: DatasetSpec) -> str:
     """Return the name of the input with the dense columns: "dense", unless a column has it."""
     name = "dense"
+    # Inputs have the names of columns, among which this one must be free.
     while name in dataset.column_names:
         name += "_columns"
     return name

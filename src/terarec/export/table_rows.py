@@ -210,6 +210,7 @@ class _Rows:
 
     def __init__(self, checkpoint: Checkpoint, table: str, run: Path | None, allow_import: Sequence[str]) -> None:
         self.table, self.run = table, run
+        # Files of the checkpoint and no loaded table: a table may be larger than this machine's memory.
         self._files = checkpoint.table_files()
         if table not in self._files.names:
             raise ConfigError("table", f"got {table!r}, expected one of {', '.join(self._files.names)}")
@@ -221,12 +222,14 @@ class _Rows:
             if run is None or not (run / RUN_FILE).is_file():
                 problem = f"{checkpoint.path} leaves out rows that training has not changed, expected a RUN"
                 raise ConfigError(f"table {table!r}", problem)
+            # Initial rows follow from the table's spec and seed, and a run's model alone knows the spec.
             spec = load_without_tables(run, checkpoint.step, allow_import=allow_import).tables[table]
             assert isinstance(spec, TableSpec), "dynamic tables have all their rows"
             self._spec, self._first_rows = spec, default_rows(spec, shape.seed)
 
     def chunks(self) -> Chunks:
         """Yield the rows in pieces of at most 65,536."""
+        # A byte a row, while the rows themselves pass in pieces.
         left_out = None if self._spec is None else np.ones(self._spec.rows, dtype=bool)
         first = 0
         for piece in self._files.pieces(self.table):
@@ -289,6 +292,7 @@ def _write(rows: _Rows, partial: Path, out: Path, format: str, library: Any, ste
 
 def _write_parquet(path: Path, chunks: Chunks, width: int, *, with_states: bool) -> int:
     columns: dict[str, pa.DataType] = {"key": pa.int64(), "vector": pa.list_(pa.float32(), width)}
+    # The exit stack closes a writer that is opened only with the first piece.
     writer, count = None, 0
     with ExitStack() as stack:
         for chunk in chunks:
@@ -318,6 +322,7 @@ def _write_npy(directory: Path, chunks: Chunks, width: int) -> int:
         TABLE_FORMATS["npy"]: (np.dtype("<f4"), (width,)),
     }
     count = 0
+    # By hand, since `np.save` takes whole arrays and `open_memmap` the number of rows, which no piece knows.
     for name, (dtype, _) in kinds.items():
         with (directory / name).open("wb") as file:
             # As many digits as any number of rows has, so that the true one fits in its place.
@@ -341,6 +346,7 @@ def _npy_header(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None
 
 
 def _write_faiss(path: Path, chunks: Chunks, width: int, library: Any) -> int:
+    # IDMap2 rather than IDMap, as it can also reconstruct the vector of a key.
     index = library.IndexIDMap2(library.IndexFlatIP(width))
     for keys, vectors, _ in chunks:
         index.add_with_ids(np.ascontiguousarray(vectors), keys)
@@ -374,6 +380,7 @@ def _reader(path: Path, format: str, library: Any) -> Any:  # noqa: A002
     if format == "npy":
         held_keys, held = np.load(path.parent / KEYS_FILE, mmap_mode="r"), np.load(path, mmap_mode="r")
         return lambda begin, count: (held_keys[begin : begin + count], held[begin : begin + count])
+    # The first rows alone are read, as no more are compared.
     table = next(iter(pq.ParquetFile(path).iter_batches(_COMPARED_ROWS)), None)
 
     def read(begin: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:

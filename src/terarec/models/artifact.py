@@ -228,6 +228,7 @@ def dense_state(model: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if not isinstance(module, EmbeddingCollection):
+            # The method that `state_dict` calls for each module: it knows which buffers are persistent.
             module._save_to_state_dict(state, f"{name}." if name else "", keep_vars=False)
     return state
 
@@ -240,12 +241,14 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """
     mine = dense_state(model)
     for key in (*mine, *state):
+        # All keys are compared before the first copy; `load_state_dict` would copy what fits and then raise.
         got = list(state[key].shape) if key in state else None
         expected = list(mine[key].shape) if key in mine else None
         if got != expected:
             raise ConfigError(
                 f"weights {key!r}", f"got shape {got}, expected {expected}; was the model described otherwise?"
             )
+    # Not strict, since the collections' own entries are absent from `state`.
     model.load_state_dict(state, strict=False)
 
 
@@ -290,6 +293,8 @@ def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec
 
 def _are_alike(path: Path, known: Path) -> bool:
     """Return whether two files of workflows are equal, apart from fields that no model depends on."""
+    # Bytes first: most data sets have a copy of the file, and only a difference needs parsing. Not shallow, because a
+    # copy may have the size and time of another file.
     if filecmp.cmp(path, known, shallow=False):
         return True
     if path.name != "workflow.json":

@@ -56,6 +56,7 @@ def collection(
         suffix: Suffix of the tables' names after those of the columns.
         initializer: Initial weights; None for those of `tables`.
     """
+    # A collection has at least one table, and a data set may have dense columns alone.
     if not columns:
         return None
     return EmbeddingCollection(
@@ -129,6 +130,7 @@ class LinearTerms(nn.Module):
             suffix=WIDE_SUFFIX,
             initializer=spec.wide_initializer,
         )
+        # Zeros, as in a logistic regression: the loss is convex in them, so there is no symmetry to break.
         self.linear_weight = nn.Parameter(torch.zeros(num_outputs, len(dataset.dense)))
         self.linear_bias = nn.Parameter(torch.zeros(num_outputs))
 
@@ -168,6 +170,7 @@ class ColumnVectors(nn.Module):
         Returns:
             The vectors float[B, S + F, D], and the dense columns with the pooled vectors float[B, F + S * D].
         """
+        # [B, F, 1] times [F, D] gives [B, F, D]
         scaled = batch.dense.unsqueeze(2) * self.dense_vectors
         if self.embedding is None:
             return scaled, batch.dense
@@ -178,6 +181,7 @@ class ColumnVectors(nn.Module):
         return torch.cat([vectors, scaled.to(vectors.dtype)], dim=1), join(batch.dense, pooled)
 
 
+# A static table's default follows from its rows, of which a dense column has none: it gets that of dynamic tables.
 def _first_vectors(tables: TablesSpec) -> Distribution:
     scale = tables.init_scale or 0.05
     return normal(scale) if tables.initializer == "normal" else uniform(scale)

@@ -28,6 +28,7 @@ def training_loss(model: nn.Module, output: object, batch: Batch, objective: Obj
     Raises:
         ConfigError: Logits of another shape than the objective takes, or no logits.
     """
+    # By attribute and not by a base class, so that any `torch.nn.Module` is a model.
     own = getattr(model, "training_loss", None)
     loss: Tensor = objective.loss(logits_of(model, output), batch) if own is None else own(output, batch)
     return loss

@@ -37,6 +37,7 @@ class DCN(nn.Module):
         is_parallel = structure in ("parallel", "stacked_parallel") and bool(spec.hidden)
         self.stacked = mlp(spec, width, spec.hidden, None, generator) if is_stacked else None
         self.parallel = mlp(spec, width, spec.hidden, None, generator) if is_parallel else None
+        # Stacked: the MLP replaces the cross layers' output; parallel: it is joined to that.
         last = (spec.hidden[-1] if is_stacked else width) + (spec.hidden[-1] if is_parallel else 0)
         weight, bias = dense_distributions(spec.init)(last, outputs)
         self.output = new_linear(last, outputs, weight=weight, bias=bias, generator=generator)
@@ -62,7 +63,9 @@ def _cross_layers(spec: DCNSpec | DCNV2Spec, width: int, generator: torch.Genera
     options = {"num_layers": spec.cross_layers, "projection_dim": rank}
     layer = build_layer("multi_cross", [TensorShape(1, (width,))], options, generator=generator)
     if spec.init != "default":
+        # The layer of the registry knows HugeCTR's schemes only, so those of models are drawn over its weights.
         for kernels in layer.parameters():
+            # [layers, out, in] for low-rank kernels, [layers, n] for vectors.
             fan_in, fan_out = (kernels.shape[-1], kernels.shape[-2]) if kernels.dim() == 3 else (width, 1)
             weight, _ = dense_distributions(spec.init)(fan_in, fan_out)
             if kernels is not layer.bias:

@@ -80,6 +80,7 @@ class DIN(nn.Module):
         parts = [pooled]
         for module, (history, place) in zip(self.attention, self._places, strict=True):
             attention = cast(TargetAttention, module)
+            # A view: pooled vectors lie side by side in the order of the plain columns.
             target = pooled[:, place * self.width : (place + 1) * self.width]
             held: Ragged[Tensor, Tensor] | PaddedSequences = sequences[history]
             if isinstance(held, PaddedSequences):  # in an exported program
@@ -130,9 +131,11 @@ def _without(jagged: Jagged | PaddedKeys, missing: Mapping[str, int]) -> Jagged 
     if isinstance(jagged, PaddedKeys):
         return jagged.without(missing)
     keys = jagged.keys
+    # Bags are feature-major: the feature of each bag, then the one of each key.
     features = torch.arange(len(jagged.names), device=keys.device).repeat_interleave(jagged.batch_size)
     feature = features.repeat_interleave(jagged.offsets.diff())
     is_named = torch.tensor([name in missing for name in jagged.names], device=keys.device)
+    # 0 for a feature that is not named only fills the place; `is_named` is False there.
     dropped_key = torch.tensor([missing.get(name, 0) for name in jagged.names], device=keys.device)
     kept = ~(is_named[feature] & (keys == dropped_key[feature]))
     # The number of kept keys before an old offset is the new one.

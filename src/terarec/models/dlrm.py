@@ -42,6 +42,7 @@ class DLRM(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.bottom = mlp(spec, num_dense, spec.bottom, None, generator) if num_dense else None
         if self.bottom is not None:
+            # `mlp` gives the spec's dropout to every MLP, and it is meant for the top one.
             self.bottom.dropout = 0.0
         self.embedding = embeddings(spec, dataset, seed=seed)
         self.interaction = DotInteraction(num_vectors, spec.width) if is_dot else None

@@ -115,6 +115,7 @@ class GraphModel(nn.Module):
         """
         total: Tensor | None = None
         for name, loss in self.losses(tensors, weight).items():
+            # A product with 1 is one more node of the graph in each step.
             weighted = loss if self._weight_of[name] == 1.0 else loss * self._weight_of[name]
             total = weighted if total is None else total + weighted
         assert total is not None  # a graph has losses
@@ -124,6 +125,7 @@ class GraphModel(nn.Module):
                 if self.batch_ranks is not None:  # the penalty of a step is one, and not one a rank
                     of_all = sum_over(self.batch_ranks, "samples of a penalty", torch.tensor(batch_size))
                     batch_size = int(of_all)
+                # Over all layers, once for each loss that has one: in HugeCTR a penalty belongs to a loss.
                 total = total + module.regularizer.penalty(self.layers.parameters(), batch_size)
         return total
 
@@ -251,6 +253,7 @@ def _check_dataset(graph: GraphSpec, dataset: DatasetSpec, num_outputs: int | No
         ("label columns", outputs, expected),
         ("dense columns", graph.dense_dim, len(dataset.dense)),
     ):
+        # A graph may ignore all dense columns, but no label.
         if got != wanted and (what == "label columns" or got):
             raise ConfigError(
                 "graph", f"reads {got} {what}, data set {dataset.name!r} gives {wanted}, expected as many"
@@ -323,6 +326,7 @@ def _build_layer(layer: GraphLayer, shapes: dict[str, TensorShape], generator: t
     tops = module.output_shapes
     if len(layer.tops) != max(1, len(tops)):
         raise ConfigError(layer.kind, f"got tops {', '.join(layer.tops)}, expected {max(1, len(tops))} of them")
+    # Not strict: a loss has a top, by which its value is named, and no output shape.
     shapes.update(zip(layer.tops, tops, strict=False))
     return module
 
@@ -352,6 +356,7 @@ def build_collection(spec: GraphEmbedding, *, seed: int) -> EmbeddingCollection:
         for feature in spec.features
     ]
     tables = [
+        # A rule that a table names itself stays.
         dataclasses.replace(table, optimizer=spec.optimizer) if table.optimizer == DEFAULT_OPTIMIZER else table
         for table in spec.tables
     ]
@@ -374,6 +379,7 @@ def embed(spec: GraphEmbedding, collection: EmbeddingCollection, jagged: Jagged)
     if spec.output == "flat":
         return {spec.name: vectors}
     if spec.output == "stacked":
+        # A view of [B, S * D], so stacked outputs cost no copy.
         return {spec.name: vectors.view(batch_size, len(spec.features), spec.width_of(spec.features[0]))}
     widths = [spec.width_of(feature) for feature in spec.features]
     parts = torch.split(vectors, widths, dim=1)

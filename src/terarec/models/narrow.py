@@ -43,6 +43,7 @@ class Int8Linear(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would rather have other tensors, which this product does not take
             codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        # torch's quantized products take weights in this packed form alone, which is no tensor of a state_dict.
         self._packed = quantized.linear_prepack(codes, bias)
         self._product = quantized.linear_relu_dynamic if getattr(layer, "relu", False) else quantized.linear_dynamic
 
@@ -105,6 +106,7 @@ def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:
         if device_of(model).type != "cpu":
             raise FieldError("", "precision", f"got 'int8' on {device_of(model)}, expected the CPU")
         kinds[nn.Linear] = Int8Linear
+    # A module may be registered under two names; it stays one.
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):

@@ -106,10 +106,12 @@ def build_model(
         ConfigError: A data set that the model cannot read, or code that is not allowed.
         StorageError: Not enough memory for the tables.
     """
+    # The only model of foreign code, so the only one that takes the allowed packages.
     if isinstance(spec, PythonModelSpec):
         model = python_model(spec, dataset, num_outputs=num_outputs, seed=seed, allow_import=allow_import)
     else:
         model = MODELS[type(spec)](spec, dataset, num_outputs=num_outputs, seed=seed)
     collections = (module for module in model.modules() if isinstance(module, EmbeddingCollection))
+    # After all are built: the bounds of a fast tier count for the model, not for each of its collections.
     share_tiers([arena for collection in collections for arena in collection.arenas])
     return model

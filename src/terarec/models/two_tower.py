@@ -58,6 +58,7 @@ class TwoTower(nn.Module):
             raise ConfigError("two_tower", f"got {outputs} labels in data set {dataset.name!r}, expected 1")
         _check_columns(spec, dataset)
         generator = torch.Generator().manual_seed(seed)
+        # The user's tower draws first: another order would change the initial weights of a seed.
         self.user = Tower(spec, spec.user, dataset, generator=generator, seed=seed)
         self.item = Tower(spec, spec.item, dataset, generator=generator, seed=seed)
         key = _item_key(spec, dataset)
@@ -77,6 +78,7 @@ class TwoTower(nn.Module):
 
         The dot of one of them with one of `item_vectors` is the logit of the pair.
         """
+        # On one side alone, as the dot of both vectors is the logit.
         return self._scaled(self.user(batch)) / self.temperature
 
     def item_vectors(self, batch: Batch) -> Tensor:
@@ -99,6 +101,7 @@ class TwoTower(nn.Module):
         if self.frequency is not None:
             every = keys if self.batch_ranks is None else rows_of_all(self.batch_ranks, "keys of items", keys)[0]
             if self.training:
+                # Keys of all ranks, so that the estimate, which is a buffer, is the same on each.
                 self.frequency.update(every)
             log_q = self.frequency.log_probability(every)
         return in_batch_softmax(
@@ -272,6 +275,7 @@ def in_batch_softmax(
     if ranks is not None:
         items, first = rows_of_all(ranks, "items of an in-batch softmax", items)
         candidates, _ = rows_of_all(ranks, "keys of an in-batch softmax", item_keys)
+    # (B, D) times (D, candidates) gives (B, candidates); in float32, as the sum over candidates is of many small terms.
     scores = users.float() @ items.float().t()
     if log_q is not None:
         # Frequent items come as negatives more often; uncorrected, their scores would be too low.
@@ -285,6 +289,7 @@ def in_batch_softmax(
         losses = losses * weights
     if queries is None and ranks is None:
         return losses.mean()
+    # A product with 0 rather than a selection: the number of queries stays on the device.
     is_query = torch.ones_like(losses) if queries is None else queries.float()
     count = is_query.sum() if ranks is None else sum_over(ranks, "queries of an in-batch softmax", is_query.sum())
     return (losses * is_query).sum() / count.clamp_min(1)

@@ -198,6 +198,7 @@ class XDeepFM(LinearTerms):
         self.vectors = ColumnVectors(spec, dataset, generator=generator, seed=seed)
         self.cin = CompressedInteraction(self.vectors.num_vectors, spec.cin, generator=generator, initial=initial)
         weight, bias = initial(self.cin.out_width, outputs)
+        # Drawn between the interaction network and the MLP: another order would change the initial weights of a seed.
         self.cin_output = new_linear(self.cin.out_width, outputs, weight=weight, bias=bias, generator=generator)
         width = input_width(spec, dataset)
         self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None

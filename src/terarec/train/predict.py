@@ -100,6 +100,8 @@ def predict(
 
     def scored(reader: BatchReader, spec: RunSpec) -> tuple[int, Iterator[tuple[Batch, Tensor]]]:
         loaded = load_model(run, checkpoint, device=device, allow_import=allow_import)
+        # Not by a session, as `predict_with`: one needs a workflow, copies a batch to a GPU only when it is due, and
+        # is open before the other arguments are checked. The file is written by one function either way.
         outputs = score(loaded.model, reader, spec.training.precision)
         to_scores = build_objective(spec.objective).scores
         return loaded.step, ((batch, to_scores(logits)) for batch, logits, _ in outputs)
