@@ -326,6 +326,7 @@ def column_digests(batch: Batch, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return values
     encoded = values.dictionary_encode()
+    # Not `hash`, which differs between processes for strings.
     digests = [
         int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little", signed=True)
         for value in [*encoded.dictionary.to_pylist(), None]  # a missing value is a value of its own

@@ -120,6 +120,7 @@ def auc_by_group(
     is_group_start = np.concatenate([[True], run_group[1:] != run_group[:-1]])
     starts = np.flatnonzero(is_group_start)
     below = before - before[starts][is_group_start.cumsum() - 1]
+    # A positive wins against the negatives below its run of equal scores, and half against those in it.
     wins = np.bincount(run_group, positives * (below + negatives / 2), groups)
     pairs = np.bincount(run_group, positives, groups) * np.bincount(run_group, negatives, groups)
     areas: Floats = np.divide(wins, pairs, out=np.full(groups, np.nan), where=pairs > 0)
@@ -142,6 +143,7 @@ class _Scores:
             # Those of weight 1 take 4 bytes each; only the rest keeps labels and weights.
             is_positive &= is_one
             is_negative &= is_one
+        # A mask copies, so that the caller may use the memory again.
         self._positive.append(scores[is_positive])
         self._negative.append(scores[is_negative])
         is_rest = ~(is_positive | is_negative)

@@ -61,6 +61,7 @@ def as_weights(metric: str, weights: Values | None, rows: int) -> FloatColumns |
         held = held[:, 0]
     if held.shape != (rows,):
         raise ConfigError(f"{metric}.update", f"got weights {list(held.shape)} for {rows} samples, expected [{rows}]")
+    # Negated, since NaN fails every comparison.
     bad = ~((held >= 0) & (held < np.inf))
     if bad.any():
         raise ConfigError(f"{metric}.update", f"got the weight {held[bad][0]}, expected finite numbers >= 0")

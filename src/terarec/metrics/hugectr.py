@@ -90,6 +90,7 @@ def _sums(values: npt.NDArray[np.floating], starts: npt.NDArray[np.intp]) -> npt
     return np.add.reduceat(values, starts, dtype=np.float64)
 
 
+# In float32, as probabilities are: 0.8 in float32 is above 0.8 in float64, and would count as a prediction.
 THRESHOLD = np.float32(0.8)
 """Probabilities above it are predictions; HugeCTR fixes it (`MetricsType.HitRate`)."""
 

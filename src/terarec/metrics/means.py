@@ -80,6 +80,7 @@ class LabelMeanMetric(ABC):
             part: Part of each sample, int64[N].
             parts: Number of parts.
         """
+        # `bincount` adds in float64, in the order of the samples.
         totals = np.stack(
             [
                 np.bincount(part, term[:, 0] if weights is None else term[:, 0] * weights, parts).astype(np.float64)
@@ -270,6 +271,7 @@ class SMAPE(LabelMeanMetric):
     @classmethod
     def check(cls, predictions: FloatColumns, labels: FloatColumns) -> None:
         """Raise `ConfigError` unless predictions and labels are finite and not negative."""
+        # Negated, since NaN fails every comparison.
         bad = ~((predictions >= 0) & (predictions < np.inf))
         if bad.any():
             raise ConfigError("SMAPE.update", f"got the prediction {predictions[bad][0]}, expected finite numbers >= 0")

@@ -286,6 +286,7 @@ class MetricSet:
         """Return the metrics of the streams; NaN for those that have seen nothing."""
         values: list[dict[str, float]] = [{} for _ in self._labels]
         for name, stream in self._streams.items():
+            # Before the first update a stream has no labels.
             for of_label, value in zip(values, stream.per_label(), strict=False):
                 of_label[name] = value
         return self._values(self._rows, self._label_rows, values)
@@ -345,9 +346,11 @@ class Slices:
 
     def __init__(self, codes: Integers, values: pa.Array, most: int) -> None:
         missing = len(values)
+        # As the last code, so that a missing value is counted and comes last among equal counts.
         codes = np.where(codes < 0, missing, codes)
         counts = np.bincount(codes, minlength=missing + 1)
         by_value = np.append(pc.array_sort_indices(values).to_numpy().astype(np.int64), missing)
+        # Stable, so that values with equal counts stay in their order.
         by_count = by_value[np.argsort(-counts[by_value], kind="stable")]
         present = by_count[counts[by_count] > 0]
         chosen, self._others = present[:most], max(0, len(present) - most)

@@ -262,6 +262,8 @@ def _ranks(
         chosen = torch.from_numpy(users[start : start + block]).to(device)
         scores = torch.mm(user_vectors[chosen].float(), transposed, out=held[: len(chosen)])
         first, last = np.searchsorted(masked, (start * num_items, (start + len(chosen)) * num_items))
+        # Who has seen nearly all items gets seen ones at the end of the list; they are no hits, as findable pairs lack
+        # them.
         scores.view(-1)[torch.from_numpy(masked[first:last] - start * num_items).to(device)] = -torch.inf
         top = best_items(scores, k).cpu().numpy()
         first, last = np.searchsorted(pairs, (start * num_items, (start + len(chosen)) * num_items))
@@ -340,6 +342,7 @@ def _pairs(name: str, lists: IntegerLists, num_users: int, num_items: int) -> In
     bad = (items < 0) | (items >= num_items)
     if bad.any():
         raise ConfigError(f"{name}.values", f"got {items[bad][0]}, expected 0 to {num_items - 1}")
+    # One integer a pair, so that sets of pairs are sorted arrays: differences and membership are searches.
     return np.unique(np.repeat(np.arange(num_users), np.diff(offsets)) * num_items + items)
 
 

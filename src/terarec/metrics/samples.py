@@ -134,6 +134,8 @@ def column_array(name: str, values: ColumnValues, rows: int) -> pa.Array:
 def _as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+        # One type for all batches, whose dictionaries `column` unifies: they may bring short or large strings, encoded
+        # or not.
         return encoded.cast(pa.dictionary(pa.int32(), pa.large_string()))
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -143,6 +145,7 @@ def _as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
         return values.cast(pa.int64())
     if pa.types.is_floating(kind):
         held = values.cast(pa.float64())
+        # NaN becomes null, since NaN equals nothing, and each would be a value of its own.
         return pa.array(held.to_numpy(zero_copy_only=False), from_pandas=True)
     raise pa.ArrowInvalid("not a type of a column")
 

@@ -62,6 +62,7 @@ def reproduce(
     """
     recipe, described = load_recipe(data, model), load_recipe_data(data)
     prepared = out / "data"
+    # A data set appears as a whole, so that one that is there is complete; all models of the data share it.
     if not (prepared / DATASET_FILE).is_file():
         files = find_recipe_files(described, directory)
         prepare(Workflow.of(described.workflow), files, prepared)

@@ -85,6 +85,7 @@ class Checkpointing(Callback):
         """Take `newest` as the checkpoint of the present step, which is not saved again."""
         self.newest, self._saved_step = newest, trainer.step
         if self.delta_every is not None:
+            # The next delta has what changes after this checkpoint.
             follow_changes(tables(trainer.model), newest)
 
     def on_start(self, trainer: Trainer) -> None:

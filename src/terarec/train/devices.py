@@ -166,6 +166,7 @@ def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> It
     compute = torch.cuda.current_stream(device)
 
     def start(held: tuple[Batch, T]) -> tuple[Batch, T, torch.cuda.Event]:
+        # Only copies from pinned memory run next to the compute; others wait for it.
         with torch.cuda.stream(stream):
             return to_device(held[0], device, pin=True), held[1], stream.record_event()
 

@@ -67,6 +67,7 @@ def score(
     is_share = share_of_reader(batches) is not None
     model.eval()
     try:
+        # The model reads the copy on the device, metrics the batch in host memory.
         for there, batch in copied_ahead(((batch, batch) for batch in batches), device):
             if ranks is None or ranks.size == 1:
                 yield Scored(batch, *_forward(model, there, precision, objective))
@@ -88,6 +89,7 @@ def _forward(
     with autocast(precision, batch.label.device):
         output = model(batch)
         loss = None if objective is None else float(training_loss(model, output, batch, objective))
+    # Metrics compute in NumPy, which has no bfloat16.
     return logits_of(model, output).float().cpu(), loss
 
 
@@ -111,6 +113,7 @@ def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | 
     The batch has labels, weights and `columns` alone.
     """
     batch, size = own.batch, own.batch.batch_size
+    # As columns of one tensor, so that one collective sends them all.
     parts = [own.logits, batch.label.float(), *([] if batch.weight is None else [batch.weight.float()[:, None]])]
     rows = torch.cat(ranks.gather_rows("samples of an evaluation", torch.cat(parts, dim=1)))
     logits, label, *weight = torch.split(rows, [part.shape[1] for part in parts], dim=1)
@@ -139,6 +142,7 @@ def _of_all(ranks: Ranks, own: Scored, model: nn.Module, objective: Objective | 
     )
     if own.loss is None or objective is None:
         return Scored(joined, logits, None)
+    # The mean loss of no samples would be NaN, and with it the sum of all ranks.
     part = own.loss * loss_share(model, objective, size, len(rows)) if size else 0.0
     total = ranks.all_reduce_("loss of an evaluation", torch.tensor([part], dtype=torch.float64))
     return Scored(joined, logits, float(total))

@@ -174,6 +174,7 @@ class TensorBoardLogger(PointLogger):
     def __init__(self, directory: Path, split: str, every: int = LOG_EVERY) -> None:
         super().__init__(every)
         try:
+            # Here and not in `on_start`: a missing package is an error before the training begins.
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingDependencyError(
@@ -265,6 +266,7 @@ class MLflowLogger(PointLogger):
                 client.log_batch(self._run, params=params[start : start + _MOST_PARAMS])
         except Exception as error:  # of the network, the store or MLflow itself
             raise ConfigError("mlflow", f"{self._uri}: {error}, expected the URI of a tracking server") from error
+        # Set last: without it nothing is sent, also by the `on_end` that follows an error.
         self._client = client
 
     def log_training(self, point: Point) -> None:

@@ -60,6 +60,7 @@ class MetricsLog(PointLogger):
 
     def on_end(self, trainer: Trainer) -> None:
         """Write the remaining points and close the file."""
+        # `on_end` comes also where an `on_start` before this one's has raised.
         if self._file is not None:
             super().on_end(trainer)
             tiers = trainer.tier_use()

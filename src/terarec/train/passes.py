@@ -74,6 +74,8 @@ class PartRows:
     def _end_reading(self) -> None:
         self._ends.set()
         if self._reading is not None:
+            # Its error is dropped: rows that were not read ahead are read when their part begins, which raises it
+            # again.
             self._reading.exception()  # waits
             self._reading = None
 
@@ -127,6 +129,7 @@ class Passes(Callback):
 
 def _keys(keysets: PartKeysets, part: int, count: int) -> PartKeys:
     """Return the keys of a part for each of `count` collections."""
+    # All collections get the keys of all features, and take those of their own.
     return [{name: torch.from_numpy(values) for name, values in keysets.keys(part).items()}] * count
 
 

@@ -26,6 +26,7 @@ from terarec.train.table_memory import KeyCounts, TableMemory, planned_tables
 _DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
 _TIER_SHARE = 0.9  # of the memory that is left, since writes and reads of files have buffers
 _PREFETCHED = 2
+# A budget of one byte leaves what tables in tiers take in any case, above all their indexes.
 _NO_ROOM = Tiers(host="1", file="DIR")
 
 
@@ -129,6 +130,7 @@ def plan_run(
         ConfigError: A model that does not fit the data, or rows of a table that the model does not have.
         DataNotFoundError: ``spec.data`` is no data set.
     """
+    # Before the model is built, whose layers are counted apart.
     program_bytes = memory.peak_bytes()
     dataset = read_spec(spec.data)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
@@ -198,6 +200,7 @@ def _batch_bytes(spec: RunSpec, dataset: DatasetSpec, records: Sequence[Recorded
         for feature in record.features
     )
     outputs = sum(layer.shape[0] for layer in model.parameters() if layer.dim() == 2)
+    # In float32 with their gradients: vectors, and of each layer its product and its activation.
     batch = training.batch_size * (sample * (_PREFETCHED + 2) + 4 * 2 * (width + 2 * outputs))
     return window * (training.reader_threads + 1) + batch
 

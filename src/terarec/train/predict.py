@@ -178,6 +178,7 @@ def _write(
         for batch, found in scored:
             columns = torch.cat([found, batch.label], dim=1)
             arrays = [_kept(batch, described, name) for name in kept]
+            # Arrow takes a column without a copy only where its numbers are one after the other.
             arrays += [pa.array(column.numpy()) for column in columns.T.contiguous()]
             writer.write_table(pa.table(arrays, schema=schema))
             throughput.update(batch.batch_size)

@@ -126,6 +126,7 @@ def _tiles(log: RunLog, dataset: DatasetSpec) -> list[Tile]:
             tiles.append(Tile(name=name, figure=_figure(last, metric, 4), remark=remarks.get(metric, "")))
     if log.training:
         last = log.training[-1]
+        # Points in which a checkpoint was saved are slower than the training, and would pull a mean down.
         rate = statistics.median(point["samples_per_second"] for point in log.training)
         tiles.append(Tile(name="training", figure=f"{rate:,.0f}", remark="samples/s, median"))
         tiles.append(Tile(name="samples seen", figure=f"{last['samples']:,}", remark=f"in {last['step']:,} steps"))
@@ -285,6 +286,7 @@ def smooth(values: Values) -> npt.NDArray[np.float64]:
     """Return the moving average over a twentieth of the points, over fewer near the ends."""
     array = np.asarray(values, dtype=np.float64)
     half = len(array) // 40
+    # By sums up to each point, since windows near the ends are shorter, which a convolution would pad.
     sums = np.concatenate([[0.0], np.cumsum(array)])
     index = np.arange(len(array))
     low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(array))

@@ -159,6 +159,7 @@ def _both(evaluated: Iterable[Batch], train: Iterable[Batch]) -> Iterator[tuple[
 
 
 def _rows(vectors: Tensor, rows: Integers) -> Tensor:
+    # Under autocast vectors may have 16 bits; the ranking is that of float32 dot products.
     return vectors.float()[torch.from_numpy(rows).to(vectors.device)]
 
 

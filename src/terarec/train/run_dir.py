@@ -151,6 +151,7 @@ class RunDirectory:
             return
         if not self.path.is_dir():
             raise ConfigError("out", f"{self.path} is a file, {expected}")
+        # A start that was killed may have left unfinished files of a run.
         unexpected = {entry.name.removesuffix(PARTIAL_SUFFIX) for entry in self.path.iterdir()} - _NAMES
         if unexpected and not (self.run_file.is_file() and self.dataset.is_dir()):
             raise ConfigError(

@@ -140,6 +140,7 @@ def fit_seeds(
             result = _read(file, seed, directory)
         else:
             result = _fit(run, split, resume=resume, allow_import=allow_import)
+            # Written last: without it the run counts as unfinished, and goes on with `resume`.
             _write(file, result)
         results.append(result)
         if on_result is not None:

@@ -150,6 +150,7 @@ def keys_of_bags(
         held = select(batch.sparse, [columns.get(feature.name, feature.name)])
         if feature.max_keys is not None:
             held = first_keys(held, [feature.max_keys])
+        # Bags of features that read one table stay apart.
         bags = numbered_bags(held) + number * batch.batch_size
         of_ranks = pieces.setdefault(feature.table, [[] for _ in range(world_size)])
         ends = held.offsets[starts]
@@ -175,6 +176,7 @@ def distinct_keys(
 
 PROBE_SECONDS = 5.0
 """Time of a probe."""
+# The line through two widths gives the time of a row and that of a byte.
 _WIDTHS = (16, 128)
 _TABLE_BYTES = 1 << 26  # more than the caches that a core of present processors has for itself
 _KEYS = 1 << 14
@@ -241,6 +243,7 @@ def _rows(width: int, seconds: float) -> tuple[float, float]:
         start = time.perf_counter()
         pooled = tables(Jagged(names=("probe",), keys=keys, offsets=offsets)).pooled
         between = time.perf_counter()
+        # Any gradient costs the same.
         pooled.backward(pooled.detach())
         optimizer.step()
         updates.append((time.perf_counter() - between) / _KEYS)
@@ -269,6 +272,7 @@ def _message_seconds(ranks: Ranks, others: list[int], num_bytes: int, seconds: f
         return time.perf_counter() - start
 
     once()
+    # The slowest rank's time on all ranks: each repeat is a collective, so that all have to repeat as often.
     first = ranks.all_reduce_("probe of links", torch.tensor([once()]), "max").item()
     return _median(once, max(_FEWEST, min(50, int(seconds / first))))
 

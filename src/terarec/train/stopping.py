@@ -129,6 +129,7 @@ class Interrupts:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         # Only noted, as a handler runs between any two bytecodes, also within a step.
         self.received = signal.Signals(number).name
+        # The next signal acts at once: whoever sends a second one does not want to wait for the step.
         self._restore()
 
     def _restore(self) -> None:

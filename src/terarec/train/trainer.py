@@ -226,6 +226,7 @@ class Trainer:
             with Interrupts() as self._interrupts:
                 self._call("on_start")
                 self._run(train_reader, valid_reader)
+        # `on_interrupt` has saved the step already.
         except RunInterruptedError:
             raise
         except Exception as error:
@@ -356,6 +357,7 @@ class Trainer:
                 self._validate(valid_reader)  # a signal had stopped this evaluation
             while not self._is_over():
                 self._run_epoch(train_reader, valid_reader)
+            # Also for a finished run that is resumed: its evaluation is in the log, but not in this object.
             if valid_reader is not None and (self.evaluation is None or self._evaluated_step != self.step):
                 self._validate(valid_reader)
         except _StopRequestedError:
