@@ -1,4 +1,4 @@
-"""The report of a run: what it says, that it needs nothing else, how damaged logs are told."""
+"""The report of a run: its content, that it needs no other file, and errors of damaged logs."""
 
 import dataclasses
 import json
@@ -13,6 +13,7 @@ import pytest
 from terarec.config import save_run
 from terarec.errors import DataNotFoundError, FormatError, MissingDependencyError
 from terarec.formats import write_dataset
+from terarec.reports.text import byte_text
 from terarec.spec import (
     AdamSpec,
     CategoricalColumn,
@@ -22,7 +23,9 @@ from terarec.spec import (
     DynamicTablesSpec,
     LabelColumn,
     RowOptions,
+    RowType,
     RunSpec,
+    StaticTablesSpec,
     freq,
     lru,
 )
@@ -77,14 +80,19 @@ def test_the_report_shows_figures_and_three_curves(tmp_path: Path) -> None:
         assert text in page
 
 
-def test_the_report_of_a_trained_run_tells_its_sizes(spec: RunSpec, tmp_path: Path) -> None:
-    run = build(spec, tmp_path / "run")
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_the_report_of_a_trained_run_shows_its_sizes(
+    spec: RunSpec, tmp_path: Path, dtype: RowType, item_bytes: int
+) -> None:
+    model = dataclasses.replace(spec.model, tables=StaticTablesSpec(dtype=dtype))
+    run = build(dataclasses.replace(spec, model=model), tmp_path / "run")
     run.fit()
     page = write_report(tmp_path / "run").read_text()
     dense = sum(parameter.numel() for parameter in run.model.parameters())
     in_tables = sum(4 * column.rows for column in run.dataset.categorical)
     assert f"<td>dense parameters</td><td>{dense:,}</td>" in page
-    assert f"<td>table parameters</td><td>{in_tables:,} (" in page
+    table_bytes = byte_text(item_bytes * in_tables)
+    assert f"<td>table parameters</td><td>{in_tables:,} ({table_bytes})" in page
     assert f" in {len(run.dataset.categorical)} tables</td>" in page
     for column in run.dataset.categorical:
         assert f'<td>{column.name}</td><td class="n">{column.rows:,}</td><td class="n">4</td>' in page

@@ -195,15 +195,16 @@ class TableFiles:
         first = self._pieces.get(table, [])[:1]
         return table in self._row_files or any(KEYS in tensor_shapes(self.path / entry.file)[0] for entry in first)
 
-    def row_file_sizes(self) -> dict[str, tuple[int, int]]:
-        """Return table -> (rows, width) of the tables in row files.
+    def row_file_sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Return table -> (rows, width, bytes of a row's weights) of the tables in row files.
 
         Raises:
             FormatError: A damaged file.
         """
+        formats = {name: RowFormat.of_columns(self._layout(entry).columns) for name, entry in self._row_files.items()}
         return {
-            name: (entry.rows, RowFormat.of_columns(self._layout(entry).columns).width)
-            for name, entry in self._row_files.items()
+            name: (self._row_files[name].rows, held.width, held.width * held.dtype.itemsize)
+            for name, held in formats.items()
         }
 
     def pieces(self, table: str) -> Iterator[Arrays]:

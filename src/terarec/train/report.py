@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -159,36 +159,56 @@ def _optimizer_rows(run: RunSpec) -> Iterator[tuple[str, str]]:
             yield "table rows", setting_text(rows)
 
 
-def _parameter_rows(newest: Path | None, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def _parameter_rows(newest: Path | None, sizes: Mapping[str, _TableSize]) -> Iterator[tuple[str, str]]:
     if newest is None:
         return
-    dense = sum(math.prod(shape) for shape in _shapes(newest / DENSE).values())
+    dense = sum(math.prod(shape) for shape, _ in _float_tensors(newest / DENSE).values())
     yield "dense parameters", f"{dense:,}"
-    in_tables = sum(rows * width for rows, width in sizes.values())
-    yield "table parameters", f"{in_tables:,} ({byte_text(4 * in_tables)}) in {len(sizes)} tables"
+    in_tables = sum(size.rows * size.width for size in sizes.values())
+    num_bytes = sum(size.num_bytes for size in sizes.values())
+    yield "table parameters", f"{in_tables:,} ({byte_text(num_bytes)}) in {len(sizes)} tables"
 
 
-def _table_sizes(checkpoint: Path) -> dict[str, tuple[int, int]]:
-    """Return table -> (rows, width)."""
-    sizes: dict[str, tuple[int, int]] = {}
+class _TableSize(NamedTuple):
+    rows: int
+    width: int
+    row_bytes: int  # of the weights alone
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+def _table_sizes(checkpoint: Path) -> dict[str, _TableSize]:
+    sizes: dict[str, _TableSize] = {}
     chain = read_chain(checkpoint)
     base, manifest = chain[0]
     for entry in manifest.files:
         parsed = parse_table_file(entry.file)
-        shapes = {} if parsed is None else _shapes(base / entry.file)
-        if parsed is not None and WEIGHTS in shapes:  # of a table in a row file there are keys alone
-            rows, width = shapes[WEIGHTS]
-            sizes[parsed[0]] = (sizes.get(parsed[0], (0, 0))[0] + rows, width)
-    sizes |= TableFiles(base, manifest).row_file_sizes()
-    return sizes | {name: (rows, sizes[name][1]) for name, rows in TableChain(chain).rows_after_delta().items()}
+        tensors = {} if parsed is None else _float_tensors(base / entry.file)
+        if parsed is not None and WEIGHTS in tensors:  # of a table in a row file there are keys alone
+            (rows, width), item_bytes = tensors[WEIGHTS]
+            before = sizes[parsed[0]].rows if parsed[0] in sizes else 0
+            sizes[parsed[0]] = _TableSize(before + rows, width, width * item_bytes)
+    sizes |= {name: _TableSize(*size) for name, size in TableFiles(base, manifest).row_file_sizes().items()}
+    return sizes | {
+        name: sizes[name]._replace(rows=rows) for name, rows in TableChain(chain).rows_after_delta().items()
+    }
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the floating-point tensors in a container, from its header."""
+_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def _float_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Return the shape and the bytes of an element of each floating-point tensor in a container, from its header."""
     try:
         with safe_open(path, framework="numpy") as container:
             slices = {name: container.get_slice(name) for name in container.keys()}  # noqa: SIM118
-            return {name: tuple(s.get_shape()) for name, s in slices.items() if s.get_dtype() in ("F64", "F32", "F16")}
+            return {
+                name: (tuple(held.get_shape()), _FLOAT_BYTES[held.get_dtype()])
+                for name, held in slices.items()
+                if held.get_dtype() in _FLOAT_BYTES
+            }
     except SafetensorError as error:
         raise FormatError(path, f"damaged: {error}") from None
 
@@ -212,9 +232,9 @@ def _figure(point: Mapping[str, Any], name: str, digits: int = 5) -> str:
     return f"{point[name]:.{digits}f}" if name in point else "-"
 
 
-def _table_grid(sizes: Mapping[str, tuple[int, int]]) -> Grid:
-    by_size = sorted(sizes.items(), key=lambda item: -item[1][0] * item[1][1])
-    rows = [(name, f"{rows:,}", str(width), byte_text(4 * rows * width)) for name, (rows, width) in by_size]
+def _table_grid(sizes: Mapping[str, _TableSize]) -> Grid:
+    by_size = sorted(sizes.items(), key=lambda item: -item[1].num_bytes)
+    rows = [(name, f"{size.rows:,}", str(size.width), byte_text(size.num_bytes)) for name, size in by_size]
     return Grid(title="Embedding tables", header=("table", "rows", "width", "weights"), rows=rows)
 
 

@@ -176,7 +176,7 @@ class _ArenaInTiers:
         share = budget.share(self, self.tiers.fast_bytes)
         counts = [table.count for table in self.tables]
         host = self.tiers.host_bytes_below
-        # Indexes beyond their allowance take host memory from rows: those of the tier below the fast one, if there is one.
+        # Indexes beyond their allowance take host memory from rows, from those below the fast tier if there are any.
         excess = budget.given_up(self, self.tiers.fast_bytes)
         fast = self._filled(self.tiers.fast_bytes * share - (0 if is_gpu or host is not None else excess), counts)
         below = [0] * len(counts)
