@@ -122,11 +122,13 @@ def __getattr__(name: str) -> object:
     if name in _ON_USE:
         return getattr(importlib.import_module(_ON_USE[name]), _SYNONYMS.get(name, name))
     owners = enums.owners_of(name)
+    # Either choice could silently be the wrong one, so a name of two enumerations is an error.
     if len(owners) > 1:
         spellings = " or ".join(f"{type(owner).__name__}.{name}" for owner in owners)
         raise AttributeError(f"hugectr.{name} is ambiguous: write {spellings}")
     if owners:
         return owners[0]
+    # Not at the top of the file, where it would become a name of the package.
     from terarec.hugectr.schema.table import names
 
     reasons = (row.why for row in names()["Other names"] if row.name == name)

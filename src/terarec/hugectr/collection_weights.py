@@ -41,6 +41,7 @@ def dump_collection(tables: Tables, folder: Path, *, names: Sequence[str] = (), 
         WrongInputError: An unknown table.
         StorageError: The disk is full; nothing is left behind.
     """
+    # By its description, which `write_collection` passes back for the rows of one table after the other.
     chosen = {
         DumpedTable(number, len(table), table.width): table
         for number, (name, table) in enumerate(tables.items())
@@ -66,8 +67,9 @@ def load_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ()) 
         OutOfBoundError: A key outside its static table; nothing is changed then.
     """
     dump, chosen = _opened(tables, folder, names)
+    # All chosen tables are checked by now, so that a damaged one changes nothing.
     for described, table in chosen:
-        table.clear()
+        table.clear()  # removes the keys of a dynamic table; a static one does nothing
         for chunk in dump.chunks(described):
             device = table.arena.device
             weights = torch.from_numpy(chunk.vectors).to(device, table.arena.dtype)
@@ -88,6 +90,7 @@ def _opened(
     found = {described.table_id: described for described in dump.tables}
     chosen = []
     for number, (name, table) in enumerate(tables.items()):
+        # A dump of some tables is loaded as a whole without names; a name asks for a table that must be there.
         if name in wanted and (names or number in found):
             if number not in found:
                 raise BrokenFileError(folder, f"holds no table {number} ({name!r}), expected what load names")
@@ -113,6 +116,7 @@ def _check(dump: CollectionDump, described: DumpedTable, table: AnyTable) -> Non
     where = f"{dump.path}, table {described.table_id} ({table.name!r})"
     if described.width != table.width:
         raise BrokenFileError(where, f"has width {described.width}, expected {table.width}")
+    # All keys at once, 8 bytes a row: a repeated one may be in any two chunks.
     keys = np.concatenate([np.empty(0, np.int64), *(chunk.keys for chunk in dump.chunks(described))])
     distinct, counts = np.unique(keys, return_counts=True)
     if len(distinct) != len(keys):

@@ -143,6 +143,7 @@ def run_script(path: str, arguments: Sequence[str], *, release: str | None = Non
         if rank():
             # Scripts print on every process; HugeCTR's log comes from the first alone.
             stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        # In this process, since only here the names of HugeCTR's modules lead to terarec.
         runpy.run_path(path, run_name="__main__")
 
 
@@ -161,12 +162,14 @@ def provide_modules() -> None:
     A script's ``sys.path.append("/usr/local/hugectr/lib")`` does no harm: what is imported already comes first.
     """
     for name, target in REPLACEMENTS.items():
+        # One module under both names, not a second copy: its classes stay the same for isinstance.
         sys.modules[name] = importlib.import_module(target)
     launched = launch()
     # The installed one would give each process of torchrun a world of its own, in which all have rank 0.
     if _is_missing("mpi4py") or (launched is not None and not launched.is_mpi):
         mpi = _module("mpi4py.MPI", "Replacement of mpi4py.MPI.", **_MPI_NAMES)
         sys.modules |= {"mpi4py": _module("mpi4py", "Replacement of mpi4py.", MPI=mpi), "mpi4py.MPI": mpi}
+    # Where one of them is installed, scripts get the packages as they are: half of each would not fit together.
     if _is_missing("mlperf_logging") and _is_missing("mlperf_common"):
         sys.modules |= _mlperf_modules()
 
@@ -199,11 +202,13 @@ def _mlperf_modules() -> dict[str, ModuleType]:
 
 _MPI_NAMES: dict[str, object] = {
     "COMM_WORLD": Communicator(),
+    # Names stand for MPI's operations: `Communicator.allreduce` takes these.
     "SUM": "sum",
     "MAX": "max",
     "MIN": "min",
     "Get_processor_name": lambda: "localhost",
     "Wtime": time.perf_counter,
+    # torchrun or mpirun has started the processes, so there is nothing left to initialize or to finalize.
     "Init": lambda: None,
     "Finalize": lambda: None,
     "Is_initialized": lambda: True,
@@ -281,6 +286,7 @@ class _Constants(ModuleType):
     """Names of events, whose values are the names in lower case."""
 
     def __getattr__(self, name: str) -> str:
+        # `import` asks a module for names such as `__path__`, which must be missing in one that is no package.
         if name.startswith("__"):
             raise AttributeError(name)
         return name.lower()

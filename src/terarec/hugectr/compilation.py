@@ -182,6 +182,7 @@ def compile_network(
         # Ranks exchange rows in host memory, by gloo.
         device, message = torch.device("cpu"), ""
         if cache is not None:
+            # A training cache writes complete embeddings to its folders, of which each rank holds a part.
             raise WrongInputError("etc_params", f"got a training cache with {together.size} processes, expected one")
     messages: list[str] = []
     plan = network.plan(loss_weights)
@@ -238,6 +239,7 @@ def compile_network(
         counted.close()
         messages += moved
         trainer = build(together, sharding)
+    # `Trainer` takes any module; this one was built from a graph.
     model = trainer.model
     assert isinstance(model, GraphModel)
     return Compiled(
@@ -282,6 +284,7 @@ def _trainer(
         spec = TrainingSpec(
             batch_size=solver.batchsize,
             seed=seed,
+            # A stream has no last batch.
             drop_last=solver.drop_incomplete_batch and not solver.repeat_dataset,
             precision=mixed_precision(device, loss_scale=solver.scaler) if solver.use_mixed_precision else "fp32",
             loss_scale=float(solver.scaler),
@@ -302,6 +305,7 @@ def placement(vvgpu: Sequence[Sequence[int]], num_gpus: int | None = None) -> tu
     """
     present = range(torch.cuda.device_count() if num_gpus is None else num_gpus)
     named = [number for node in vvgpu for number in node]
+    # Scripts name the GPUs of the machine that they were written for.
     chosen = next((number for number in named if number in present), 0)
     device = torch.device("cuda", chosen) if present else torch.device("cpu")
     if present and named == [chosen]:

@@ -40,6 +40,7 @@ def file_url(source: DataSourceParams, path: str) -> str:
     HugeCTR takes ``https://BUCKET.s3.REGION.amazonaws.com/KEY``, ``https://s3.REGION.amazonaws.com/BUCKET/KEY`` and
     ``https://storage.googleapis.com/BUCKET/KEY``, which are ``s3://BUCKET/KEY`` and ``gs://BUCKET/KEY``.
     """
+    # A path with a scheme says itself where it is, whatever the file system of the others.
     if source.source is FileSystemType_t.HDFS and "://" not in path:
         return f"hdfs://{source.server}:{source.port}/{path.removeprefix('/')}"
     for address, scheme in _WEB_ADDRESSES:
@@ -97,6 +98,7 @@ def _pairs(params: DataSourceParams) -> list[tuple[str, str]]:
         remote, local = (_listed(getattr(params, f"{side}_{name}")) for side in ("hdfs", "local"))
         if remote and local and len(remote) != len(local):
             raise WrongInputError("DataSource", f"got {len(remote)} hdfs_{name} and {len(local)} local_{name}")
+        # Where one side is empty there is nothing to copy: the job uses the paths of the other.
         pairs += zip(remote, local, strict=False)
     return pairs
 
@@ -112,6 +114,7 @@ def _copy(source: Path, target: Path) -> None:
     folder, names = target.parent, {source: target.name}
     if source.is_dir():
         folder, names = target, {entry: entry.name for entry in source.iterdir()}
+    # A job that starts again finds the copies of its first start, and replaces them.
     with atomic_entries(folder, replaceable=".*") as held:
         for entry, name in names.items():
             (shutil.copytree if entry.is_dir() else shutil.copyfile)(entry, held / name)

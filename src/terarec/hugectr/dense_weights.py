@@ -24,6 +24,7 @@ from terarec.nn.layer import FileTensor, WeightedLayer
 from terarec.nn.normalization import BatchNorm
 from terarec.optim import dense_states
 
+# Of SGD, both momentums, AdaGrad, Adam (m and v), and Ftrl (n and z).
 _KNOWN = ((), ("momentum",), ("sum",), ("exp_avg", "exp_avg_sq"), ("sum", "linear"))
 """States, in file order, of the optimizers that HugeCTR has."""
 
@@ -34,6 +35,7 @@ def save_dense(model: GraphModel, path: Path) -> None:
     Raises:
         StorageError: The disk is full.
     """
+    # `view` turns a tensor to the file's orientation: a kernel is [in, out] there, [out, in] in torch.
     write_floats(path, (_array(entry.view(entry.tensor)) for _, entry in _entries(model)))
     layers = _batch_norms(model)
     if layers:
@@ -104,6 +106,7 @@ def load_dense_optimizer_states(model: GraphModel, optimizer: optim.Optimizer, p
 def _entries(model: GraphModel) -> Iterator[tuple[str, FileTensor]]:
     """Yield each part of the file with its name."""
     for layer, module in zip(model.spec.layers, model.layers, strict=True):
+        # `spec.layers` lists layers in the order of the script's calls, which is the order of HugeCTR's files.
         if isinstance(module, WeightedLayer):
             for number, entry in enumerate(module.file_tensors()):
                 yield f"{layer.kind} {layer.tops[0]!r}, weight {number}", entry
@@ -135,6 +138,7 @@ def _statistics_path(path: Path) -> Path:
 def _states(optimizer: optim.Optimizer) -> dict[str, dict[int, Tensor]]:
     """Return name of a state -> id of a weight -> the optimizer's tensor."""
     states = dense_states(optimizer)
+    # The order of the states is that of the file, so a set of names is not enough.
     if tuple(states) not in _KNOWN:
         raise ConfigError(
             "optimizer states",

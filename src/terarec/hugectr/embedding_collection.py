@@ -124,6 +124,7 @@ class EmbeddingCollectionConfig(CollectionOptions):
             WrongInputError: A value of another kind, lists of different lengths, or an output with a name in use.
             IllegalCallError: A call besides one with lists.
         """
+        # Release 23.02 names the layout of the output in the constructor; others join where the lookup has lists.
         is_joined = self._values.get("output_layout") == "batch_major"
         has_lists = isinstance(table_config, list)
         given = {"table_config": table_config, "bottom_name": bottom_name, "top_name": top_name, "combiner": combiner}
@@ -168,11 +169,13 @@ def _lookup(given: Mapping[str, Any], others: Sequence[EmbeddingLookup]) -> Embe
             raise WrongInputError(f"{_LOOKUP}: {name}", "got a list, expected one, as table_config is one")
     if any(lookup.top_name == given["top_name"] for lookup in others):
         raise WrongInputError(f"{_LOOKUP}: top_name", f"got {given['top_name']!r} a second time, expected a new name")
+    # Tables are found by name in dumps and plans, so one name must mean one table.
     same = [lookup.table for lookup in others if lookup.table.name == given["table_config"].name]
     if any(table != given["table_config"] for table in same):
         raise WrongInputError(
             f"{_LOOKUP}: table_config", f"got another table named {same[0].name!r}, expected a new name"
         )
+    # Releases and their examples spell it either way.
     combiner = "average" if given["combiner"] == "mean" else given["combiner"]
     return EmbeddingLookup(
         table=given["table_config"], bottom_name=given["bottom_name"], top_name=given["top_name"], combiner=combiner
@@ -193,6 +196,7 @@ def _of_lists(given: Mapping[str, Any]) -> tuple[EmbeddingLookup, ...]:
         )
     lookups: tuple[EmbeddingLookup, ...] = ()
     for place, (table, bottom, combiner) in enumerate(zip(tables, bottoms, combiners, strict=True)):
+        # The script has one name for the joined output, but each lookup needs one of its own in the graph.
         one = {"table_config": table, "bottom_name": bottom, "combiner": combiner}
         lookups += (_lookup({**one, "top_name": f"{given['top_name']}{place}"}, lookups),)
     return lookups
@@ -274,6 +278,7 @@ def _plan_of_file(path: str, collection: EmbeddingCollectionConfig) -> _Plan:
         raise BrokenFileError(path, f"names a lookup beyond the {len(lookups)} of the collection")
 
     def names(group: Sequence[int]) -> list[str]:
+        # Several lookups of a group may read one table, which is placed once.
         return list(dict.fromkeys(lookups[number].table.name for number in group))
 
     matrix = [[name for _, group in gpu for name in names(group)] for gpu in held]

@@ -18,6 +18,7 @@ class _NamesType(EnumMeta):
         members = cls.__dict__.get("_member_map_", {})
         if name in members:  # Python 3.11 looks members up here
             return members[name]
+        # Python looks for names of its own protocols, such as `__wrapped__`: those are no misspelt members.
         if name.startswith("_"):
             raise AttributeError(name)
         folded = {member.lower(): member for member in members}
@@ -402,6 +403,7 @@ __all__ = [  # noqa: RUF022 - in the order of this file
     "EmbeddingCacheType_t",
     "InferType",
 ]
+# The first name is a synonym of FileSystemType_t, which would be listed twice.
 ENUMS: tuple[type[Enum], ...] = tuple(globals()[name] for name in __all__[1:])
 """Every enumeration, once, in the order of this file."""
 

@@ -123,6 +123,7 @@ def as_hugectr_errors(call: str) -> Iterator[None]:
     """Convert errors of terarec to those of the facade with the same meaning, prefixed with the name of the `call`."""
     try:
         yield
+    # Calls nest: the inner one has named itself already.
     except HugeCTRError:
         raise
     except TerarecError as error:

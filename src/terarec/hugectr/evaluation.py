@@ -107,6 +107,7 @@ class Evaluation:
         for metric in self._metrics.values():
             if isinstance(metric, AverageLoss):
                 metric.update(loss)
+            # AUC leaves out labels that are NaN, each in its own column.
             elif isinstance(metric, AUC):
                 metric.update(scores, truth.masked_fill(truth <= _UNKNOWN, math.nan))
             else:
@@ -130,6 +131,7 @@ class Evaluation:
         predictions = torch.cat(list(self.predictions.values()), dim=1)
         for path, values in ((prediction_file, predictions), (label_file, self._labels)):
             with Path(path).open("a", encoding="ascii") as file:
+                # Six digits and a space behind each, as a C++ stream of floats writes them.
                 file.write("".join(f"{value:.6g} " for value in values.flatten().tolist()))
 
 

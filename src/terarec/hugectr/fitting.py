@@ -143,6 +143,7 @@ class Iterations(Callback):
     def _evaluate(self) -> bool:
         """Evaluate; return whether a callback or the AUC target ends the training."""
         solver = self._model.solver
+        # Releases that have callbacks call them in training by iterations alone.
         callbacks = solver.training_callbacks if solver.repeat_dataset else []
         # All callbacks are called before a request to stop is followed.
         stop_requests = [callback.on_eval_start(self.index) for callback in callbacks]
@@ -174,6 +175,7 @@ class Iterations(Callback):
         if not self._cadence.shows(self.index, self._every.display):
             return
         last = trainer.last_loss if self._checks_loss else None
+        # The line has a loss in any case: scripts parse it by its fields.
         loss = 0.0 if last is None else float(last)
         if math.isnan(loss):
             raise LossCannotConvergeError(
@@ -286,6 +288,7 @@ class Fit:
         self.iterations.of_what = f"{count} iterations"
         self._model.start_data_reading()
         trainer = self._made.trainer
+        # The trainer counts the steps of all calls of `fit`, HugeCTR those of one.
         trainer.spec = replace(trainer.spec, repeat=True, max_steps=trainer.step + count)
         self._train(ScriptCallbacks(self._model.solver.training_callbacks, self.iterations, self._log))
 
@@ -306,6 +309,7 @@ class Fit:
         params = self._model.reader_params
         self._print_header(f"Use training cache mode with number of epochs: {count}")
         self._made.eval_reader.set_source()
+        # Flat over all epochs, so that the pass after the last one of an epoch is known for reading ahead.
         keysets = params.keyset * count
         for epoch in range(count):
             self._log.epoch(epoch)
@@ -319,6 +323,7 @@ class Fit:
         reader, trainer = self._made.train_reader, self._made.trainer
         reader.set_source(source)
         trainer.begin_epoch()
+        # One epoch more than the trainer has done in all calls.
         trainer.spec = replace(trainer.spec, repeat=False, max_steps=None, epochs=trainer.epoch + 1)
         self._train()
         if not trainer.is_stopped:

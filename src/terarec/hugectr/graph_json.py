@@ -145,9 +145,11 @@ def _read_part(layer: JsonObject) -> Part:
 
 
 def _input_to_json(part: Input) -> dict[str, Any]:
+    # An `Input` of one label has a name and a number, others have lists: files keep the form, which readers expect.
     has_one = "label_name" in part.values()
     names, dims = part.label_names, part.label_dims
     label: dict[str, Any] = {"top": names[0] if has_one else names, "label_dim": dims[0] if has_one else dims}
+    # Releases before 3.5 know no weights, and files without them stay readable there.
     if set(part.label_weights) != {1.0}:
         label["label_weights"] = part.label_weights
     return {
@@ -220,6 +222,7 @@ def with_copies(layers: Sequence[dict[str, Any]], widths: Mapping[str, int]) -> 
         layers: Dense layers of a graph's JSON.
         widths: Last dimension of each tensor.
     """
+    # In HugeCTR a tensor has one reader; its own `graph_to_json` puts in the same Slices.
     uses = Counter(name for layer in layers for name in _bottoms(layer))
     served: Counter[str] = Counter()
     for layer in layers:
@@ -287,6 +290,7 @@ def read_embedding(data: JsonObject, kind: Embedding_t) -> SparseEmbedding:
     """
     values = data.child("sparse_embedding_hparam")
     room = {key: values.take(key, integer(0)) for key in _ROOM if values.has(key)}
+    # Files may hold both, where a call has one form for MiB and one for rows: the rows are the exact number.
     if room.get("max_vocabulary_size_per_gpu"):
         room.pop("workspace_size_per_gpu_in_mb", None)
     given: dict[str, Any] = {
@@ -358,6 +362,7 @@ def read_collection(data: JsonObject) -> EmbeddingCollectionConfig:
         plan = data.child("plan")
         (shard,) = forms()["EmbeddingCollectionConfig.shard"]
         kinds = {one.name: one.type for one in shard.parameters}
+        # In a file members of enumerations are names; the call takes the members themselves.
         kinds["compression_strategy"] = dict_of(member_name(CompressionStrategy), list_of(STRING))
         config.shard(**{name: plan.take(name, kind) for name, kind in kinds.items()})
         plan.finish()

@@ -63,11 +63,14 @@ def convert(
         BrokenFileError: A file of another model.
         InvalidEnvError: ``onnx`` is not installed.
     """
+    # Solver and optimizer matter to training alone; predictions depend on neither.
     network = Network(Solver(), OptParamsPy())
     for part in read_graph(read_json(graph_config)).parts:
         network.add(part)
     spec = network.plan({}).spec
+    # Tables that are left out of the file may be larger than the memory of this machine.
     model = GraphModel(spec if convert_embedding else _without_rows(spec), seed=0).eval()
+    # BatchNorm predicts by its running statistics: without their file it would be a layer that never trained.
     load_dense(model, Path(dense_model), statistics=None if ntp_file is None else Path(ntp_file), needs_statistics=True)
     if convert_embedding:
         _load_embeddings(network, model, list(sparse_models or ()))

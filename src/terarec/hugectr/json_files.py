@@ -96,6 +96,7 @@ class JsonObject:
         Raises:
             WrongInputError: Naming the first one.
         """
+        # HugeCTR passes over keys that it does not know, so that a misspelt one silently has no effect.
         left = sorted(self._left - set(ignored))
         if left:
             known = self._known | set(ignored)
@@ -191,6 +192,7 @@ def read_optimizer_with_schedule(data: JsonObject) -> OptimizerWithSchedule:
 
 def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
     kind = data.take("type", member_name(Optimizer_t))
+    # `global_update`, a flag, is the older spelling of `update_type`, which counts where a file has both.
     given: dict[str, Any] = {"optimizer_type": kind, "update_type": Update_t.Local}
     if data.take("global_update", BOOL, False):
         given["update_type"] = Update_t.Global
@@ -200,6 +202,8 @@ def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
     for key in (*keys, *SCHEDULE):
         # Missing keys are left to `CreateOptimizer`, which has the defaults of the release.
         if values.has(key):
+            # Files up to 3.0 have the rate's keys with every optimizer: for a plain one they are validated and left
+            # out.
             owner = cls if key in cls.names() else OptimizerWithSchedule
             given[key] = values.take(key, owner.parameter(key).type)
     values.finish()

@@ -104,6 +104,7 @@ def graph_layer(layer: DenseLayer) -> GraphLayer:
     bottoms, tops = list(layer.bottom_names), list(layer.top_names)
     if layer.layer_type in _HAS_SCRATCH:
         tops = tops[:1]
+        # Interaction reads the dense vector and the embeddings; the scratch of the others is their second bottom.
         bottoms = bottoms if layer.layer_type is Layer_t.Interaction else bottoms[:1]
     given = layer.values()
     options = {
@@ -115,6 +116,7 @@ def graph_layer(layer: DenseLayer) -> GraphLayer:
         options |= _mlp_options(layer)
     if layer.layer_type is Layer_t.Scale:
         options["factor"] = _whole_factor(layer)
+    # The call has defaults for both, which mean nothing without the flag.
     if layer.layer_type in LOSSES and not layer.use_regularizer:
         options |= {"regularizer": "none", "strength": 0.0}
     return GraphLayer(kind=kind, bottoms=tuple(bottoms), tops=tuple(tops), options=options)
@@ -124,6 +126,7 @@ def _kind_of(layer: DenseLayer) -> str:
     """Return the name of `layer`; the numbers of tensors distinguish the two halves of attention in 4.3."""
     numbers = len(layer.bottom_names), len(layer.top_names)
     if layer.layer_type is Layer_t.MultiHeadAttention and numbers in {(3, 2), (2, 1)}:
+        # Scores are the product with transposed keys; the product with values transposes nothing.
         return "attention_values" if numbers == (2, 1) and not layer.transpose_b else "attention_scores"
     return layer_formats()[layer.layer_type].layer
 
@@ -227,6 +230,7 @@ def read_layer(data: JsonObject, kind: str) -> DenseLayer:
                 given[key.parameter] = holder.take(name, _json_type(key.parameter))
     if layer_type in LOSSES and data.has("regularizer"):
         given |= {"use_regularizer": True, "regularizer_type": data.take("regularizer", member_name(Regularizer_t))}
+    # A file has the slots alone; the call needs the flag that says to take them.
     if given.get("selected_slots"):
         given["selected"] = True
     for holder in (*inside.values(), data):

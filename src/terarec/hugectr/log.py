@@ -37,6 +37,7 @@ class Log:
             print(message, flush=True)
 
     def _prefix(self, now: datetime) -> str:
+        # The prefixes of 2.x, of 3.x and of later releases: tools that read a log of a release look for its own.
         if self._major == 2:
             return f"[{now:%d}d{now:%H}h{now:%M}m{now:%S}s][HUGECTR][INFO]: "
         if self._major == 3:

@@ -74,11 +74,13 @@ class Model:
         optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
         assert optimizer is not None  # as the schema says
         self.solver = solver
+        # 2.3 and 3.0 have no `CreateMOS`: there the solver asks for passes.
         self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)
         self._made: Compiled | None = None
         self._cache: TrainingCache | None = None
+        # In release 3.0 and in training files the optimizer has the learning rate, elsewhere the solver.
         rates = optimizer if isinstance(optimizer, OptimizerWithSchedule) else solver
         self._scheduler = LearningRateScheduler.of(rates)
         self._fit: Fit | None = None
@@ -97,10 +99,11 @@ class Model:
         if self._made is not None:
             raise IllegalCallError("add", "the model is compiled, expected every add before compile")
         params = self._reader_params
+        # In release 3.0 the `Input` says where the data is. Kept only once it is added: an error changes nothing.
         if isinstance(input, Input) and params is None:
             params = params_of_input(input)
         self._network.add(input)
-        self._reader_params = params  # in release 3.0 from the Input
+        self._reader_params = params
 
     @property
     def reader_params(self) -> DataReaderParams:
@@ -146,6 +149,7 @@ class Model:
             self._log(message)
         if self._etc_params is not None:
             files = self._files("compile")
+            # A function: `set_source` may replace the keysets until the passes begin.
             self._cache = files.training_cache(self._etc_params, lambda: self.reader_params.keyset)
 
     @property
@@ -221,6 +225,7 @@ class Model:
         batch = reader.next_batch()
         if batch is None:
             return False
+        # The loss is a mean over the batch of all ranks, of which this one has read its share.
         totals = None if reader.share is None else [reader.batch_rows]
         with as_hugectr_errors("train"):
             made.trainer.train_step(to_device(batch, made.model.device), totals=totals)
@@ -319,6 +324,7 @@ class Model:
         given = sources_by_name(args, kwargs)
         self._reader_params = self.reader_params.with_values(**given)
         made = self._compiled("set_source")
+        # Only the names: HugeCTR's loops open the data of the next epoch, or call `set_source` of a reader.
         made.train_reader.name, made.eval_reader.name = self.reader_params.source[0], self.reader_params.eval_source
 
     def get_data_reader_train(self) -> DataReader:
@@ -393,6 +399,7 @@ class Model:
         """
         plan = self._network.plan({}) if self._made is None else self._made.plan
         described = describe_graph(self._network, plan, self.solver, self._optimizer)
+        # All ranks have the same graph, and one file system is enough for it.
         ranks().on_first("graph_to_json", lambda: write_json(self._url(graph_config_file), described))
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:

@@ -113,6 +113,7 @@ class ModelFiles:
         # From 3.1 on an embedding is a folder of keys, slots and vectors.
         is_single = release_number(self._solver.compat_release) <= (3, 0)
         with atomic_entries(names.folder, replaceable=SPARSE_FOLDER_FILES) as folder:
+            # In one publication: a snapshot that is killed while it is written leaves no file behind.
             save_dense(self._made.model, folder / names.dense)
             if dense is not None:
                 save_dense_optimizer_states(self._made.model, dense, folder / names.dense_states)
@@ -125,6 +126,7 @@ class ModelFiles:
 
     def load_dense(self, path: str) -> None:
         """See `Model.load_dense_weights`."""
+        # Release 3.4 names the job's files on HDFS once for all calls; these win over the argument.
         url = file_url(self._source, stored_path(self._source, "dense_model", path))
         with local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
             load_dense(self._made.model, copy)
@@ -140,8 +142,9 @@ class ModelFiles:
     def load_sparse(self, files: SparseFiles) -> None:
         """See `Model.load_sparse_weights`."""
         with self._chosen("load_sparse_weights", stored_path(self._source, "sparse_model", files)) as chosen:
+            # Before the first is changed; that one is checked by its own loading.
             for file, path in chosen[1:]:
-                check_sparse(file, path)  # before the first is changed
+                check_sparse(file, path)
             for file, path in chosen:
                 load_sparse(file, path)
 
@@ -156,6 +159,7 @@ class ModelFiles:
 
     def dump_tables(self, path: str, table_names: Sequence[str]) -> None:
         """See `Model.embedding_dump`."""
+        # A list, so that an unknown name raises before anything is written.
         collections = list(self._collections("embedding_dump", table_names))
         with atomic_entries(file_url(self._source, path), replaceable=COLLECTION_FILES) as held:
             for number, tables, names in collections:
@@ -186,6 +190,7 @@ class ModelFiles:
                 raise WrongInputError(call, f"got {name!r}, expected one of {', '.join(held) or 'none'}")
         with ExitStack() as stack:
             copies = {name: local_copy(file_url(self._source, path)) for name, path in files.items()}
+            # All URLs are copied before the first is read: a missing one must not leave half of the embeddings loaded.
             yield [(held[name], stack.enter_context(copy)) for name, copy in copies.items()]
 
     def _collections(
@@ -216,6 +221,7 @@ class ModelFiles:
 def describe_graph(network: Network, plan: Plan, solver: Solver, optimizer: OptParamsPy) -> dict[str, Any]:
     """Return the graph of a model for `json.dumps`; see `Model.graph_to_json`."""
     widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
+    # `inputs` raises where there is no `Input` yet; `parts` would be empty.
     graph = Graph(model_name=solver.model_name, parts=(network.inputs, *network.parts[1:]))
     devices = num_devices(solver)
 
@@ -303,6 +309,7 @@ def _shared_folder(ranks: Ranks) -> Path:
 def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Load weights, optimizer states and counts of steps."""
     load_weights(trainer.model, checkpoint, with_state=True)
+    # Not the reader's position: the method of one process does not move the data of the others.
     progress: dict[str, Any] = dict(checkpoint.progress)
     if trainer.optimizers.dense is not None:
         trainer.optimizers.dense.load_state_dict(checkpoint.optimizer())

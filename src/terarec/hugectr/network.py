@@ -116,6 +116,7 @@ class Network:
     def _add(self, part: Part) -> None:
         reads, makes = tensors_of(part)
         sparse = [slots.top_name for slots in self.inputs.data_reader_sparse_param_array] if self.parts else []
+        # Embeddings read sparse inputs, all other parts dense tensors.
         known = sparse if isinstance(part, SparseEmbedding | EmbeddingCollectionConfig) else self._known
         for name in reads:
             if name not in known:
@@ -164,6 +165,8 @@ class Network:
             rules=rules,
             capacities=self._capacities(),
             collections=collections,
+            # Without any `SparseEmbedding` none: tables of a collection have keys of their own, which files hold as
+            # they are.
             adds_offsets=sorts == {False},
             is_one_hot=True in sorts,
         )
@@ -259,6 +262,7 @@ def _title(part: Part) -> str:
 
 def _key_of(rule: SparseOptimizerSpec, rules: dict[str, SparseOptimizerSpec]) -> str:
     """Return the name of `rule` in `rules`, to which it is added if it is new."""
+    # By value, so that embeddings with equal optimizers share one, and its step count.
     for name, held in rules.items():
         if held == rule:
             return name
@@ -291,6 +295,7 @@ def capacity(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> i
         return int(params.max_vocabulary_size_per_gpu) * devices
     if not params.workspace_size_per_gpu_in_mb:
         return sum(params.slot_size_array)
+    # Float32 weights and states, whatever their precision here: a script expects its overflow where HugeCTR has it.
     rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * row_copies(optimizer))
     return int(rows) * devices
 
@@ -299,6 +304,7 @@ def row_copies(optimizer: OptParamsPy) -> int:
     """Return the size of a row with its optimizer states, as a multiple of that of its weights."""
     copies = 1 + STATES[optimizer.optimizer_type]
     if optimizer.optimizer_type is Optimizer_t.Adam and optimizer.update_type is Update_t.LazyGlobal:
+        # The time of the last update of each number, which the lazy rule of HugeCTR keeps.
         copies += 1
     return copies
 
@@ -344,6 +350,7 @@ def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
 def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
     """Return a table whose rows are initialized within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
     scale = 1 / math.sqrt(size) if size else 0.05
+    # Nothing here asks for evicted keys, which would pile up.
     return DynamicTableSpec(name=name, width=params.embedding_vec_size, init_scale=scale, report_evicted=False)
 
 
@@ -363,6 +370,7 @@ def collection_graph(
         optimizers: Table -> name of its optimizer.
         hotness: Sparse input -> most keys of a sample.
     """
+    # A `GraphEmbedding` has one optimizer, so tables of several become several, whose outputs are joined behind them.
     keys = list(dict.fromkeys(optimizers[lookup.table.name] for lookup in config.lookups))
     output: Literal["flat", "apart"] = "flat" if config.concatenated_name and len(keys) == 1 else "apart"
     embeddings = []
@@ -383,6 +391,7 @@ def _joined(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbeddi
     """Return the layers that concatenate the tops of several embeddings, in the order of the lookups."""
     tops = tuple(map(_vector_name, config.lookups))
     width = sum(embedding.width_of(feature) for embedding in embeddings for feature in embedding.features)
+    # [B, 1, width] of each lookup -> [B, 1, sum of widths] -> [B, sum of widths]
     joined = f"{config.concatenated_name}_concat"
     return [
         GraphLayer(kind="concat", bottoms=tops, tops=(joined,), options={"axis": 2}),

@@ -36,6 +36,7 @@ def rank() -> int:
 
 
 def _leave(found: Ranks) -> None:
+    # At exit another process may be gone already, which is no error of this one.
     with suppress(RuntimeError):
         found.close()
 
@@ -70,6 +71,8 @@ class Communicator:
 
     def bcast(self, value: Any, root: int = 0) -> Any:
         """Return the value of the process `root`."""
+        # One collective for all calls: scripts exchange seeds, paths and flags, for which its extra bytes do not
+        # matter.
         return self.allgather(value)[root]
 
     def scatter(self, values: Any, root: int = 0) -> Any:

@@ -83,6 +83,7 @@ class DataReader:
             seed=shuffle_seed or 0,
             drop_last=drop_last and not repeat,  # a stream has no short batch
             repeat=repeat,
+            # Scripts ask for the workers of a server with many GPUs; more threads than cores only cost memory.
             threads=min(threads, os.cpu_count() or 1),
         )
         self._batches: Iterator[Batch] | None = None
@@ -153,6 +154,7 @@ class DataReader:
         Raises:
             BrokenFileError: A file is damaged. The next call starts over.
         """
+        # At the end it stays: HugeCTR's loops call once more and see the same answer.
         if self.records is None or self._is_eof:
             return None
         if self._batches is None:
@@ -160,6 +162,7 @@ class DataReader:
         with as_hugectr_errors("read"):
             try:
                 batch = next(self._batches, None)
+            # A generator that raised has ended; the next call has to begin with a new one.
             except BaseException:
                 self._batches = None
                 raise
@@ -216,6 +219,7 @@ def params_of_input(inputs: Input) -> DataReaderParams:
         WrongInputError: An `Input` of another release.
     """
     values, known = inputs.values(), DataReaderParams.names()
+    # Only the form of release 3.0 has the location of the data in the `Input`.
     if "data_reader_type" not in values:
         raise WrongInputError("add", "got an Input without data_reader_type, expected DataReaderParams in Model(...)")
     return DataReaderParams(**{name: value for name, value in values.items() if name in known})
@@ -261,6 +265,7 @@ def async_layout_of(params: AsyncParam, release: tuple[int, int], *, is_one_hot:
         release: Release whose defaults to take.
         is_one_hot: Whether the model has embeddings of one key a slot, which only the reader of one key serves.
     """
+    # 23.04 made multi-hot files of floats its default; unset options follow the release of the script.
     is_new = release >= (23, 4)
     multi_hot = is_new and not is_one_hot if params.multi_hot_reader is None else params.multi_hot_reader
     is_float = is_new and multi_hot if params.is_dense_float is None else params.is_dense_float
@@ -304,6 +309,7 @@ def started(reader: DataReader, call: str) -> DataReader:
 
 def sources_by_name(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of either form of `Model.set_source` by name, ``source`` and ``keyset`` as lists."""
+    # HugeCTR overloads the method: with three arguments the second is the keyset.
     names = ("source", "keyset", "eval_source") if len(args) + len(kwargs) == 3 else ("source", "eval_source")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if set(given) != set(names):

@@ -90,6 +90,7 @@ def describe_records(
         BrokenFileError: A file does not hold what it should.
     """
     kind = RECORD_KINDS[reader.data_reader_type]
+    # Without offsets of the reader, sizes bound keys instead: those of static tables, as a run checks keys.
     has_offsets = bool(layout.slot_sizes) and kind in ("parquet", "raw")
     if not has_offsets:
         sizes = _static_rows(graph, layout)
@@ -254,6 +255,7 @@ def _state(training: Training, spec: RunSpec, reader_state: Mapping[str, Any]) -
 
 def _schedule_states(spec: WarmupDecaySchedule, training: Training, lr: float) -> list[Any]:
     """Return the state of the run's schedulers as if every step had advanced them."""
+    # Schedulers need optimizers to be made for; their rates are taken, the model's stay untouched.
     stand_ins = [
         torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in optimizer.param_groups], lr=training.schedule.base_lr)
         for optimizer in training.trainer.optimizers

@@ -91,6 +91,7 @@ def convert_model(saved: SavedModel, out: Path) -> Model:
 
 
 def _compiled(saved: SavedModel, records: RecordsSpec) -> Model:
+    # Read twice: an object notes which of its keys were taken, and the graph passes over `optimizer`.
     data = read_json(str(saved.graph))
     parts = read_graph(read_json(str(saved.graph))).parts
     optimizer = read_optimizer(data.child("optimizer")) if data.has("optimizer") else _optimizer_of(parts)
@@ -137,6 +138,7 @@ def _reader(path: Path, records: RecordsSpec) -> DataReaderParams:
         float_label_dense=records.float_label_dense,
         num_workers=1,
         slot_size_array=list(records.layout.slot_sizes),
+        # Only the last two count, the layout of the files; the others are about requests to the disk.
         async_param=AsyncParam(1, 4, 0, 0, 0, False, Alignment_t.Non, records.multi_hot, records.float_label_dense),
     )
 
@@ -178,6 +180,7 @@ def _go_on_from(model: Model, saved: SavedModel) -> None:
         for state in trainer.optimizers.dense.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"].fill_(saved.step)
+        # Optimizers of terarec count steps in their groups, torch's in the state of each weight.
         for group in trainer.optimizers.dense.param_groups:
             if "num_steps" in group:
                 group["num_steps"] = saved.step

@@ -45,6 +45,7 @@ class Cadence:
 def cadence_of(release: str) -> Cadence:
     """Return the cadence of `release`."""
     number = release_number(release)
+    # As the loops of the releases count; log lines, evaluations and names of snapshots depend on it.
     return Cadence(from_one=number >= (23, 6), saves_from_one=number >= (23, 12), counts_end=number < (24, 0))
 
 
@@ -102,6 +103,7 @@ class LearningRateScheduler:
 
     def get_lr(self) -> float:
         """Return the learning rate of the current step, or of the first one before it."""
+        # Scripts print the rate before the first `get_next`.
         return self._schedule.lr(max(1, self._step))
 
     @property

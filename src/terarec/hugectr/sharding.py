@@ -62,6 +62,7 @@ def sharding_plan(
     # Neighbouring devices stay together: those of a machine are on few ranks.
     to_rank = [gpu * world_size // num_gpus for gpu in range(num_gpus)]
     tables = [table for embedding in graph.embeddings for table in embedding.tables]
+    # What a script says replaces it table by table; a collection without a plan keeps it.
     found: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
     embeddings = {embedding.name: embedding for embedding in graph.embeddings}
     for part in network.of_type(SparseEmbedding):
@@ -76,6 +77,7 @@ def sharding_plan(
         if config.plan is not None:
             found |= _of_collection(config, to_rank, widths, messages)
     size = len(vvgpu[0])
+    # Nodes of a plan hold as many ranks each, in order, so only such a vvgpu tells them.
     has_nodes = num_gpus == world_size and all(len(node) == size for node in vvgpu)
     entries = tuple(TablePlan(table=name, placement=placement) for name, placement in found.items())
     plan = ShardingPlan(world_size=world_size, tables=entries, ranks_per_node=size if has_nodes else None)

@@ -119,6 +119,7 @@ class EmbeddingFile:
             BrokenFileError: Slots are missing, or one is none of this embedding's.
         """
         count = len(self.tables)
+        # One table serves all slots, so slots in the file say nothing.
         if count == 1:
             return np.zeros(len(keys), np.int64)
         if not self.has_slots:
@@ -177,6 +178,7 @@ def held_rows(embedding: EmbeddingFile, keys: NDArray[np.int64]) -> tuple[NDArra
     found_keys, vectors = [np.empty(0, np.int64)], [np.empty((0, embedding.width), np.float32)]
     for table, base in zip(embedding.tables, embedding.bases, strict=True):
         own = keys - base
+        # A dynamic table gives unknown keys one row that all of them share, `number`: those are not held.
         if isinstance(table, DynamicTable):
             asked = torch.from_numpy(own).to(table.arena.device)
             own = own[(table.rows(asked, train=False) != table.number).cpu().numpy()]
@@ -220,6 +222,7 @@ def load_sparse(embedding: EmbeddingFile, path: Path) -> None:
     check_sparse(embedding, path)
     for table in embedding.tables:
         table.clear()
+    # Only the keys were read so far. Vectors come in chunks, as those of a table may fill the memory.
     import_rows(embedding, _chunks_of(embedding, path), path)
 
 
@@ -256,6 +259,7 @@ def keys_of(embedding: EmbeddingFile, path: Path) -> tuple[NDArray[np.int64], ND
     if not path.is_file():
         folder = open_sparse_folder(path, embedding.width)
         return folder.keys(), folder.slots()
+    # A single file has keys and vectors in turns, so all of it is read for its keys.
     chunks = list(read_sparse_file(path, _layout(embedding)))
     keys = np.concatenate([np.empty(0, np.int64), *(chunk.keys for chunk in chunks)])
     slots = [chunk.slots for chunk in chunks if chunk.slots is not None]
@@ -364,6 +368,7 @@ def _import_states(
     for slot in np.unique(slots):
         mine = slots == slot
         table = embedding.tables[slot]
+        # `import_` sets weights and states of a row together, so the weights are taken out and put back as they are.
         held = table.export(torch.from_numpy(keys[mine] - embedding.bases[slot]).to(table.arena.device))
         state = {name: torch.from_numpy(array[mine]) for name, array in values.items()}
         if LAST_UPDATE in held.state:  # which no file holds: as if the rows had seen no step

@@ -102,6 +102,7 @@ def generate(arguments: Sequence[str]) -> None:
     DataGenerator(params).generate()
     if params.format is not DataReaderType_t.Raw:
         for made, wanted in ((params.source, reader.source[0]), (params.eval_source, reader.eval_source)):
+            # The generator writes into its directory; training reads the list where the training file says.
             if Path(made).resolve() != Path(wanted).resolve():
                 shutil.copyfile(made, wanted)
 
@@ -117,6 +118,7 @@ def generator_params(options: argparse.Namespace) -> tuple[DataGeneratorParams, 
     reader, given = training.reader, training.parts[0].values()
     sparse = given["data_reader_sparse_param_array"]
     slots = sum(part.slot_num for part in sparse)
+    # From the file: `read_training` leaves out the clause `solver`.
     key_type = read_json(options.config).child("solver").take("input_key_type", KEY_TYPES, "I32")
     source, eval_source = _sources(options, reader)
     keys = options.voc_size_array or [max(1, options.vocabulary_size // slots)] * slots

@@ -103,9 +103,11 @@ class TrainingCache:
         for path, keys in read.items():
             if not len(keys):
                 raise WrongInputError("update", f"{path} holds no key, expected those of the pass")
+        # All keysets are read before the first embedding begins its pass, so that a damaged one leaves the old pass.
         indexes = {path: _index(keys) for path, keys in read.items()}
         for number, (path, one) in enumerate(zip(paths, self._passes, strict=True)):
             one.begin(path, indexes[path])
+            # A key of several passes is one row of the incremental model.
             self._consumed[number] = np.union1d(self._consumed[number], read[path])
         # Rows of tables in memory need no moving, only the check of `begin` above.
         if not self._in_tiers:
@@ -180,6 +182,7 @@ class _Pass:
         self._index: HashIndex | None = None
         self._samples = 0
         self.collection = collection
+        # Before the lookup, which would insert the key into a dynamic table.
         collection.register_forward_pre_hook(self._check)
 
     def begin(self, path: str, index: HashIndex) -> None:
@@ -336,6 +339,7 @@ def with_cache_tiers(
                 f"{MOST_ROW_BYTES:,}"
             )
             place = _Place(folder=None)
+        # A workspace of 0 MiB still needs a slot: rows are trained in the fastest tier.
         workspace = max(1, capacity(part, own, num_devices)) * (row_bytes + SLOT_BYTES)
         # Without the sizes of slots nothing bounds the rows of a hash embedding.
         bound = sum(part.slot_size_array) * (row_bytes + SLOT_BYTES) or math.inf
@@ -382,6 +386,7 @@ def _local(name: str, path: str) -> Path:
 
 
 def _staged_bytes(num_embeddings: int) -> int:
+    # Where the system does not say what is free, half of what there is.
     available = memory.available_bytes() or memory.total_bytes()
     return int(_STAGED_SHARE * available) // num_embeddings
 

@@ -114,6 +114,7 @@ def SolverParser(file: str) -> SolverConfig:  # noqa: N802 - HugeCTR's name
     data = read_json(file).child("solver")
     data.take("lr_policy", LR_POLICY)
     given = {key.parameter: data.take(key.name, key.kind, key.default) for key in KEYS}
+    # A file may have one batch size for both.
     given["batchsize_eval"] = data.take("batchsize_eval", integer(1), given["batchsize"])
     # The clause names one of max_iter and num_epochs; which one it is decides whether the data repeats.
     given |= _read_length(data) | _read_precision(data)
@@ -146,6 +147,7 @@ def _read_length(data: JsonObject) -> dict[str, Any]:
     iterations, epochs = data.take("max_iter", integer(1), 0), data.take("num_epochs", integer(1), 0)
     if iterations and epochs:
         raise WrongInputError(data.where, "got max_iter and num_epochs, expected one of them")
+    # A file may name neither, for one pass over the data.
     epochs = epochs if iterations or epochs else 1
     return {"max_iter": iterations, "num_epochs": epochs, "repeat_dataset": bool(iterations)}
 
@@ -340,6 +342,7 @@ def train(path: str) -> None:
     """
     solver = SolverParser(path)
     values = solver.values()
+    # A subclass, since `fit` evaluates by `eval`, batch by batch.
     model = compiled(solver, read_training(path), kind=_Exporting if values["export_predictions_prefix"] else Model)
     if isinstance(model, _Exporting):
         model.predictions_prefix = values["export_predictions_prefix"]

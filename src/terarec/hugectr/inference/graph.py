@@ -60,6 +60,7 @@ def read_inference_clause(path: str) -> InferenceClause:
         key_bytes=8 if clause.take("input_key_type", KEY_TYPES, "I32") == "I64" else 4,
         has_mixed_precision=clause.take("mixed_precision", _MIXED_PRECISION, False) is not False,
     )
+    # Settings of a GPU, and the number of labels, which the graph has: validated, without an effect.
     for name in ("algorithm_search", "cuda_graph"):
         clause.take(name, BOOL, True)
     clause.take("label", integer(1), 1)
@@ -113,6 +114,7 @@ def read_inference_graph(path: str) -> InferenceGraph:
     parts = _parts_with_loss(data) if data.has("inference") else read_graph(data).parts
     if any(isinstance(part, EmbeddingCollectionConfig) for part in parts):
         raise WrongInputError(path, "got an embedding collection, expected embeddings, each with its sparse model")
+    # Scores depend on neither solver nor optimizer.
     network = Network(Solver(), OptParamsPy())
     for part in parts:
         network.add(_of_one_table(part) if isinstance(part, SparseEmbedding) else part)
@@ -125,10 +127,12 @@ def _parts_with_loss(data: JsonObject) -> tuple[Part, ...]:
     layers = data.children("layers")
     if layers and layers[0].take("type", STRING, "") == DATA and not layers[0].has("label"):
         clause = {"top": "label", "label_dim": 1}
+        # Inference needs no labels, but a graph has some: this one is never read.
         layers[0] = JsonObject({**layers[0].values(), "label": clause}, layers[0].where)
     parts = list(read_parts(layers))
     inputs, last = parts[0], parts[-1]
     assert isinstance(inputs, Input)
+    # A graph predicts by its losses, which compute the same probabilities as the activation.
     if isinstance(last, DenseLayer) and last.layer_type in _LOSS_OF:
         bottoms = [last.bottom_names[0], inputs.label_names[0]]
         parts[-1] = DenseLayer(_LOSS_OF[last.layer_type], bottom_names=bottoms, top_names=last.top_names)

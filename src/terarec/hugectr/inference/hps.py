@@ -68,6 +68,7 @@ class HPS:
         Raises:
             WrongInputError: Anything but integers, or no such model or table.
         """
+        # Lists and arrays of either width become int64, as the tables have their keys.
         keys = np.asarray(h_keys)
         if keys.dtype.kind not in "iu" or keys.ndim != 1:
             raise WrongInputError("lookup", "h_keys", f"got {keys.dtype}{list(keys.shape)}, expected integers [n]")
@@ -97,6 +98,7 @@ class HPS:
             got = f"{target.dtype}{list(target.shape)}"
             expected = f"torch.float32 of {rows.numel()} elements in one piece"
             raise WrongInputError("lookup_fromdlpack", "out_tensor", f"got {got}, expected {expected}")
+        # Into the caller's memory, which DLPack shares: a script goes on with its own tensor.
         target.copy_(rows.view(target.shape))
 
     def refresh_embedding_cache(self, model_name: str, device_id: int = 0) -> None:
@@ -152,6 +154,7 @@ _MODEL_KEYS: dict[str, tuple[str, Any]] = {
 }
 """Key of a model -> parameter of `InferenceParams`, and the default where the key is missing."""
 
+# Files of several releases spell these kinds in their own ways.
 _DATABASES = {
     **{name.lower(): found for name, found in DatabaseType_t.__members__.items()},
     **dict.fromkeys(("hashmap", "hash", "map"), DatabaseType_t.hash_map),
@@ -205,6 +208,7 @@ def _model(data: JsonObject, *, is_long: bool, fuses: bool, databases: dict[str,
     kind = data.take("embedding_cache_type", one_of(*_CACHES), "dynamic")
     data.finish()
     tables = len(given["embedding_vecsize_per_table"])
+    # As `served_model` names tables that have no name.
     given.setdefault("embedding_table_names", [f"sparse_embedding{number}" for number in range(tables)])
     for name in ("default_value_for_each_table", "embedding_table_names"):
         if len(given[name]) != tables:

@@ -60,6 +60,7 @@ def tiers_of(
         if persistent.type is not DatabaseType_t.rocks_db:
             got = persistent.type.name
             raise WrongInputError("PersistentDatabaseParams", "type", f"got {got}, expected rocks_db or disabled")
+        # Without it the database holds the rows already, from an earlier server.
         share = 1.0 if persistent.initialize_after_startup else 0.0
         found.append(RocksDBSpec(path=persistent.path, read_only=persistent.read_only, load_share=share))
     if not found:

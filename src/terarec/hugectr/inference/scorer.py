@@ -67,12 +67,14 @@ class Scorer:
         self.graph = graph
         self._inputs: dict[str, Tensor] | None = None
         with as_hugectr_errors("CreateInferenceSession"):
+            # Tables that are not allocated: rows come from the parameter server.
             with record_tables():
                 model = GraphModel(graph.plan.spec)
             assert isinstance(without_tables(model), GraphModel)
             load_dense(model, Path(dense_model_file), statistics=Path(statistics) if statistics else None)
         self.model = model.to(device).eval()
         self._precision: Precision = precision
+        # The tables of a served model are in the order of the graph's embeddings.
         by_name = dict(zip((one.sparse_embedding_name for one in graph.embeddings), lookups, strict=True))
         for module in self.model.modules():
             if isinstance(module, LookupCollection):
@@ -182,6 +184,7 @@ class Scorer:
             raise WrongInputError("predict", "embeddingcolumns", got, field="embeddingcolumns")
         return Batch(
             dense=torch.from_numpy(dense.reshape(bags, inputs.dense_dim)),
+            # A batch has labels; scoring does not read them.
             label=torch.zeros(bags, sum(inputs.label_dims)),
             sparse=Jagged(
                 names=tuple(names),
@@ -196,6 +199,7 @@ class Scorer:
         sparse, size = batch.sparse, batch.batch_size
         if not bases or not size:
             return batch
+        # Keys of a slot are contiguous: every B-th offset is where a slot begins.
         counts = sparse.offsets[::size].diff()
         shifts = torch.tensor(bases).repeat_interleave(counts)
         return replace(batch, sparse=replace(sparse, keys=sparse.keys + shifts))

@@ -82,6 +82,7 @@ class LoadedEmbeddingCache(EmbeddingCache):
         model_name: str,
         i64_input_key: bool,
     ) -> None:
+        # The schema knows the base class alone, so that reading it does not load torch.
         if not isinstance(parameter_server, LoadedParameterServer):
             raise WrongInputError(
                 "CreateEmbeddingCache", "parameter_server", "expected what CreateParameterServer makes"
@@ -89,6 +90,7 @@ class LoadedEmbeddingCache(EmbeddingCache):
         server, self.device = parameter_server.server, device_of([cuda_dev_id])
         spec = None
         if use_gpu_embedding_cache and cache_size_percentage:
+            # Any threshold is accepted; above 1 no share of keys reaches it, which 1 says as well.
             threshold = min(1.0, read_inference_clause(model_config_path).hit_rate_threshold)
             spec = CacheSpec(share=min(1.0, cache_size_percentage), hit_rate_threshold=threshold)
         with as_hugectr_errors("CreateEmbeddingCache"):
@@ -218,7 +220,8 @@ class InferenceSession:
             return self._predict_files(*args, **kwargs)
         names = ("dense_feature", "embeddingcolumns", "row_ptrs", "i64_input_key")
         given = dict(zip(names, args, strict=False)) | kwargs
-        given.pop("i64_input_key", None)  # keys are integers of any size here
+        # Some releases say how wide keys are; here they are integers of any size.
+        given.pop("i64_input_key", None)
         if set(given) != set(names[:3]) or len(args) > len(names):
             raise WrongInputError("predict", f"got {', '.join(given) or 'nothing'}, expected {', '.join(names[:3])}")
         batch = self.scorer.batch(**given)
@@ -301,6 +304,7 @@ class InferenceSession:
 
     def _reader(self, params: DataReaderParams) -> DataReader:
         graph = self.scorer.graph
+        # A solver only for the layout of the files: batch sizes and bytes of keys.
         size, is_one_hot = self.max_batchsize, bool(graph.key_bases)
         solver = Solver(batchsize=size, batchsize_eval=size, i64_input_key=self._has_long_keys)
         release = release_number(solver.compat_release)

@@ -36,7 +36,10 @@ class Record(metaclass=_RecordType):
     def __init__(self, *args: object, **kwargs: object) -> None:
         form = form_of(self.CALL, args, kwargs)
         values = form.read(args, kwargs)
+        # Base classes first, so that a class's own defaults win. Later code reads the names of the newest release
+        # alone.
         newest = {name: value for one in reversed(self._newest_forms()) for name, value in one.defaults().items()}
+        # Past the class's own `__setattr__`, which sets parameters.
         object.__setattr__(self, "_values", {**newest, **values, **form.derive(values), **self.first_values()})
 
     @classmethod
@@ -62,6 +65,7 @@ class Record(metaclass=_RecordType):
     if not TYPE_CHECKING:  # type checkers know the attributes from the stubs
 
         def __getattr__(self, name: str) -> Any:
+            # `copy` and `pickle` look for methods before there are values; a lookup of these would call this again.
             if name.startswith("__") or "_values" not in self.__dict__:
                 raise AttributeError(name)
             if name not in self._values:
@@ -103,6 +107,7 @@ class Record(metaclass=_RecordType):
         return type(self) is type(other) and self._values == getattr(other, "_values", None)
 
     def __hash__(self) -> int:
+        # Values are lists and dicts, too, which have no hash.
         return hash(repr(self))
 
     def __repr__(self) -> str:

@@ -59,6 +59,7 @@ def _no_overlap_in_epochs(values: Values) -> str | None:
 
 @RULES.register()
 def _batches_are_divisible(values: Values) -> str | None:
+    # HugeCTR cuts a batch evenly over the GPUs.
     devices = sum(len(node) for node in values["vvgpu"])
     if not devices:
         return f"vvgpu: got {values['vvgpu']}, expected at least one device"
@@ -117,6 +118,7 @@ def _has_block_size(args: Args, kwargs: Values) -> bool:
 
 @OLDER_FORMS.register()
 def _is_before_3_9(args: Args, kwargs: Values) -> bool:
+    # Up to 3.8 the first parameter is a flag, `use_hdfs`; from 3.9 on it is the kind of the file system.
     return bool(args and isinstance(args[0], bool)) or bool(kwargs and not {"source", "server"} & set(kwargs))
 
 
@@ -142,6 +144,7 @@ def _keys_of_each_slot(values: Values) -> Values:
 
 @OLDER_FORMS.register()
 def _starts_with_a_type(args: Args, kwargs: Values) -> bool:
+    # 2.3 and 3.0 begin with the distribution over GPUs; later releases with the name.
     return bool(args) and isinstance(args[0], DataReaderSparse_t)
 
 
@@ -176,6 +179,7 @@ def _one_label(values: Values) -> Values:
 
 @OLDER_FORMS.register()
 def _has_tasks(args: Args, kwargs: Values) -> bool:
+    # From 3.5 on the first parameter may be a list, one number for each task.
     return "label_dims" in kwargs or bool(args and isinstance(args[0], list | tuple))
 
 
@@ -192,12 +196,14 @@ def _equal_weights(values: Values) -> Values:
 
 @OLDER_FORMS.register()
 def _has_sparse_names(args: Args, kwargs: Values) -> bool:
+    # 3.1 alone: 3.0 has these names as well, behind the location of the data.
     return "sparse_names" in kwargs and not _has_reader_type(args, kwargs)
 
 
 @DERIVED.register()
 def _named_inputs(values: Values) -> Values:
     pairs = zip(values["sparse_names"], values["data_reader_sparse_param_array"], strict=True)
+    # New objects, since those of the script are frozen.
     named = [type(slots)(name, slots.nnz_per_slot, slots.is_fixed_length, slots.slot_num) for name, slots in pairs]
     return {**_one_label(values), "data_reader_sparse_param_array": named}
 
@@ -243,6 +249,7 @@ def _has_room(values: Values) -> str | None:
 
 @OLDER_FORMS.register()
 def _has_row_count(args: Args, kwargs: Values) -> bool:
+    # The fourth position is the combiner: a number up to 3.0, a word since.
     return len(args) > 3 and isinstance(args[3], int)
 
 
@@ -253,6 +260,7 @@ def _combiner_name(values: Values) -> Values:
 
 @OLDER_FORMS.register()
 def _has_precomputed_indices(args: Args, kwargs: Values) -> bool:
+    # 3.3 to 3.9 have two flags more in the middle, ten parameters where the others have eight.
     return len(args) > 8
 
 
@@ -267,6 +275,7 @@ def _sizes_are_good(values: Values) -> str | None:
 
 @OLDER_FORMS.register()
 def _has_number(args: Args, kwargs: Values) -> bool:
+    # Up to 4.1 tables have numbers, from 4.2 on names.
     return "table_id" in kwargs or bool(args and not isinstance(args[0], str))
 
 
@@ -290,11 +299,13 @@ def _name_from_id_space(values: Values) -> Values:
 
 @OLDER_FORMS.register()
 def _is_of_23_02(args: Args, kwargs: Values) -> bool:
+    # 23.02 begins with the layout of the output, other releases with a flag.
     return bool(args) and args[0] in ("feature_major", "batch_major")
 
 
 @OLDER_FORMS.register()
 def _has_plan_file(args: Args, kwargs: Values) -> bool:
+    # 3.7 to 4.0 take a path, 4.1 takes three lists.
     return len(args) == 1 and isinstance(args[0], str)
 
 

@@ -99,6 +99,7 @@ class Parameter:
         """
         try:
             found = self.type.read(value)
+        # Types convert by `operator.index`, `float`, unpacking and iteration, which raise any of these.
         except (ValueError, TypeError, IndexError, OverflowError):
             raise _wrong(owner, self.name, value, self.type.expected) from None
         if self.status is Status.REJECTED and found != self.default:
@@ -146,6 +147,7 @@ class Form:
         for rule in self.rules:
             problem = rule(values)
             if problem:
+                # A rule about one parameter begins with its name, one about several does not.
                 field, _, rest = problem.partition(": ")
                 if field in values:
                     raise WrongInputError(self.name, field, rest, field=field)
@@ -168,6 +170,7 @@ class Form:
                 close = nearest(name, known)
                 hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
                 raise WrongInputError(self.name, f"got an unknown parameter {name!r}, {hint}", field=name)
+            # Aliases are names of other releases: a call that mixes them would have two values.
             if known[name] in provided:
                 repeated = f"got {known[name]} twice, by place and by name, or by two names"
                 raise WrongInputError(self.name, repeated, field=known[name])
@@ -217,6 +220,7 @@ def bind_arguments(call: str) -> Callable[[Callable[P, Result]], Callable[P, Res
     def decorate(method: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(method)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Result:
+            # `self`, or the class of a class method.
             owner, *rest = args
             return cast("Callable[..., Result]", method)(owner, **form_of(call, rest, kwargs).read(rest, kwargs))
 
@@ -227,6 +231,7 @@ def bind_arguments(call: str) -> Callable[[Callable[P, Result]], Callable[P, Res
 
 def form_of(call: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form:
     """Return the form of a call's arguments: an older one that they fit, or the newest."""
+    # The newest form is the fallback, so that errors name what today's documentation has.
     newest, *older = forms()[call]
     return next((form for form in older if form.fits(args, kwargs)), newest)
 
@@ -237,6 +242,7 @@ def forms() -> Mapping[str, tuple[Form, ...]]:
     The files are read when a script makes its first call: `import terarec.hugectr` does not wait for them.
     """
     if not _loaded:
+        # Threads of a script may make their first objects at once.
         with _LOCK:
             if not _FORMS:  # else this is a default, made by an earlier call of the files
                 _load_forms()
@@ -252,6 +258,7 @@ def _load_forms() -> None:
         for call, versions in tables.items():
             raw[call] = []
             for version in versions:
+                # Raw tables are kept, since `like` takes keys of calls above, before they become parameters.
                 raw[call].append(_parameters(version, raw))
                 parameters = (_parameter(name, keys, reasons) for name, keys in raw[call][-1].items())
                 form = Form(
@@ -301,6 +308,7 @@ def _parameters(
         found = {renames.get(name, name): keys for name, keys in raw[version["like"]][0].items() if name not in without}
     for names_, keys in version.get("parameters", {}).items():
         for name in names_.split(", "):
+            # The newest form that has the parameter: an older one may describe it for its releases alone.
             liked = next((form[name] for form in raw.get(keys.get("like", ""), ()) if name in form), {})
             own = {key: value for key, value in keys.items() if key != "like"}
             found[name] = {**found.get(name, {}), **liked, **common, **own}
@@ -314,6 +322,7 @@ def _parameter(name: str, keys: Mapping[str, Any], reasons: Mapping[str, str]) -
     if "expected" in rest:
         type_ = replace(type_, expected=rest.pop("expected"))
     if "default" in rest:
+        # TOML has neither None nor members nor objects: the type knows how its default is spelled.
         rest["default"] = type_.default_of(rest["default"])
     aliases = tuple(rest.pop("aliases", ()))
     return Parameter(name=name, type=type_, is_positional=is_positional, aliases=aliases, **rest)

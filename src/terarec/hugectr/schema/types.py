@@ -84,6 +84,7 @@ def integer(minimum: int | None = None) -> Type[int]:
     """Return the type of integers of at least `minimum`, NumPy's too."""
 
     def read(value: Any) -> int:
+        # `operator.index` takes NumPy's integers and no floats; True would be 1.
         found = _reject(value) if isinstance(value, bool) else operator.index(value)
         return found if minimum is None or found >= minimum else _reject(value)
 
@@ -121,6 +122,7 @@ def member_name(enum: type[Member]) -> Type[Member]:
 
 def one_of(*accepted: Value) -> Type[Value]:
     """Return the type of the values `accepted`; True is not 1."""
+    # With the type, since 1 == True == 1.0.
     choices = {(type(choice), choice) for choice in accepted}
     expected = " or ".join(map(repr, accepted))
     annotation = f"Literal[{', '.join(map(repr, accepted))}]"
@@ -162,6 +164,7 @@ def list_of(item: Type[Value]) -> Type[list[Value]]:
     """Return the type of lists of `item`; tuples and NumPy arrays become lists, too."""
 
     def read(value: Any) -> list[Value]:
+        # Iterable as well, letter by letter or key by key: never what a script means.
         if isinstance(value, str | bytes | Mapping):
             _reject(value)
         return [item.read(one) for one in value]
@@ -244,6 +247,7 @@ def parse_type(text: str, minimum: float | None = None, below: float | None = No
             if node.value.id == "Literal":
                 return one_of(*map(ast.literal_eval, items))
             return generics[node.value.id](*map(parse, items))
+        # The only constant outside Literal.
         if isinstance(node, ast.Constant):
             return NONE
         assert isinstance(node, ast.Name), text
