@@ -94,7 +94,7 @@ def test_an_output_directory_that_is_in_use(workshop: Workshop) -> None:
         (["--format", "csv"], "got 'csv'"),
         (["--valid-fraction", "1.5"], "got 1.5"),
         (["--valid-fraction", "0.1", "--valid-last-day"], "got --valid-last-day as well"),
-        (["--min-count", "0"], "greater than or equal to 1"),
+        (["--min-count", "0"], "expected an integer >= 1"),
     ],
 )
 def test_wrong_options_of_prepare(workshop: Workshop, tmp_path: Path, flags: list[str], problem: str) -> None:

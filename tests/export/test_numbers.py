@@ -11,8 +11,9 @@ import torch
 from terarec.batch import Batch
 from terarec.errors import ConfigError
 from terarec.export import EXPORT_FILE, export_model
-from terarec.models.narrow import Numbers, narrow
+from terarec.models.narrow import narrow
 from terarec.nn.precision import autocast
+from terarec.spec import Numbers
 from tests.errors import at
 from tests.export.samples import run as run_onnx
 from tests.export.test_models import feed_of, trained

@@ -35,7 +35,7 @@ def test_a_layer_without_weight_stays_zero() -> None:
 
 @pytest.mark.parametrize("field", ["row_type", "precision"])
 def test_unknown_numbers_are_rejected(field: str) -> None:
-    with pytest.raises(ConfigError, check=at(field)):
+    with pytest.raises(ConfigError, check=at(f"Numbers.{field}")):
         Numbers(**{field: "int4"})
 
 

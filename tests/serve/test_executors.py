@@ -14,7 +14,6 @@ from terarec.cli.inspect_model import describe_checkpoint
 from terarec.errors import ConfigError, FormatError, MissingDependencyError
 from terarec.export.dense_part import DensePart
 from terarec.models.artifact import load_model
-from terarec.models.narrow import Numbers
 from terarec.serve import InferenceSession, ServedTables, executors
 from terarec.serve.executor_file import EXECUTORS_FILE, kept_choices, this_machine
 from terarec.serve.executors import EXECUTORS, Programs
@@ -27,6 +26,7 @@ from terarec.spec import (
     GraphModelSpec,
     GraphSpec,
     HostMemorySpec,
+    Numbers,
     ParameterServerSpec,
     RunSpec,
     TableSpec,

@@ -5,9 +5,9 @@ import pytest
 
 from terarec.embedding import QuantizedCollection
 from terarec.errors import ConfigError
-from terarec.models.narrow import Int8Linear, Numbers
+from terarec.models.narrow import Int8Linear
 from terarec.serve import InferenceSession, ServedTables
-from terarec.spec import HostMemorySpec, ParameterServerSpec
+from terarec.spec import HostMemorySpec, Numbers, ParameterServerSpec
 from tests.cli.conftest import figures
 from tests.errors import at
 from tests.serve.conftest import TrainedRun

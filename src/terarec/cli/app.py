@@ -226,13 +226,16 @@ def _commands() -> list[Any]:
     ]
     prepare = [
         Lazy(
-            "criteo", "prepare:prepare_criteo", "Criteo logs: logarithms of integers, ids of categories by frequency."
+            "criteo",
+            "prepare:prepare_criteo",
+            "Criteo logs: logarithms of integers, ids of categories by frequency.",
+            describes=["Categorify"],
         ),
         Lazy(
             "csv",
             "prepare:prepare_csv",
             "Any CSV or TSV: numbers standardized, ids of categories by frequency.",
-            describes=["CsvOptions", "SourceSpec"],
+            describes=["SourceSpec"],
         ),
         Lazy(
             WORKFLOW,
@@ -269,7 +272,7 @@ def _commands() -> list[Any]:
             "data:convert",
             "Convert a data set to HugeCTR's files, such files to a data set, or HugeCTR's model to a run.",
             panel=DATA,
-            describes=["RecordLayout"],
+            describes=["RecordOptions", "SavedModel"],
         ),
         Lazy(
             "drift",
@@ -292,7 +295,6 @@ def _commands() -> list[Any]:
             "score:predict",
             "Write the scores of raw files or of a data set.",
             panel=MODEL,
-            describes=["PrepareOptions"],
         ),
         Lazy("export", "serving:export", "Write a trained model for another runtime.", panel=MODEL),
         Lazy(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terarec.cli.options import AllowImport, Force
+from terarec.cli.options import AllowImport, Force, SpecField, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.spec import DatasetSpec, RecordOptions, SavedModel
 
 if TYPE_CHECKING:
     from terarec.etl.drift import DataSummary
@@ -156,6 +157,14 @@ _OF_RUNS = ("records", "dense", "sparse", "dense_states", "sparse_states", "step
 _KINDS = {"norm": "norm", "parquet": "parquet", "raw": "raw", "raw-async": "raw_async"}
 
 
+def _run_option(name: str) -> Any:
+    """Declare an option for a field of `SavedModel`, None where it is not given: it belongs to ``--to run`` alone."""
+    field = SpecField.at(SavedModel, name)
+    is_number = field.type is not str
+    words = f"{field.meaning.rstrip('.')} (run){f'; {field.default}' if is_number else ''}."
+    return spec_option(name, SavedModel, name, metavar=None if is_number else "PATH", summary=words)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
     """Options of ``terarec convert``."""
@@ -165,25 +174,19 @@ class ConvertOptions:
     ]
     to: Annotated[str, typer.Option(metavar="norm|parquet|raw|raw-async|dataset|run", help="Output format.")]
     out: Annotated[Path, typer.Option(help="Output directory.")]
-    key_bytes: Annotated[int | None, typer.Option(metavar="4|8", help="Bytes of a key; 4 if all keys fit.")] = None
+    key_bytes: Annotated[int | None, spec_option("key_bytes", RecordOptions, "key_bytes", metavar="4|8")] = None
     no_checksum: Annotated[bool, typer.Option("--no-checksum", help="Norm files without checksums.")] = False
-    keysets: Annotated[bool, typer.Option("--keysets", help="Write a keyset for each split, too.")] = False
-    storage: Annotated[
-        str | None, typer.Option("--format", metavar="parquet|raw", help="Format of a data set's shards.")
-    ] = None
-    records: Annotated[Path | None, typer.Option(help="records.json of a model's data (run).")] = None
-    dense: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense weights (run).")] = None
-    sparse: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="Rows of an embedding (run); repeatable, in order.")
-    ] = None
-    dense_states: Annotated[Path | None, typer.Option(metavar="FILE", help="Dense optimizer states (run).")] = None
-    sparse_states: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="An embedding's optimizer states (run); repeatable.")
-    ] = None
-    step: Annotated[int | None, typer.Option(help="Iterations that the files were trained for (run); 0.")] = None
-    batch_size: Annotated[int | None, typer.Option(help="Samples in an iteration (run); 2048.")] = None
-    lr: Annotated[float | None, typer.Option(help="Learning rate of continued training (run); 0.001.")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of new rows and dropout (run); 1.")] = None
+    keysets: Annotated[bool, spec_option("keysets", RecordOptions, "keysets", is_plain=True)] = False
+    storage: Annotated[str | None, spec_option("format", DatasetSpec, "storage")] = None
+    records: Annotated[Path | None, _run_option("records")] = None
+    dense: Annotated[Path | None, _run_option("dense")] = None
+    sparse: Annotated[list[Path] | None, _run_option("sparse")] = None
+    dense_states: Annotated[Path | None, _run_option("dense_states")] = None
+    sparse_states: Annotated[list[Path] | None, _run_option("sparse_states")] = None
+    step: Annotated[int | None, _run_option("step")] = None
+    batch_size: Annotated[int | None, _run_option("batch_size")] = None
+    lr: Annotated[float | None, _run_option("lr")] = None
+    seed: Annotated[int | None, _run_option("seed")] = None
 
 
 def convert(options: ConvertOptions, show: Show) -> None:
@@ -222,7 +225,7 @@ def _check(options: ConvertOptions) -> None:
 
 
 def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
-    from terarec.data.records import RecordOptions, write_as_records
+    from terarec.data.records import write_as_records
     from terarec.formats import read_dataset
 
     wanted = RecordOptions(
@@ -261,7 +264,7 @@ def _to_dataset(options: ConvertOptions, show: Show) -> dict[str, Any]:
 
 def _to_run(options: ConvertOptions) -> dict[str, Any]:
     from terarec.formats.hugectr import RECORDS_FILE
-    from terarec.hugectr.saved_model import SavedModel, convert_model
+    from terarec.hugectr.saved_model import convert_model
     from terarec.models.artifact import tables
 
     assert options.records is not None  # checked

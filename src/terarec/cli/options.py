@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from terarec.errors import ConfigError
-from terarec.spec import TrainingSpec
+from terarec.spec import Numbers, RunSpec, TrainingSpec
 from terarec.spec.codec import documentation_of, hints_of, kinds_of, members, present, specs_of, words_of
 
 _MOST_KINDS = 3
@@ -65,9 +65,39 @@ class SpecField:
         return hint if hint in (int, float, bool) and float | str != self.hint else str
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether the field holds several texts, or numbers by name."""
+        return typing.get_origin(present(self.hint)) in (tuple, Mapping) and not self._is_sizes
+
+    @property
     def annotation(self) -> Any:
         """Type of the option, with None where the field may be None."""
+        if self.is_repeatable:
+            return list[str] | None
         return self.type | None if type(None) in members(self.hint) else self.type
+
+    @property
+    def parameter_default(self) -> Any:
+        """Default of the option; that of several values is left to the spec."""
+        if self.default is dataclasses.MISSING:
+            return inspect.Parameter.empty
+        return None if self.is_repeatable else self.default
+
+    def parse(self, option: str, texts: Sequence[str]) -> tuple[str, ...] | dict[str, Any]:
+        """Return the values of a repeatable option.
+
+        Raises:
+            ConfigError: No ``NAME=VALUE`` or, where the values are integers, another value.
+        """
+        if typing.get_origin(present(self.hint)) is tuple:
+            return comma_separated(texts)
+        if typing.get_args(present(self.hint))[1] is not int:
+            return distinct_pairs(option, texts, "NAME=VALUE")  # whole: a value may have commas
+        return numbers_by_name(option, comma_separated(texts), "NAME=N")
+
+    @property
+    def _is_sizes(self) -> bool:
+        return typing.get_origin(present(self.hint)) is tuple and typing.get_args(present(self.hint))[0] is int
 
     @property
     def metavar(self) -> str | None:
@@ -76,8 +106,12 @@ class SpecField:
             return "|".join(self.hint)
         if words := words_of(self.hint):
             return "|".join(map(str, words))
+        if self._is_sizes:
+            return "N-N-..."
         if typing.get_origin(present(self.hint)) is tuple:
-            return "N-N-..." if typing.get_args(present(self.hint))[0] is int else "A,B,..."
+            return "A,B,..."
+        if typing.get_origin(present(self.hint)) is Mapping:
+            return "A=N,..." if typing.get_args(present(self.hint))[1] is int else "NAME=VALUE"
         return None
 
 
@@ -113,7 +147,10 @@ def spec_option(
     field = SpecField.at(spec_type, path)
     flag = f"--{name.replace('_', '-')}"
     words = f"{flag}/--no-{flag[2:]}" if field.type is bool and not is_plain else flag
-    return typer.Option(words, metavar=metavar or field.metavar, help=summary or field.meaning)
+    shown = ",".join(field.default) if field.is_repeatable and isinstance(field.default, tuple) else ""
+    return typer.Option(
+        words, metavar=metavar or field.metavar, help=summary or field.meaning, show_default=shown.strip(",") or True
+    )
 
 
 class OptionGroup(Protocol):
@@ -127,22 +164,41 @@ class OptionGroup(Protocol):
 
 
 class SpecFields:
-    """A spec whose fields of these names are options, with its own defaults."""
+    """A spec whose fields are options, with its own defaults and checks.
 
-    def __init__(self, *names: str) -> None:
-        self._names = names
+    A list is an option ``A,B,...`` that may be repeated, a mapping a repeatable ``NAME=VALUE``.
+
+    Args:
+        names: Fields whose options have their names.
+        others: Option -> field, where the names differ.
+    """
+
+    def __init__(self, *names: str, **others: str) -> None:
+        self._options = {**{name: name for name in names}, **{field: option for option, field in others.items()}}
 
     def parameters(self, hint: Any) -> list[inspect.Parameter]:
         """See `OptionGroup`."""
-        found = {name: SpecField.at(hint, name) for name in self._names}
+        # Parameters have the names of fields, so that an error in a field finds the option that set it.
+        found = {name: SpecField.at(hint, name) for name in self._options}
         return [
-            _parameter(name, field.default, Annotated[field.annotation, spec_option(name, hint, name, is_plain=True)])
-            for name, field in found.items()
+            _parameter(
+                name,
+                field.parameter_default,
+                Annotated[field.annotation, spec_option(option, hint, name, is_plain=True)],
+            )
+            for (name, option), field in zip(self._options.items(), found.values(), strict=True)
         ]
 
     def value(self, hint: Any, values: Mapping[str, Any]) -> object:
         """Build the spec."""
-        return hint(**values)
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            field = SpecField.at(hint, name)
+            if not field.is_repeatable:
+                given[name] = value
+            elif value is not None:
+                given[name] = field.parse(f"--{self._options[name].replace('_', '-')}", value)
+        return hint(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +268,19 @@ def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = Fals
     return found
 
 
+def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[str, int]:
+    """Split texts such as ``NAME=N``, each of another name; see `pairs`.
+
+    Raises:
+        ConfigError: A text of another form, or a name twice.
+    """
+    found = distinct_pairs(option, texts, expected, last=True)
+    for name, count in found.items():
+        if not count.isdecimal():
+            raise ConfigError(option, f"got '{name}={count}', expected {expected}")
+    return {name: int(count) for name, count in found.items()}
+
+
 def distinct_pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = False) -> dict[str, str]:
     """Split texts such as ``NAME=VALUE``, each of another name; see `pairs`.
 
@@ -237,14 +306,8 @@ AllowImport = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file at --out.")]
 """Without it nothing that exists is replaced."""
 
-RowTypeOption = Annotated[str, typer.Option(metavar="fp32|int8", help="Number format of the tables' rows.")]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="fp32|bf16|fp16|int8",
-        help="Number format of the layers' matrix products; that of the training if unset.",
-    ),
-]
+NumbersOption = Annotated[Numbers, SpecFields("row_type", "precision")]
+"""The options ``--row-type`` and ``--precision`` of what scores with a trained model."""
 CheckpointOption = Annotated[
     str | None,
     typer.Option(
@@ -259,3 +322,6 @@ DeviceOption = Annotated[str | None, spec_option("device", TrainingSpec, "device
 MetricsOption = Annotated[str | None, spec_option("metrics", TrainingSpec, "metrics")]
 GroupOption = Annotated[str | None, spec_option("group", TrainingSpec, "group", metavar="COLUMN")]
 SlicesOption = Annotated[str | None, spec_option("slices", TrainingSpec, "slices")]
+TiersOption = Annotated[
+    str | None, spec_option("tiers", RunSpec, "model.tables.tiers", metavar="device=SIZE,host=SIZE,file=DIR")
+]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terarec.cli.options import AllowImport, Force, distinct_pairs
+from terarec.cli.options import AllowImport, Force, TiersOption, distinct_pairs, numbers_by_name
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 
@@ -28,9 +27,7 @@ class PlanOptions:
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="A field of the description; repeatable.")
     ] = None
-    tiers: Annotated[
-        str | None, typer.Option(metavar="host=2GiB,file=DIR", help="Memory tiers of the tables' rows.")
-    ] = None
+    tiers: TiersOption = None
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Limit of host memory; the available memory if unset.")
     ] = None
@@ -95,7 +92,7 @@ def plan(options: PlanOptions, show: Show) -> None:
             raise ConfigError(f"--{shown}", "got it without --ranks, expected both")
     found = plan_run(
         spec,
-        rows=_rows(options.rows or ()),
+        rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         host_bytes=None if options.memory is None else parse_size(options.memory, "--memory"),
         device=resolve_device(spec.training.device),
         device_bytes=None if options.device_memory is None else parse_size(options.device_memory, "--device-memory"),
@@ -134,7 +131,7 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
         ranks_per_node=options.ranks_per_node,
         rank_bytes=None if options.rank_memory is None else parse_size(options.rank_memory, "--rank-memory"),
         fixed=distinct_pairs("--place", options.place or (), "TABLE=KIND", last=True),
-        rows=_rows(options.rows or ()),
+        rows=numbers_by_name("--rows", options.rows or (), "TABLE=N"),
         allow_import=options.allow_import or (),
     )
     tables, each = (list(map(dataclasses.asdict, rows)) for rows in (found.tables, found.ranks))
@@ -171,11 +168,3 @@ def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
         return found
     words = " and ".join(f"{name.replace('_', ' ')} given" for name in changed)
     return dataclasses.replace(found, **changed, source=f"{found.source}, {words}")
-
-
-def _rows(texts: Sequence[str]) -> dict[str, int]:
-    found = distinct_pairs("--rows", texts, "TABLE=N", last=True)
-    for name, count in found.items():
-        if not count.isdecimal():
-            raise ConfigError("--rows", f"got '{name}={count}', expected TABLE=N")
-    return {name: int(count) for name, count in found.items()}

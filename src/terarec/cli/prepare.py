@@ -6,14 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terarec.cli.options import AllowImport, SpecFields, comma_separated, distinct_pairs, pairs, spec_option
+from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import (
+    CsvOptions,
     FieldError,
     OneSplit,
     PrepareOptions,
@@ -49,15 +50,11 @@ class PreparationOptions:
             "threads",
             "limit",
             "restart",
+            format="storage",
+            master="spark_master",
+            conf="spark_conf",
         ),
     ]
-    storage: Annotated[str, spec_option("format", PrepareOptions, "storage")] = "parquet"
-    spark_master: Annotated[
-        str | None, typer.Option("--master", metavar="URL", help="Spark's master, such as local[2].")
-    ] = None
-    spark_conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.")
-    ] = None
     memory: Annotated[
         float | None,
         typer.Option(
@@ -82,22 +79,19 @@ def prepare(
 
     preparation = dataclasses.replace(
         options.how,
-        storage=options.storage,  # type: ignore[arg-type]  # the spec checks the word
         memory_bytes=None if options.memory is None else int(options.memory * _GIB),
         tables=tables or {},
-        spark_master=options.spark_master,
-        spark_conf=distinct_pairs("--conf", options.spark_conf or (), "NAME=VALUE"),
     )
     with show.progress("preparing", "MiB") as advance:
 
-        def tell(progress: Progress) -> None:
+        def report_progress(progress: Progress) -> None:
             rate = f"{progress.rows_per_second:,.0f} rows/s {progress.bytes_per_second / 2**20:,.0f} MiB/s"
             advance(progress.done_bytes >> 20, progress.total_bytes >> 20, words=progress.phase, rate=rate)
 
         if options.dry_run:
-            found = preview(workflow, sources, preparation, tell)
+            found = preview(workflow, sources, preparation, report_progress)
         else:
-            report = prepare_data(workflow, sources, options.out, preparation, tell)
+            report = prepare_data(workflow, sources, options.out, preparation, report_progress)
     if options.dry_run:
         _show_preview(found, show)
     else:
@@ -155,6 +149,7 @@ def _cell(value: object) -> str:
 
 _CELL_CHARACTERS = 24
 _VALID_FRACTION = 0.1
+_VALID_FRACTION_OPTION: Any = typer.Option(help="Share of the rows, from the end, for the valid split.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +159,8 @@ class PrepareCriteoOptions(PreparationOptions):
     raw: Annotated[
         list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order of time.")
     ]
-    min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 15
-    valid_fraction: Annotated[
-        float | None, typer.Option(help="Share of the rows, from the end, for the valid split.")
-    ] = None
+    min_count: Annotated[int | None, spec_option("min_count", CsvOptions, "min_count")] = None
+    valid_fraction: Annotated[float | None, _VALID_FRACTION_OPTION] = None
     valid_last_day: Annotated[bool, typer.Option("--valid-last-day", help="The last file is the valid split.")] = False
 
 
@@ -176,7 +169,8 @@ def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
     from terarec.etl.ready import criteo
     from terarec.etl.workflow import Workflow
 
-    workflow = Workflow.of(criteo(min_count=options.min_count, split=_criteo_split(options)))
+    chosen: dict[str, Any] = {} if options.min_count is None else {"min_count": options.min_count}
+    workflow = Workflow.of(criteo(**chosen, split=_criteo_split(options)))
     prepare(workflow, options.raw, options, show)
 
 
@@ -194,10 +188,6 @@ def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
     return SplitByFiles(valid=1) if files > 1 else last_rows(_VALID_FRACTION)
 
 
-_NAMES = "A,B,..."
-_Words: TypeAlias = list[str] | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrepareCsvOptions(PreparationOptions):
     """Options of ``terarec prepare csv``. Lists are separated by commas, or their option is repeated."""
@@ -206,72 +196,47 @@ class PrepareCsvOptions(PreparationOptions):
         list[str],
         typer.Argument(metavar="FILES...", help="Files, directories, patterns or URLs of the train split, in order."),
     ]
-    label: Annotated[str, typer.Option(metavar="NAME", help="The column to predict.")]
-    positive: Annotated[
-        list[str] | None,
-        typer.Option(metavar="X,Y,...", help="Values of the label that mean 1; without any, labels are numbers."),
-    ] = None
-    dense: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of numbers: standardized.")] = None
-    log: Annotated[_Words, typer.Option(metavar=_NAMES, help="Columns of counts: logarithm.")] = None
-    categorical: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of texts: ids by frequency.")
-    ] = None
-    ids: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers, such as user ids: ids by frequency.")
-    ] = None
-    buckets: Annotated[
-        list[str] | None,
-        typer.Option(metavar="A=10,...", help="Columns of numbers, each with its number of quantile buckets."),
-    ] = None
-    keys: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns of integers: keys of dynamic tables.")
-    ] = None
-    weight: Annotated[str | None, typer.Option(metavar="NAME", help="A column of numbers >= 0: sample weights.")] = None
-    metadata: Annotated[
-        list[str] | None, typer.Option(metavar=_NAMES, help="Columns to keep unchanged, which models do not read.")
-    ] = None
-    min_count: Annotated[int, typer.Option(min=1, help="Values rarer than this share one id.")] = 1
-    valid_fraction: Annotated[float, typer.Option(help="Share of the rows, from the end, for the valid split.")] = 0.0
+    columns: Annotated[
+        CsvOptions,
+        SpecFields(
+            "label",
+            "dense",
+            "log",
+            "categorical",
+            "ids",
+            "buckets",
+            "keys",
+            "weight",
+            "metadata",
+            "min_count",
+            "delimiter",
+            "names",
+            "missing",
+            positive="positives",
+        ),
+    ]
+    valid_fraction: Annotated[float, _VALID_FRACTION_OPTION] = 0.0
     valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
         None
     )
     test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
-    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Delimiter of fields; 'tab' for a tab.")] = ","
-    names: Annotated[
-        list[str] | None,
-        typer.Option(metavar=_NAMES, help="Names of all columns in order, for files without a header."),
-    ] = None
-    missing: Annotated[
-        list[str] | None, typer.Option(metavar="X,Y,...", help="Marks of a missing value; ? if unset.")
-    ] = None
     name: Annotated[str | None, typer.Option(help="Name of the data set; that of the directory if unset.")] = None
 
 
 def prepare_csv(options: PrepareCsvOptions, show: Show) -> None:
     """Run ``terarec prepare csv``."""
-    from terarec.etl.ready import CsvOptions, csv_workflow
+    from terarec.etl.ready import csv_workflow
     from terarec.etl.workflow import Workflow
 
-    chosen = CsvOptions(
-        label=options.label,
-        positives=comma_separated(options.positive),
-        dense=comma_separated(options.dense),
-        log=comma_separated(options.log),
-        categorical=comma_separated(options.categorical),
-        ids=comma_separated(options.ids),
-        buckets=_buckets(options.buckets),
-        keys=comma_separated(options.keys),
-        weight=options.weight,
-        metadata=comma_separated(options.metadata),
-        min_count=options.min_count,
+    columns = dataclasses.replace(
+        options.columns,
         split=_csv_split(options),
-        delimiter="\t" if options.delimiter == "tab" else options.delimiter,
-        names=comma_separated(options.names),
-        missing=("", "?") if options.missing is None else tuple(",".join(options.missing).split(",")),
+        # A shell makes no tab of \t, so that users type the word.
+        delimiter="\t" if options.columns.delimiter == "tab" else options.columns.delimiter,
         name=options.out.resolve().name if options.name is None else options.name,
     )
     sources = [*options.files, *(options.valid or ()), *(options.test or ())]
-    prepare(Workflow.of(csv_workflow(chosen)), sources, options, show)
+    prepare(Workflow.of(csv_workflow(columns)), sources, options, show)
 
 
 def _csv_split(options: PrepareCsvOptions) -> Split | None:
@@ -287,15 +252,6 @@ def _csv_split(options: PrepareCsvOptions) -> Split | None:
     return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
 
 
-def _buckets(texts: Sequence[str] | None) -> dict[str, int]:
-    expected = "COLUMN=COUNT such as age=10"
-    counts = distinct_pairs("--buckets", comma_separated(texts), expected, last=True)
-    for column, count in counts.items():
-        if not count.isdecimal():
-            raise ConfigError("--buckets", f"got '{column}={count}', expected {expected}")
-    return {column: int(count) for column, count in counts.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrepareWorkflowOptions(PreparationOptions):
     """Options of ``terarec prepare WORKFLOW``."""
@@ -308,9 +264,7 @@ class PrepareWorkflowOptions(PreparationOptions):
         ),
     ]
     raw: Annotated[list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order.")]
-    table: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=PATH", help="A file of a side table; repeatable.")
-    ] = None
+    table: Annotated[list[str] | None, spec_option("table", PrepareOptions, "tables", metavar="NAME=PATH")] = None
     split: Annotated[
         Literal["train", "valid", "test"] | None,
         typer.Option(help="Put all rows into this split, instead of the workflow's own."),

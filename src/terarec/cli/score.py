@@ -17,20 +17,19 @@ from terarec.cli.options import (
     Force,
     GroupOption,
     MetricsOption,
-    PrecisionOption,
-    RowTypeOption,
+    NumbersOption,
     SlicesOption,
+    SpecFields,
     comma_separated,
 )
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
-from terarec.spec import BAD_INPUT_POLICIES, EXECUTOR_MODES, PrepareOptions
+from terarec.spec import FieldError, Numbers, PrepareOptions, ServingSpec
 
 if TYPE_CHECKING:
     import torch
 
     from terarec.etl.engine import Progress
-    from terarec.models.narrow import Numbers
     from terarec.models.two_tower import TwoTower
     from terarec.serve import InferenceSession
     from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
@@ -52,8 +51,7 @@ class EvaluateOptions:
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
-    row_type: RowTypeOption = "fp32"
-    precision: PrecisionOption = None
+    numbers: NumbersOption
     allow_import: AllowImport = None
 
 
@@ -63,7 +61,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     from terarec.kernels import memory
     from terarec.models import TwoTower
     from terarec.models.artifact import check_columns, load_model
-    from terarec.models.narrow import Numbers, narrow
+    from terarec.models.narrow import narrow
     from terarec.nn.objectives import build_objective
     from terarec.spec import TwoTowerSpec
     from terarec.train.devices import describe_device, resolve_device
@@ -83,7 +81,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     if options.k is not None and not isinstance(model, TwoTower):
         raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)
-    numbers, changes = Numbers(row_type=options.row_type, precision=options.precision), dict[str, Any]()
+    numbers, changes = options.numbers, dict[str, Any]()
     # First as trained: narrowing may change the model itself.
     if numbers != Numbers():
         with show.progress("evaluating as trained", "samples") as progress:
@@ -190,18 +188,10 @@ class PredictOptions:
         str,
         typer.Option(metavar="A,B,...", help="Columns of the raw files, or of the data set, to write with the scores."),
     ] = ""
-    bad_input: Annotated[
-        str,
-        typer.Option(metavar="|".join(BAD_INPUT_POLICIES), help="Policy for invalid rows of raw files."),
-    ] = "raise"
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads that read raw files.")] = None
+    reading: Annotated[PrepareOptions, SpecFields("bad_input", "threads")]
     device: DeviceOption = None
-    executor: Annotated[
-        str,
-        typer.Option(metavar="|".join(EXECUTOR_MODES), help="Executor of the dense part on a CPU."),
-    ] = "auto"
-    row_type: RowTypeOption = "fp32"
-    precision: PrecisionOption = None
+    serving: Annotated[ServingSpec, SpecFields("executor")]
+    numbers: NumbersOption
     force: Force = False
     allow_import: AllowImport = None
 
@@ -220,25 +210,25 @@ def predict(options: PredictOptions, show: Show) -> None:
 def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.data import read_spec
     from terarec.io import check_new_file
-    from terarec.models.narrow import Numbers
     from terarec.serve.executor_file import EXECUTORS_FILE
     from terarec.train.devices import resolve_device
     from terarec.train.predict import predict as score
     from terarec.train.predict import predict_with
     from terarec.train.run_dir import check_run
 
-    _check_unset(options, "a data set", ("bad_input", "threads"))
+    for name in ("bad_input", "threads"):
+        if getattr(options.reading, name) != getattr(PrepareOptions(), name):
+            raise FieldError("", name, "has no meaning for a data set")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_run(options.run)
     split = options.split or "valid"
     total = read_spec(data).num_rows(split)
     device = resolve_device(options.device or "auto")
-    numbers = Numbers(row_type=options.row_type, precision=options.precision)
-    has_choice = options.executor == "auto" and (options.run / EXECUTORS_FILE).is_file()
+    has_choice = options.serving.executor == "auto" and (options.run / EXECUTORS_FILE).is_file()
     # A session is opened for other executors and numbers alone: the model itself needs no workflow, and its batches are
     # copied to a GPU ahead.
-    is_plain = numbers == Numbers() and options.executor in ("auto", "eager") and not has_choice
-    session = None if is_plain else _session(options, device, numbers)
+    is_plain = options.numbers == Numbers() and options.serving.executor in ("auto", "eager") and not has_choice
+    session = None if is_plain else _session(options, device)
     with show.progress("predicting", "samples") as progress:
         given: dict[str, Any] = {
             "keep": comma_separated([options.keep]),
@@ -256,20 +246,19 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
 def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     from terarec.formats import check_suffix
     from terarec.io import check_new_file
-    from terarec.models.narrow import Numbers
     from terarec.serve import score_files
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
-    _check_unset(options, "raw files", ("split",))
+    if options.split is not None:
+        raise ConfigError("--split", "has no meaning for raw files")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_suffix(options.out)
     check_run(options.run)
-    numbers = Numbers(row_type=options.row_type, precision=options.precision)
-    session = _session(options, resolve_device(options.device or "auto"), numbers)
+    session = _session(options, resolve_device(options.device or "auto"))
     with show.progress("scoring", "MiB") as advance:
 
-        def tell(progress: Progress) -> None:
+        def report_progress(progress: Progress) -> None:
             rate = f"{progress.rows_per_second:,.0f} rows/s"
             advance(progress.done_bytes >> 20, progress.total_bytes >> 20, rate=rate)
 
@@ -278,19 +267,16 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
             raw,
             options.out,
             keep=comma_separated([options.keep]),
-            options=PrepareOptions(
-                bad_input=options.bad_input,  # type: ignore[arg-type]  # the options check the word
-                threads=options.threads,
-            ),
+            options=options.reading,
             replace=options.force,
-            progress=tell,
+            progress=report_progress,
         )
     for line in report.first_bad_input:
         show.line(line)
     _show(options, dataclasses.asdict(report), show)
 
 
-def _session(options: PredictOptions, device: torch.device, numbers: Numbers) -> InferenceSession:
+def _session(options: PredictOptions, device: torch.device) -> InferenceSession:
     from terarec.serve import InferenceSession
 
     return InferenceSession.open(
@@ -298,15 +284,9 @@ def _session(options: PredictOptions, device: torch.device, numbers: Numbers) ->
         options.checkpoint,
         device=device,
         allow_import=options.allow_import or (),
-        executor=options.executor,
-        numbers=numbers,
+        executor=options.serving.executor,
+        numbers=options.numbers,
     )
-
-
-def _check_unset(options: PredictOptions, what: str, names: tuple[str, ...]) -> None:
-    for field in dataclasses.fields(options):
-        if field.name in names and getattr(options, field.name) != field.default:
-            raise ConfigError(f"--{field.name.replace('_', '-')}", f"has no meaning for {what}")
 
 
 def _show(options: PredictOptions, figures: dict[str, Any], show: Show) -> None:

@@ -16,13 +16,13 @@ from terarec.cli.options import (
     CheckpointOption,
     DeviceOption,
     Force,
-    PrecisionOption,
-    RowTypeOption,
+    NumbersOption,
     SpecFields,
+    spec_option,
 )
 from terarec.cli.show import Show
 from terarec.errors import ConfigError, StorageError
-from terarec.spec import ItemIndexSpec, ServingSpec
+from terarec.spec import ItemIndexSpec, KafkaTopicSpec, Numbers, ServingSpec, TritonSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,26 +47,14 @@ class ExportOptions:
             "repository of Triton; or the vectors of the tables: embeddings is parquet.",
         ),
     ] = "onnx"
-    backend: Annotated[
-        str, typer.Option(metavar="python|onnxruntime|pytorch", help="Back end of Triton for the dense layers.")
-    ] = "python"
-    text: Annotated[str, typer.Option(metavar="bytes|utf8", help="Type of text columns in Triton: BYTES or UINT8.")] = (
-        "bytes"
-    )
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="JSON file with the tiers of the tables' rows in Triton; host memory if unset."
-        ),
-    ] = None
+    triton: Annotated[TritonSpec, SpecFields("backend", "text", "tables")]
     no_tables: Annotated[
         bool, typer.Option("--no-tables", help="Leave the tables out; their vectors become inputs.")
     ] = False
     table: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Only table to write as parquet, npy or faiss.")
     ] = None
-    row_type: RowTypeOption = "fp32"
-    precision: PrecisionOption = None
+    numbers: NumbersOption
     data: Annotated[
         Path | None,
         typer.Option(
@@ -100,13 +88,11 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     from terarec.export import export_embeddings, export_run, export_table
     from terarec.export.artifact import FORMATS
     from terarec.export.table_rows import TABLE_FORMATS
-    from terarec.models.narrow import Numbers
-    from terarec.serve.triton import TritonSpec, export_triton
+    from terarec.serve.triton import export_triton
 
     allowed = options.allow_import or ()
-    numbers = Numbers(row_type=options.row_type, precision=options.precision)
     if options.format not in (*FORMATS, "triton"):
-        _check_unset(options, ("row_type", "precision", "data", "split"))
+        _check_unset(options)
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
         return export_table(
@@ -117,18 +103,12 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
             options.run, options.out, format=form, checkpoint=options.checkpoint, allow_import=allowed
         )
     if options.format == "triton":
-        tables = None if options.tables is None else str(options.tables)
-        spec = TritonSpec(
-            backend=options.backend,  # type: ignore[arg-type]  # which it checks
-            text=options.text,  # type: ignore[arg-type]
-            tables=tables,
-        )
         return export_triton(
             options.run,
             options.out,
-            spec,
+            options.triton,
             checkpoint=options.checkpoint,
-            numbers=numbers,
+            numbers=options.numbers,
             data=options.data,
             split=options.split,
             allow_import=allowed,
@@ -139,26 +119,27 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
         format=options.format,
         tables=not options.no_tables,
         checkpoint=options.checkpoint,
-        numbers=numbers,
+        numbers=options.numbers,
         data=options.data,
         split=options.split,
         allow_import=allowed,
     )
 
 
-def _check_unset(options: ExportOptions, names: tuple[str, ...]) -> None:
-    for field in dataclasses.fields(options):
-        if field.name in names and getattr(options, field.name) != field.default:
-            raise ConfigError(f"--{field.name.replace('_', '-')}", f"has no meaning for --to {options.format}")
+def _check_unset(options: ExportOptions) -> None:
+    """Reject options of models for a format that has the vectors of tables alone."""
+    given = {
+        "--row-type": options.numbers.row_type != Numbers().row_type,
+        "--precision": options.numbers.precision is not None,
+        "--data": options.data is not None,
+        "--split": options.split != ExportOptions.split,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(option, f"has no meaning for --to {options.format}")
 
 
-_KafkaConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="JSON or properties file of the client's settings for Kafka, such as encryption and passwords.",
-    ),
-]
+_KafkaConfigOption = Annotated[Path | None, spec_option("kafka_config", KafkaTopicSpec, "client_file", metavar="FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +151,7 @@ class ServeOptions:
         ServingSpec,
         SpecFields("name", "host", "port", "max_request_bytes", "max_in_flight", "receive_timeout_seconds", "executor"),
     ]
-    tables: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON file with the tiers of the tables' rows; device memory if unset."),
-    ] = None
+    tables: Annotated[Path | None, spec_option("tables", ServingSpec, "tables", metavar="FILE.json")] = None
     stream: Annotated[
         str | None,
         typer.Option(
@@ -185,15 +163,13 @@ class ServeOptions:
     kafka_config: _KafkaConfigOption = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None
-    row_type: RowTypeOption = "fp32"
-    precision: PrecisionOption = None
+    numbers: NumbersOption
     allow_import: AllowImport = None
 
 
 def serve(options: ServeOptions, show: Show) -> None:
     """Run ``terarec serve``."""
     from terarec.config import load_served_tables, load_update_stream
-    from terarec.models.narrow import Numbers
     from terarec.serve import run
     from terarec.train.devices import describe_device, resolve_device
 
@@ -222,7 +198,7 @@ def serve(options: ServeOptions, show: Show) -> None:
         checkpoint=options.checkpoint,
         device=device,
         allow_import=options.allow_import or (),
-        numbers=Numbers(row_type=options.row_type, precision=options.precision),
+        numbers=options.numbers,
         stream=None if options.stream is None else load_update_stream(options.stream, options.kafka_config),
     )
 
@@ -334,7 +310,10 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     kind = catalogue.columns.schema.field(options.key).type
     schema = pa.schema([("row", pa.int64()), ("rank", pa.int64()), (options.key, kind), ("score", pa.float32())])
     recommended = 0
-    with table_file(options.out, schema, replace=options.force) as file, show.progress("recommending", "users") as tell:
+    with (
+        table_file(options.out, schema, replace=options.force) as file,
+        show.progress("recommending", "users") as advance,
+    ):
         for begin in range(0, rows, _USERS):
             part = users.slice(begin, _USERS)
             found = recommender.recommend(
@@ -351,7 +330,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
                 pa.Table.from_pydict(dict(zip(schema.names, (row, rank, items, scores), strict=True)), schema)
             )
             recommended += len(items)
-            tell(begin + part.num_rows, rows)
+            advance(begin + part.num_rows, rows)
     figures = {"out": str(options.out), "users": rows, "items": len(catalogue), "search": recommender.index.method}
     spent = {"recommended": recommended, "step": towers.step, "seconds": time.perf_counter() - started}
     show.result(f"Recommendations in {options.out}", {**figures, **spent})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terarec.cli.failures import failure_of
-from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings
+from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings, TiersOption, spec_option
 from terarec.cli.show import Show
 from terarec.config import load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
@@ -23,6 +23,7 @@ from terarec.spec import (
     ModelSpec,
     RunSpec,
     Tiers,
+    TrainingSpec,
     to_data,
 )
 from terarec.spec.registry import Registry
@@ -44,10 +45,9 @@ class InitConfigOptions:
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Kind of model: {', '.join(_MODELS)}.")]
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set, or HugeCTR's files.")]
     out: Annotated[Path, typer.Option(help="Output file, JSON.")] = Path("run.json")
-    factory: Annotated[
-        str | None,
-        typer.Option(metavar="package.module:name", help="Class or function that creates a model of kind python."),
-    ] = None
+    factory: Annotated[str | None, spec_option("factory", RunSpec, "model.factory", metavar="package.module:name")] = (
+        None
+    )
     force: Force = False
 
 
@@ -123,22 +123,14 @@ class TrainOptions:
         Path | None, typer.Option("--config", metavar="CONFIG.json", help="The run description, as an option.")
     ] = None
     out: Annotated[Path, typer.Option(help="Output RUN directory: checkpoints, metrics, report.html.")]
-    data: Annotated[Path | None, typer.Option(help="A prepared data set.")] = None
+    data: Annotated[Path | None, spec_option("data", RunSpec, "data")] = None
     settings: Annotated[Mapping[str, str], Settings(RunSpec, SETTINGS)] = field(default_factory=dict)
-    tiers: Annotated[
-        str | None,
-        typer.Option(metavar="host=SIZE,file=DIR", help="Memory tiers of the tables' rows: device=, host=, file=."),
-    ] = None
+    tiers: TiersOption = None
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of runs, with the seeds S, S + 1, ...: RUN/seed-S, ...")
     ] = None
-    init_from: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Start from the weights of another run or checkpoint."),
-    ] = None
-    reset_optimizer: Annotated[
-        bool, typer.Option("--reset-optimizer", help="With --init-from: do not load the optimizer states.")
-    ] = False
+    init_from: Annotated[Path | None, spec_option("init_from", RunSpec, "init_from", metavar="RUN")] = None
+    reset_optimizer: Annotated[bool, spec_option("reset_optimizer", RunSpec, "reset_optimizer", is_plain=True)] = False
     no_tensorboard: Annotated[bool, typer.Option("--no-tensorboard", help="Write no TensorBoard events.")] = False
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Log to MLflow: the URI of a server, or a directory.")
@@ -284,7 +276,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
     read_spec(Path(spec.data)).num_rows(split)  # rejects a missing split before the first training
 
     def done(result: SeedResult) -> None:
-        tell_seed(result, show)
+        show_seed(result, show)
         if not (result.out / REPORT_FILE).is_file():
             _draw(result.out, show)
 
@@ -316,7 +308,7 @@ def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path
     return callbacks
 
 
-def tell_seed(result: SeedResult, show: Show) -> None:
+def show_seed(result: SeedResult, show: Show) -> None:
     """Show the metrics of a finished seed in one line."""
     found = ", ".join(f"{name} {value:.6f}" for name, value in result.metrics.items())
     show.line(f"seed {result.seed}: {found} in {result.seconds:,.1f} s")
@@ -370,7 +362,7 @@ class ReproduceOptions:
     data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files.")]
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with the seeds 0, 1, ...")] = 1
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; ./RECIPE by default.")] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the training.")] = None
+    threads: Annotated[int | None, spec_option("threads", TrainingSpec, "threads")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Keep finished runs, and resume an interrupted one.")] = False
 
 
@@ -391,7 +383,7 @@ def reproduce(options: ReproduceOptions, show: Show) -> None:
         threads=options.threads,
         resume=options.resume,
         callbacks=lambda _: (ProgressBar(show.progress_console),),
-        on_result=lambda result: tell_seed(result, show),
+        on_result=lambda result: show_seed(result, show),
     )
     seeds, published = report.seeds, report.recipe.published
     figures: dict[str, Any] = {

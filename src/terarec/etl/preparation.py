@@ -25,7 +25,7 @@ from terarec.io import Journal, resumable_dir
 from terarec.kernels import memory
 from terarec.spec import FieldError, PrepareOptions, to_data
 from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
-from terarec.spec.workflow import Storage
+from terarec.spec.preparation import Storage
 
 _FREE_OPTIONS = ("threads", "memory_bytes", "restart", "spark_master", "spark_conf")
 """Options that change no result, so that an interrupted run may be resumed with others."""

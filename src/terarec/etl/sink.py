@@ -25,14 +25,12 @@ from terarec.formats import (
 )
 from terarec.formats.hugectr import (
     RECORDS_FILE,
-    RecordKind,
-    RecordOptions,
     SplitRecords,
     describe_records,
     record_files,
     write_records,
 )
-from terarec.spec import DatasetSpec, ShardSpec
+from terarec.spec import DatasetSpec, RecordKind, RecordOptions, ShardSpec
 
 TRAIN_SPLIT = SPLIT_NAMES[TRAIN]
 

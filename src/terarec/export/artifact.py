@@ -43,10 +43,10 @@ from terarec.io import atomic_dir, check_replaceable, write_versioned_json
 from terarec.metrics import MetricSet
 from terarec.models import GraphModel
 from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_model
-from terarec.models.narrow import Numbers, narrow
+from terarec.models.narrow import narrow
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS
-from terarec.spec import CategoricalColumn, DatasetSpec, FieldError
+from terarec.spec import CategoricalColumn, DatasetSpec, FieldError, Numbers
 from terarec.spec.registry import Registry
 from terarec.storage import Store
 

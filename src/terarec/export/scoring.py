@@ -23,9 +23,8 @@ from terarec.export.inputs import (
     vector_inputs,
 )
 from terarec.export.lookups import GivenOutputs, GivenVectors, padded_output
-from terarec.models.narrow import Numbers
 from terarec.nn.precision import Precision, autocast
-from terarec.spec import DatasetSpec
+from terarec.spec import DatasetSpec, Numbers
 
 Scores = Callable[[Tensor], Tensor]
 """Logits float[B, C] -> scores float[B, C], such as `torch.sigmoid`."""

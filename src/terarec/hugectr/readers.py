@@ -20,11 +20,11 @@ from terarec.data.records import (
     RecordSource,
     SparseInput,
 )
-from terarec.formats.hugectr import RecordKind
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t, DataReaderType_t
 from terarec.hugectr.errors import IllegalCallError, WrongInputError, as_hugectr_errors
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, Input, Solver
+from terarec.spec import RecordKind
 
 OpenSource = Callable[[str], RecordSource]
 

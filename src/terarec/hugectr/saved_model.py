@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -21,43 +20,9 @@ from terarec.hugectr.objects import AsyncParam, DataReaderParams, OptParamsPy, S
 from terarec.hugectr.readers import RECORD_KINDS
 from terarec.hugectr.run import save_run
 from terarec.io import is_remote
-from terarec.spec import RecordLayout, RecordsSpec
+from terarec.spec import RecordLayout, RecordsSpec, SavedModel
 
 _READER_TYPES = {kind: reader_type for reader_type, kind in RECORD_KINDS.items()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedModel:
-    """The files of a model, and the settings of its training.
-
-    Attributes:
-        graph: JSON file of the graph.
-        records: ``records.json`` of its data.
-        dense: File of the dense weights.
-        sparse: Folder or file of each embedding, in the order of the graph; the dump of embedding collections.
-        dense_states: File of the dense optimizer's states, or None.
-        sparse_states: File of the optimizer states of each embedding; none where the training starts with new ones.
-        step: Iterations that the files have been trained for; training continues behind this many batches.
-        batch_size: Samples in an iteration.
-        lr: Learning rate of the iterations that follow.
-        seed: Seed of the rows that new keys get, and of dropout.
-    """
-
-    graph: Path
-    records: Path
-    dense: Path
-    sparse: tuple[Path, ...] = ()
-    dense_states: Path | None = None
-    sparse_states: tuple[Path, ...] = ()
-    step: int = 0
-    batch_size: int = 2048
-    lr: float = 0.001
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        for name, least in (("step", 0), ("batch_size", 1), ("seed", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(name, f"got {getattr(self, name)}, expected an integer >= {least}")
 
 
 def convert_model(saved: SavedModel, out: Path) -> Model:

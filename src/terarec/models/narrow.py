@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from terarec.embedding import EmbeddingCollection, LookupCollection
 from terarec.models.contract import device_of
-from terarec.nn.precision import Precision
-from terarec.spec import FieldError, RunSpec
-
-ROW_TYPES = ("fp32", "int8")
-PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+from terarec.spec import FieldError, Numbers
 
 
 class Int8Linear(nn.Module):
@@ -54,35 +49,6 @@ class Int8Linear(nn.Module):
             return self.forward(rows)[:0]
         product: Tensor = self._product(input.float(), self._packed, True)
         return product
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numbers:
-    """The numbers with which a trained model computes.
-
-    Attributes:
-        row_type: "int8" for rows of 8-bit codes, D + 8 bytes each; "fp32" for rows as they are.
-        precision: Numbers of the layers' products: "fp32", "bf16", "fp16", or "int8" for integers on a CPU; None for
-            those of the training.
-
-    Raises:
-        ConfigError: Another name.
-    """
-
-    row_type: str = "fp32"
-    precision: str | None = None
-
-    def __post_init__(self) -> None:
-        for field, known in (("row_type", ROW_TYPES), ("precision", (None, *PRECISIONS))):
-            got = getattr(self, field)
-            if got not in known:
-                raise FieldError("", field, f"got {got!r}, expected one of {', '.join(name for name in known if name)}")
-
-    def products(self, run: RunSpec) -> Precision:
-        """Return the precision of the products of a run's model; float32 for all but layers of int8."""
-        if self.precision is None:
-            return run.training.precision
-        return "fp32" if self.precision == "int8" else cast(Precision, self.precision)
 
 
 def narrow(model: nn.Module, numbers: Numbers) -> nn.Module:

@@ -12,14 +12,13 @@ from types import FrameType
 
 import torch
 
-from terarec.models.narrow import Numbers
 from terarec.serve.live import LiveUpdates
 from terarec.serve.publishing import UpdateReceiver
 from terarec.serve.service import InferenceService
 from terarec.serve.session import InferenceSession
 from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
-from terarec.spec import FieldError, ServingSpec, UpdateStreamSpec
+from terarec.spec import FieldError, Numbers, ServingSpec, UpdateStreamSpec
 
 _RECEIVE_SECONDS = 0.5  # between two looks at a stream
 

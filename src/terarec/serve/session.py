@@ -24,13 +24,13 @@ from terarec.formats import Keys
 from terarec.formats.delta import StateId
 from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
-from terarec.models.narrow import Numbers, narrow
+from terarec.models.narrow import narrow
 from terarec.nn.objectives import build_objective
 from terarec.nn.precision import autocast
 from terarec.ragged import Ragged, flat_values
 from terarec.serve.executor_file import EXECUTORS_FILE, wants_programs
 from terarec.serve.tables import ServedLookups, ServedRun, ServedTables, serve_tables
-from terarec.spec import DatasetSpec, RunSpec
+from terarec.spec import DatasetSpec, Numbers, RunSpec
 
 if TYPE_CHECKING:
     from terarec.export.dense_part import DensePart

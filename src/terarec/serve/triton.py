@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from terarec.config import load_run, load_served_tables
 from terarec.etl.workflow import workflow_of
@@ -16,61 +16,17 @@ from terarec.export.artifact import FORMATS
 from terarec.formats import read_dataset
 from terarec.io import atomic_dir, check_replaceable, write_json
 from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
-from terarec.models.narrow import Numbers
 from terarec.nn.objectives import build_objective
 from terarec.serve.session import InputColumn, input_columns
 from terarec.serve.triton_models import DATASET, PROGRAM, TABLES
-from terarec.spec import CacheSpec, DatasetSpec, ServedTablesSpec, checks, to_data
+from terarec.spec import CacheSpec, DatasetSpec, Numbers, ServedTablesSpec, TritonSpec, to_data
 
-Backend = Literal["python", "onnxruntime", "pytorch"]
-BACKENDS: Mapping[str, str] = {"python": "torch", "onnxruntime": "onnx", "pytorch": "torchscript"}
+_FORMATS: Mapping[str, str] = {"python": "torch", "onnxruntime": "onnx", "pytorch": "torchscript"}
 """Back end of the dense part -> format of its file."""
 _FILES = {"python": PROGRAM, "onnxruntime": "model.onnx", "pytorch": "model.pt"}
 _TYPES = {"float32": "TYPE_FP32", "int64": "TYPE_INT64", "bool": "TYPE_BOOL"}
 _RAW_TYPES = {"number": "TYPE_FP64", "integer": "TYPE_INT64", "string": "TYPE_STRING"}
 CONFIG_FILE = "config.pbtxt"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TritonSpec:
-    """Options of a repository with which Triton serves a run.
-
-    Attributes:
-        name: Name of the ensemble; those of its stages begin with it.
-        backend: Back end of the dense part.
-        max_batch: Maximum number of records of a request, and of requests that Triton joins.
-        preferred_batches: Sizes at which a batch need not wait for more requests.
-        queue_delay_microseconds: Time that a request waits for others.
-        instances: Copies of each stage that run side by side.
-        python_path: Folders in which Triton's Python finds terarec and what it needs, where they are not installed; it
-            does not read PYTHONPATH.
-        text: "bytes" for text columns of the type BYTES; "utf8" for UINT8 [batch, L], in UTF-8 with zeros behind the
-            end, [batch, n, L] for lists, which back ends that do not read BYTES under NumPy 2 take, too.
-        tables: JSON file of the tiers and caches of the tables, as for ``terarec serve``; host memory if unset.
-
-    Raises:
-        ConfigError: A value out of range.
-    """
-
-    name: str = "terarec"
-    backend: Backend = "python"
-    max_batch: int = 1024
-    preferred_batches: tuple[int, ...] = (256, 1024)
-    queue_delay_microseconds: int = 500
-    instances: int = 1
-    python_path: tuple[str, ...] = ()
-    text: Literal["bytes", "utf8"] = "bytes"
-    tables: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.name(self)
-        checks.one_of(self, "backend", tuple(BACKENDS))
-        checks.one_of(self, "text", ("bytes", "utf8"))
-        for number in ("max_batch", "instances"):
-            checks.positive_int(self, number)
-        checks.positive_int(self, "queue_delay_microseconds", minimum=0)
-        if any(not 1 <= size <= self.max_batch for size in self.preferred_batches):
-            checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")
 
 
 # No dependency on protobuf and Triton's messages for a text of a few lines.
@@ -131,7 +87,7 @@ def export_triton(
         report = export_run(
             run,
             stages["dense"] / "exported",
-            format=BACKENDS[spec.backend],
+            format=_FORMATS[spec.backend],
             tables=False,
             checkpoint=checkpoint,
             numbers=numbers,
@@ -144,7 +100,7 @@ def export_triton(
         for file in (stages["dense"] / "exported").iterdir():
             file.rename(stages["dense"] / file.name)
         (stages["dense"] / "exported").rmdir()
-        (stages["dense"] / FORMATS[BACKENDS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
+        (stages["dense"] / FORMATS[_FORMATS[spec.backend]]).rename(stages["dense"] / _FILES[spec.backend])
         # A copy, so that this stage needs no file of the run; only the rows stay there.
         shutil.copytree(run / DATASET_DIRECTORY, stages["workflow"] / DATASET)
         if tables is not None:

@@ -14,6 +14,7 @@ from terarec.spec.dataset import (
     DenseColumn,
     LabelColumn,
     MetadataColumn,
+    RecordKind,
     RecordLayout,
     RecordSplit,
     RecordsSpec,
@@ -72,6 +73,15 @@ from terarec.spec.parameter_server import (
     TierSpec,
     TLSSpec,
 )
+from terarec.spec.preparation import (
+    BAD_INPUT_POLICIES,
+    STORAGES,
+    BadInputPolicy,
+    CsvOptions,
+    PrepareOptions,
+    RecordOptions,
+    SavedModel,
+)
 from terarec.spec.registry import OperatorSpec, register
 from terarec.spec.run import (
     RECIPE_SPLITS,
@@ -103,8 +113,10 @@ from terarec.spec.serving import (
     EXECUTOR_NAMES,
     ItemIndexSpec,
     KafkaTopicSpec,
+    Numbers,
     RedisStreamSpec,
     ServingSpec,
+    TritonSpec,
     UpdateStreamSpec,
 )
 from terarec.spec.tables import (
@@ -137,12 +149,8 @@ from terarec.spec.tables import (
 )
 from terarec.spec.tiers import Tiers
 from terarec.spec.workflow import (
-    BAD_INPUT_POLICIES,
-    STORAGES,
-    BadInputPolicy,
     LabelSpec,
     OneSplit,
-    PrepareOptions,
     SourceColumn,
     SourceSpec,
     Split,
@@ -176,6 +184,7 @@ __all__ = [
     "ColumnPooling",
     "ConstantSchedule",
     "CosineSchedule",
+    "CsvOptions",
     "DCNSpec",
     "DCNV2Spec",
     "DINSpec",
@@ -219,6 +228,7 @@ __all__ = [
     "MultiClassSpec",
     "MultiStepSchedule",
     "NesterovSpec",
+    "Numbers",
     "ObjectiveSpec",
     "OneSplit",
     "OperatorSpec",
@@ -235,7 +245,9 @@ __all__ = [
     "RMSPropSpec",
     "RecipeDataSpec",
     "RecipeSpec",
+    "RecordKind",
     "RecordLayout",
+    "RecordOptions",
     "RecordSplit",
     "RecordsSpec",
     "RedisSpec",
@@ -249,6 +261,7 @@ __all__ = [
     "RunSpec",
     "SGDSpec",
     "SampledSoftmaxSpec",
+    "SavedModel",
     "ScheduleSpec",
     "ScoreEviction",
     "ScoreFunction",
@@ -278,6 +291,7 @@ __all__ = [
     "Tiers",
     "TorchOptimizerSpec",
     "TrainingSpec",
+    "TritonSpec",
     "TwoTowerSpec",
     "UpdateStreamSpec",
     "WarmupDecaySchedule",

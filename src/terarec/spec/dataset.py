@@ -185,7 +185,9 @@ class DatasetSpec:
         return sum(shard.rows for shard in self.shards(split))
 
 
-RECORD_KINDS = ("norm", "parquet", "raw", "raw_async")
+RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
+RECORD_KINDS: tuple[RecordKind, ...] = get_args(RecordKind)
+"""Formats of HugeCTR's files."""
 KEY_FORMS = ("columns", "as_read", "with_offsets")
 
 
@@ -308,7 +310,7 @@ class RecordsSpec:
             HugeCTR.
     """
 
-    kind: Literal["norm", "parquet", "raw", "raw_async"]
+    kind: RecordKind
     layout: RecordLayout
     splits: Mapping[str, RecordSplit]
     label_names: tuple[str, ...]

@@ -236,7 +236,7 @@ class RunSpec:
         training: Length, device and options of the training.
         init_from: Another run, or a checkpoint in one, whose weights and optimizer states the first step starts from.
             Its model, columns and ids are the same; data, learning rates and length may be others.
-        reset_optimizer: Whether only its weights are loaded.
+        reset_optimizer: Whether to load only the weights of `init_from`, without its optimizer states.
     """
 
     data: str

@@ -1,17 +1,19 @@
-"""Servers of trained models, the streams that they are updated by, and the search of items."""
+"""Servers of trained models, their numbers, the streams that update them, Triton, and the search of items."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from terarec.spec import checks
 from terarec.spec.parameter_server import RedisSpec, ServedTablesSpec
+from terarec.spec.run import RunSpec
 
 EXECUTOR_NAMES = ("eager", "compile", "aotinductor", "onnxruntime", "openvino")
 """Executors of the dense part of a served model on a CPU; see docs/inference.md."""
-EXECUTOR_MODES = ("auto", "measure", *EXECUTOR_NAMES)
+ExecutorMode = Literal["auto", "measure", "eager", "compile", "aotinductor", "onnxruntime", "openvino"]
+EXECUTOR_MODES: tuple[ExecutorMode, ...] = get_args(ExecutorMode)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,7 @@ class ServingSpec:
         max_request_bytes: Limit of the bytes of a request body.
         max_in_flight: Limit of the requests in flight: received, waiting or scored.
         receive_timeout_seconds: Timeout for a client to send a request.
-        tables: Where the rows of the tables are; None for the memory of the device.
+        tables: Tiers of the tables' rows; None for the memory of the device.
         executor: Executor of the dense part on a CPU: "auto" for the choice that the run stores, "measure" to
             choose the fastest where none is stored, or a name.
     """
@@ -39,7 +41,7 @@ class ServingSpec:
     max_in_flight: int = 64
     receive_timeout_seconds: float = 30.0
     tables: ServedTablesSpec | None = None
-    executor: str = "auto"
+    executor: ExecutorMode = "auto"
 
     def __post_init__(self) -> None:
         checks.name(self)
@@ -52,6 +54,76 @@ class ServingSpec:
         checks.instance(self, "tables", ServedTablesSpec | None, "ServedTablesSpec(tiers=...) or None")
         if self.port > 65535:
             checks.fail(self, "port", "a TCP port from 0 to 65535")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """Number formats in which a trained model computes.
+
+    Attributes:
+        row_type: Number format of the tables' rows. "int8" for rows of 8-bit codes, D + 8 bytes each; "fp32" for rows
+            as they are.
+        precision: Number format of the layers' matrix products; None for that of the training. "int8" is for CPUs.
+
+    Raises:
+        ConfigError: Another name.
+    """
+
+    row_type: Literal["fp32", "int8"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "row_type", ("fp32", "int8"))
+        if self.precision is not None:
+            checks.one_of(self, "precision", ("fp32", "bf16", "fp16", "int8"))
+
+    def products(self, run: RunSpec) -> Literal["fp32", "bf16", "fp16"]:
+        """Return the precision of the products of a run's model; float32 for all but layers of int8."""
+        if self.precision is None:
+            return run.training.precision
+        return "fp32" if self.precision == "int8" else self.precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TritonSpec:
+    """Model repository of NVIDIA Triton for a run.
+
+    Attributes:
+        name: Name of the ensemble; those of its stages begin with it.
+        backend: Back end of Triton for the dense layers.
+        max_batch: Maximum number of records of a request, and of requests that Triton joins.
+        preferred_batches: Sizes at which a batch need not wait for more requests.
+        queue_delay_microseconds: Time that a request waits for others.
+        instances: Copies of each stage that run side by side.
+        python_path: Folders in which Triton's Python finds terarec and what it needs, where they are not installed; it
+            does not read PYTHONPATH.
+        text: Type of text columns: "bytes" for BYTES, "utf8" for UINT8. The latter are [batch, L], in UTF-8 with zeros
+            behind the end, [batch, n, L] for lists; back ends that do not read BYTES under NumPy 2 take them, too.
+        tables: JSON file of the tiers and caches of the tables' rows; None for host memory.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    name: str = "terarec"
+    backend: Literal["python", "onnxruntime", "pytorch"] = "python"
+    max_batch: int = 1024
+    preferred_batches: tuple[int, ...] = (256, 1024)
+    queue_delay_microseconds: int = 500
+    instances: int = 1
+    python_path: tuple[str, ...] = ()
+    text: Literal["bytes", "utf8"] = "bytes"
+    tables: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.one_of(self, "backend", ("python", "onnxruntime", "pytorch"))
+        checks.one_of(self, "text", ("bytes", "utf8"))
+        for number in ("max_batch", "instances"):
+            checks.positive_int(self, number)
+        checks.positive_int(self, "queue_delay_microseconds", minimum=0)
+        if any(not 1 <= size <= self.max_batch for size in self.preferred_batches):
+            checks.fail(self, "preferred_batches", f"sizes from 1 to {self.max_batch}, the largest batch")
 
 
 _NAME = re.compile(r"[A-Za-z0-9._\-]{1,200}")
@@ -87,6 +159,8 @@ class KafkaTopicSpec:
         topic: Name of the topic, which the broker or an administrator creates.
         record_bytes: Maximum bytes of a record's content; brokers accept 1 MiB unless they are configured otherwise.
         timeout_seconds: Maximum seconds to wait for a broker.
+        client_file: JSON or properties file of the client's settings for Kafka, such as encryption and passwords; None
+            for no further settings.
     """
 
     kind: ClassVar[str] = "kafka"

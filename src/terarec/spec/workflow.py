@@ -1,4 +1,4 @@
-"""Feature workflows (the content of workflow.json, see docs/workflows.md), and options of preparation."""
+"""Feature workflows: the content of workflow.json, see docs/workflows.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
-from terarec.spec.dataset import DATASET_STORAGES, DatasetStorage
 from terarec.spec.quoting import did_you_mean, quoted
 from terarec.spec.registry import OperatorSpec
 
@@ -324,89 +323,3 @@ class WorkflowSpec:
             checks.reject(
                 self, "metadata", f"column {name!r} holds {held}, expected one text, integer, number or time a row"
             )
-
-
-BadInputPolicy = Literal["raise", "skip", "missing"]
-"""Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
-
-BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
-
-ENGINES = ("local", "spark")
-RecordStorage: TypeAlias = Literal["norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
-Storage: TypeAlias = DatasetStorage | RecordStorage
-STORAGES = (*DATASET_STORAGES, *get_args(RecordStorage))
-"""A data set's shards, or HugeCTR's files."""
-
-_LEAST_MEMORY = 1 << 26
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareOptions:
-    """Options for preparing logs.
-
-    Attributes:
-        engine: Engine of the preparation: "local" for this machine, "spark" for a cluster.
-        bad_input: Handling of a field or a line that cannot be read: "raise" an error, "skip" the line, or take
-            the field as "missing".
-        storage: Format of the files: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet",
-            "hugectr_raw", "hugectr_raw_async".
-        rows_per_shard: Maximum number of rows of a file.
-        shuffle: Whether to shuffle the train split across all of its files; other splits keep their order.
-        parts: Number of parts of the train split, for training part by part; None for none. Files of HugeCTR's formats
-            are parts in any case.
-        keysets: Whether to write the distinct keys of each part.
-        seed: Shuffle seed.
-        threads: Threads that parse, encode and count; None takes as many as there are cores.
-        memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
-            of the memory that is free.
-        limit: Number of rows to take from the start of the sources; None for all. Local engine only.
-        restart: Whether to discard what an interrupted run left.
-        tables: Side table of the workflow -> its files.
-        spark_master: Spark's master URL, such as ``local[2]`` or ``spark://host:7077``.
-        spark_conf: Further settings of the Spark session.
-    """
-
-    engine: Literal["local", "spark"] = "local"
-    bad_input: BadInputPolicy = "raise"
-    storage: Storage = "parquet"
-    rows_per_shard: int = 1 << 21
-    shuffle: bool = False
-    parts: int | None = None
-    keysets: bool = False
-    seed: int = 0
-    threads: int | None = None
-    memory_bytes: int | None = None
-    limit: int | None = None
-    restart: bool = False
-    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    spark_master: str | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        checks.one_of(self, "engine", ENGINES)
-        checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
-        checks.one_of(self, "storage", STORAGES)
-        checks.positive_int(self, "rows_per_shard")
-        checks.int64(self, "seed", minimum=0)
-        if self.threads is not None:
-            checks.positive_int(self, "threads")
-        if self.memory_bytes is not None:
-            checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
-        if self.parts is not None:
-            checks.positive_int(self, "parts")
-            if self.storage not in DATASET_STORAGES:
-                checks.reject(
-                    self,
-                    "parts",
-                    f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
-                    "expected 'parquet' or 'raw'",
-                )
-        checks.one_of(self, "keysets", (False, True))
-        if self.keysets and self.parts is None:
-            checks.reject(self, "keysets", "got true without parts, expected the number of parts")
-        if self.limit is not None:
-            checks.positive_int(self, "limit")
-            if self.engine != "local":
-                checks.reject(self, "limit", f"got {self.limit} for engine {self.engine!r}, expected engine 'local'")
-        if self.engine == "local" and (self.spark_master or self.spark_conf):
-            checks.reject(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")

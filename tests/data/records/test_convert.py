@@ -103,8 +103,8 @@ def test_whole_numbers_only_in_raw_async_labels(tmp_path):
     [
         ("raw", (1, 3), {}, "column 'C1'"),
         ("raw", (1, 1), {"key_bytes": 8}, "Raw"),
-        ("norm", (1, 3), {"key_bytes": 5}, "RecordLayout.key_bytes"),
-        ("csv", (1, 3), {}, "RecordsSpec.kind"),
+        ("norm", (1, 3), {"key_bytes": 5}, "RecordOptions.key_bytes"),
+        ("csv", (1, 3), {}, "RecordOptions.kind"),
     ],
 )
 def test_what_a_format_cannot_hold(tmp_path, kind, hotness, options, where):

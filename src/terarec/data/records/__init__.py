@@ -11,8 +11,7 @@ from terarec.data.records.sources import (
     RecordSource,
     open_split,
 )
-from terarec.formats.hugectr import RecordOptions
-from terarec.spec import RecordLayout, SparseInput
+from terarec.spec import RecordLayout, RecordOptions, SparseInput
 
 __all__ = [
     "GeneratedRecords",

@@ -15,7 +15,6 @@ from terarec.formats import ColumnBlock, create_shard, read_dataset, shard_path,
 from terarec.formats.hugectr import (
     RECORDS_FILE,
     ROWS_PER_FILE,
-    RecordOptions,
     SplitRecords,
     add_key_offsets,
     describe_dataset,
@@ -25,7 +24,7 @@ from terarec.formats.hugectr import (
 )
 from terarec.io import atomic_dir
 from terarec.parallel import ordered_map
-from terarec.spec import DatasetSpec, RecordsSpec, ShardSpec
+from terarec.spec import DatasetSpec, RecordOptions, RecordsSpec, ShardSpec
 from terarec.spec.dataset import DatasetStorage
 
 _THREADS = 2

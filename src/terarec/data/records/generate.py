@@ -15,14 +15,13 @@ from terarec.data.synthetic.raw_log import pack, packed_auc
 from terarec.formats import Keys
 from terarec.formats.hugectr import (
     METADATA_FILE,
-    RecordKind,
     add_key_offsets,
     create_writer,
     write_file_list,
     write_parquet_metadata,
 )
 from terarec.ragged import Ragged, offsets_of
-from terarec.spec import RECORD_KINDS, FieldError, RecordLayout, RecordsSpec, SparseInput, checks
+from terarec.spec import RECORD_KINDS, FieldError, RecordKind, RecordLayout, RecordsSpec, SparseInput, checks
 
 _FREQUENT = 32
 """Keys of a slot with an effect, the first ones: power laws make them frequent enough for a model to fit."""

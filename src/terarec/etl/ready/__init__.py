@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from terarec.etl.ready.histories import amazon, mind, movielens, rees46
 from terarec.etl.ready.published_sizes import PUBLISHED_SIZES, PublishedSizes, SizeDifference, compare_sizes
-from terarec.etl.ready.tables import CsvOptions, adult, avazu, criteo, criteo_terabyte, csv_workflow
-from terarec.spec import WorkflowSpec
+from terarec.etl.ready.tables import adult, avazu, criteo, criteo_terabyte, csv_workflow
+from terarec.spec import CsvOptions, WorkflowSpec
 from terarec.spec.registry import Registry
 
 PRESETS: Registry[Callable[..., WorkflowSpec]] = Registry(

@@ -22,8 +22,6 @@ from terarec.formats.hugectr.raw import FieldTypes, FixedRecordFile, FixedRecord
 from terarec.formats.hugectr.records import (
     RECORDS_FILE,
     ROWS_PER_FILE,
-    RecordKind,
-    RecordOptions,
     describe_dataset,
     describe_records,
     read_records,
@@ -77,8 +75,6 @@ __all__ = [
     "NormWriter",
     "ParquetMetadata",
     "ParquetRecordFile",
-    "RecordKind",
-    "RecordOptions",
     "SparseFileLayout",
     "SparseFolder",
     "SparseRows",

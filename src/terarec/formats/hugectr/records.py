@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from terarec.errors import ConfigError, FormatError
 from terarec.formats.dataset import FILE_LIST
@@ -16,6 +14,7 @@ from terarec.spec import (
     DenseColumn,
     LabelColumn,
     RecordLayout,
+    RecordOptions,
     RecordSplit,
     RecordsSpec,
     ShardSpec,
@@ -25,30 +24,10 @@ from terarec.spec import (
 )
 from terarec.spec.dataset import DatasetStorage
 
-RecordKind = Literal["norm", "parquet", "raw", "raw_async"]
-"""One of `terarec.spec.RECORD_KINDS`."""
-
 ROWS_PER_FILE = {"norm": 40_960, "parquet": 1 << 20}
 """As HugeCTR's own writers make them."""
 _FOUR_BYTES = 2**31
 """Keys with offsets below this fit 4 bytes in every format."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordOptions:
-    """Options for the files to write.
-
-    Attributes:
-        kind: "norm", "parquet", "raw" or "raw_async".
-        key_bytes: Bytes of a key, 4 or 8; None for 4 if all keys with offsets fit.
-        checksum: Whether Norm files have checksums.
-        keysets: Whether each split gets a keyset, and each of its parts: the files of Norm and Parquet.
-    """
-
-    kind: RecordKind
-    key_bytes: int | None = None
-    checksum: bool = True
-    keysets: bool = False
 
 
 def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[str, int]) -> RecordsSpec:

@@ -18,12 +18,12 @@ from terarec.formats.dataset import FILE_LIST, METADATA_FILE, write_file_list, w
 from terarec.formats.hugectr.fields import check_key_range, key_dtype
 from terarec.formats.hugectr.norm import NormWriter
 from terarec.formats.hugectr.raw import FixedRecordWriter, raw_async_types, raw_types
-from terarec.formats.hugectr.records import RecordKind, has_offsets, is_listed
+from terarec.formats.hugectr.records import has_offsets, is_listed
 from terarec.formats.parquet import ParquetShardWriter
 from terarec.formats.shard import FileWriter, SplitFiles
 from terarec.io import locate, write_bytes
 from terarec.ragged import flat_values, like_values
-from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordsSpec
+from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColumn, RecordKind, RecordsSpec
 
 
 def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:

@@ -1,0 +1,245 @@
+"""Options of preparation and conversion: logs, columns of a table in CSV, HugeCTR's files of data and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from terarec.spec import checks
+from terarec.spec.dataset import DATASET_STORAGES, RECORD_KINDS, DatasetStorage, RecordKind
+from terarec.spec.workflow import Split
+
+BadInputPolicy = Literal["raise", "skip", "missing"]
+"""Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field missing."""
+
+BAD_INPUT_POLICIES: tuple[BadInputPolicy, ...] = ("raise", "skip", "missing")
+
+ENGINES = ("local", "spark")
+RecordStorage: TypeAlias = Literal["norm", "hugectr_parquet", "hugectr_raw", "hugectr_raw_async"]
+Storage: TypeAlias = DatasetStorage | RecordStorage
+STORAGES = (*DATASET_STORAGES, *get_args(RecordStorage))
+"""A data set's shards, or HugeCTR's files."""
+
+_LEAST_MEMORY = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOptions:
+    """Options for preparing logs.
+
+    Attributes:
+        engine: Engine of the preparation: "local" for this machine, "spark" for a cluster.
+        bad_input: Handling of a field or a line that cannot be read: "raise" an error, "skip" the line, or take
+            the field as "missing".
+        storage: Format of the files: "parquet" or "raw" shards of a data set; or HugeCTR's "norm", "hugectr_parquet",
+            "hugectr_raw", "hugectr_raw_async".
+        rows_per_shard: Maximum number of rows of a file.
+        shuffle: Whether to shuffle the train split across all of its files; other splits keep their order.
+        parts: Number of parts of the train split, for training part by part; None for none. Files of HugeCTR's formats
+            are parts in any case.
+        keysets: Whether to write the distinct keys of each part.
+        seed: Shuffle seed.
+        threads: Threads that parse, encode and count; None takes as many as there are cores.
+        memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
+            of the memory that is free.
+        limit: Number of rows to take from the start of the sources; None for all. Local engine only.
+        restart: Whether to discard what an interrupted run left.
+        tables: Files of the side tables of the workflow, by name.
+        spark_master: URL of Spark's master, such as ``local[2]`` or ``spark://host:7077``; None for Spark's setting.
+        spark_conf: Further settings of the Spark session, by name.
+    """
+
+    engine: Literal["local", "spark"] = "local"
+    bad_input: BadInputPolicy = "raise"
+    storage: Storage = "parquet"
+    rows_per_shard: int = 1 << 21
+    shuffle: bool = False
+    parts: int | None = None
+    keysets: bool = False
+    seed: int = 0
+    threads: int | None = None
+    memory_bytes: int | None = None
+    limit: int | None = None
+    restart: bool = False
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spark_master: str | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "engine", ENGINES)
+        checks.one_of(self, "bad_input", BAD_INPUT_POLICIES)
+        checks.one_of(self, "storage", STORAGES)
+        checks.positive_int(self, "rows_per_shard")
+        checks.int64(self, "seed", minimum=0)
+        if self.threads is not None:
+            checks.positive_int(self, "threads")
+        if self.memory_bytes is not None:
+            checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
+        if self.parts is not None:
+            checks.positive_int(self, "parts")
+            if self.storage not in DATASET_STORAGES:
+                checks.reject(
+                    self,
+                    "parts",
+                    f"got {self.parts} for storage {self.storage!r}, each file of which is a part, "
+                    "expected 'parquet' or 'raw'",
+                )
+        checks.one_of(self, "keysets", (False, True))
+        if self.keysets and self.parts is None:
+            checks.reject(self, "keysets", "got true without parts, expected the number of parts")
+        if self.limit is not None:
+            checks.positive_int(self, "limit")
+            if self.engine != "local":
+                checks.reject(self, "limit", f"got {self.limit} for engine {self.engine!r}, expected engine 'local'")
+        if self.engine == "local" and (self.spark_master or self.spark_conf):
+            checks.reject(self, "spark_master", "got a setting of Spark for engine 'local', expected engine 'spark'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CsvOptions:
+    """Content of the columns of a table. Columns that are not named are left out.
+
+    Attributes:
+        label: Column to predict.
+        positives: Values of the label that mean 1, others meaning 0; none for a label of numbers from 0 to 1.
+        dense: Columns of numbers, standardized to mean 0 and deviation 1. Both are those of the training part; a
+            missing number becomes the mean.
+        log: Columns of counts, of which the logarithm is taken. It is ln(x + shift), for long tails; missing is 0.
+        categorical: Columns of texts: ids by frequency.
+        ids: Columns of integers, such as user ids: ids by frequency. Of a column x that is a number as well (in
+            `dense` or `log`) the ids are in the column ``x_id``.
+        buckets: Columns of numbers, each with its number of quantile buckets. The bucket of column x becomes an id in
+            the column ``x_bucket``. x may be a number or an integer of the lists above as well.
+        keys: Columns of integers: keys of dynamic tables. They stay as they are, any int64.
+        weight: Column of numbers >= 0: sample weights; None for none.
+        metadata: Columns to keep unchanged, which models do not read. Reports and scores may have them, such as user
+            ids. They may be among the other lists as well; one that is in no other list is read as text.
+        min_count: Count below which the values of a category share one id.
+        split: Rows for validation and test; None for none.
+        delimiter: Text between the fields. White space around a field is dropped, and it may be quoted.
+        names: Names of all columns in order, for files without a header line.
+        missing: Words that mean a missing value, as an empty field does.
+        name: Name of the data set.
+    """
+
+    label: str
+    positives: tuple[str, ...] = ()
+    dense: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    buckets: Mapping[str, int] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    weight: str | None = None
+    metadata: tuple[str, ...] = ()
+    min_count: int = 1
+    split: Split | None = None
+    delimiter: str = ","
+    names: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ("", "?")
+    name: str = "csv"
+
+    def __post_init__(self) -> None:
+        checks.name(self)
+        checks.positive_int(self, "min_count")
+        for column in self.categorical:
+            if column in self.integers or column in self.numbers:
+                checks.reject(
+                    self, "categorical", f"column {column!r} is also read as a number, expected it in ids (--ids)"
+                )
+        if not (self.categorical or self.integers or self.numbers):
+            checks.reject(
+                self,
+                "",
+                "got no column to learn from, expected dense, log, categorical, ids, buckets or keys "
+                "(--dense, --log, --categorical, --ids, --buckets or --keys)",
+            )
+        if self.weight in (self.label, *self.categorical, *self.integers, *self.numbers):
+            checks.reject(self, "weight", f"column {self.weight!r} is in another list as well, expected one of its own")
+        for column, count in self.buckets.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+                checks.reject(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
+        for column in self.columns if self.names else ():
+            if column not in self.names:
+                checks.reject(self, "names", f"got no column {column!r}, expected it among {', '.join(self.names)}")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Columns that are read as numbers."""
+        return (*self.dense, *self.log, *self.buckets)
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """Columns that are read as integers."""
+        return (*self.ids, *self.keys)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The distinct columns to read from the files."""
+        named = (self.label, *self.dense, *self.log, *self.categorical, *self.ids, *self.buckets, *self.keys)
+        weight = () if self.weight is None else (self.weight,)
+        return tuple(dict.fromkeys((*named, *weight, *self.metadata)))
+
+    def id_name(self, column: str) -> str:
+        """Return the column that holds the ids of the integers of `column`."""
+        return f"{column}_id" if column in self.dense or column in self.log else column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordOptions:
+    """Options of HugeCTR's files to write.
+
+    Attributes:
+        kind: "norm", "parquet", "raw" or "raw_async".
+        key_bytes: Bytes of a key, 4 or 8; None for 4 if all keys with offsets fit.
+        checksum: Whether Norm files have checksums.
+        keysets: Whether to write a keyset of each split, and of each of its parts: the files of Norm and Parquet.
+    """
+
+    kind: RecordKind
+    key_bytes: int | None = None
+    checksum: bool = True
+    keysets: bool = False
+
+    def __post_init__(self) -> None:
+        checks.one_of(self, "kind", RECORD_KINDS)
+        checks.one_of(self, "key_bytes", (None, 4, 8))
+        checks.one_of(self, "checksum", (False, True))
+        checks.one_of(self, "keysets", (False, True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedModel:
+    """Files of a model that HugeCTR or the facade saved, and settings for a RUN made of them.
+
+    Attributes:
+        graph: JSON file of the graph.
+        records: Description of the model's data, ``records.json``.
+        dense: Dense weights.
+        sparse: Rows of each embedding, in the order of the graph. Each is a folder or a file; embedding collections
+            have one dump.
+        dense_states: States of the dense optimizer; None for new ones.
+        sparse_states: Optimizer states of each embedding; empty for new ones.
+        step: Iterations that the files were trained for. The training continues behind this many batches.
+        batch_size: Samples in an iteration.
+        lr: Learning rate of continued training.
+        seed: Seed of new rows and dropout.
+    """
+
+    graph: Path
+    records: Path
+    dense: Path
+    sparse: tuple[Path, ...] = ()
+    dense_states: Path | None = None
+    sparse_states: tuple[Path, ...] = ()
+    step: int = 0
+    batch_size: int = 2048
+    lr: float = 0.001
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        checks.positive_int(self, "step", minimum=0)
+        checks.positive_int(self, "batch_size")
+        checks.positive_int(self, "seed")
