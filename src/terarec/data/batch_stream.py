@@ -205,9 +205,11 @@ class BatchStream:
         """Iterate from the restored position, or from the start of the current epoch on."""
         self.close()
         if not self._restored:
+            # An epoch that was left early starts over, unless `load_state_dict` asked to continue.
             self._position = replace(self._position, rows=0)
         self._restored = False
         iterator = self._iterate()
+        # Remembered, because a new iteration ends the one before: both would move the one position.
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -237,6 +239,7 @@ class BatchStream:
         Raises:
             ConfigError: The state is of other data or other options, or is no state.
         """
+        # Fields that earlier versions did not write have the values that were the only ones then.
         state = {"repeat": False, "rows_skipped": 0, **state}
         for field, here in {"parts": None, **self._cut()}.items():
             if state.get(field) != here:
@@ -256,6 +259,7 @@ class BatchStream:
             raise ConfigError("reader state", f"rows_read is {rows}, expected at most {self.num_rows}")
         self.close()
         self._position = _Position(epoch=epoch, rows=rows, skipped=skipped)
+        # The seed is the state's, as the rest of the epoch has to come in its order.
         self.options = replace(self.options, seed=seed)
         self._restored = True
 
@@ -299,6 +303,7 @@ def _batches(
     )
     part_ends = list(accumulate(feed.part_rows))
 
+    # Runs in reading threads, several windows at once; all that it shares with them is read only.
     def load(window: _Window) -> tuple[_Window, OwnRows, int]:
         if feed.share is not None:
             left_out = sampler.window_rows(window.groups) - sum(window.kept)
@@ -318,6 +323,7 @@ def _batches(
         for window, block, left_out in loaded:
             if window.epoch > epoch:
                 if not kept:
+                    # Without this, a stream that repeats would search for a record for ever.
                     raise FormatError("reader", "the checksum of every record fails, expected some to repeat")
                 epoch, kept = window.epoch, 0
             kept += block.num_rows
@@ -335,6 +341,7 @@ def _batches(
     loaded = ordered_map(load, () if first is None else chain((first,), windows), options.threads, ahead)
     skip = 0 if first is None else _used_rows(first, position)
     try:
+        # Parts are cut one by one, so that no batch crosses their border.
         for part, of_part in groupby(blocks(), key=itemgetter(0)):
             rest = (block for _, block in of_part)
             batches = cut(rest, options.batch_size, slice_of=OwnRows.slice, skip=skip, drop_last=options.drop_last)
@@ -359,6 +366,7 @@ def _batches(
 def _rows_of_share(feed: Feed, share: RankShare, options: StreamOptions, sampler: Sampler, window: _Window) -> OwnRows:
     """Read a rank's rows of a window, in the window's order."""
     total = sum(window.kept)
+    # Every rank computes the order of the whole window, so ranks agree without a message.
     order = sampler.order(window.epoch, window.index, total)
     if order is None or share.is_span:
         places = places_in_order(window.first, total, options.batch_size, window.end, share)

@@ -43,6 +43,7 @@ def cut(
     pieces: list[T] = []
     missing = batch_size
     for block in blocks:
+        # Rows that batches before a saved position had: the window that holds them is read again as a whole.
         start = min(skip, block.num_rows)
         skip -= start
         while start < block.num_rows:
@@ -80,6 +81,7 @@ def to_batch(
         dense float32[B, F], label float32[B, L], keys int64[N] and offsets int64[S * B + 1], feature-major; weight
         float32[B] where the pieces have weights.
     """
+    # All pieces have weights or none: they are of one data set.
     weights = [piece.weight for piece in pieces if piece.weight is not None]
     keys, offsets = _jagged(len(names), pieces, key_offsets)
     return Batch(
@@ -95,8 +97,10 @@ def to_batch(
 
 def _rows(matrices: Sequence[NDArray[np.float32]], shares_memory: bool) -> NDArray[np.float32]:
     first = matrices[0]
+    # A tensor of memory that must not be written would warn, and one with gaps is slower in each of its uses.
     if shares_memory and len(matrices) == 1 and first.flags.c_contiguous and first.flags.writeable:
         return first
+    # From a pool, since each page of new memory costs a fault at its first use.
     rows = empty_from_pool((sum(len(matrix) for matrix in matrices), matrices[0].shape[1]), np.float32)
     return np.concatenate(matrices, out=rows)
 
@@ -112,6 +116,7 @@ def _jagged(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return keys int64[N] and offsets int64[S * B + 1]."""
     batch_size = sum(piece.num_rows for piece in pieces)
+    # Feature by feature, and within one piece by piece: the order of keys and bags in a batch.
     columns = [piece.keys[feature] for feature in range(num_features) for piece in pieces]
     values = [flat_values(column) for column in columns]
     num_keys = sum(len(array) for array in values)

@@ -68,6 +68,7 @@ class PartKeysets:
         held = self.keys(part)
         for name, column in zip(names, block.keys, strict=True):
             values, offsets = bags_of(column)
+            # Distinct first: a group has far fewer of them than keys, and the search needs them sorted.
             distinct = np.unique(values)
             absent = distinct[~_is_in(distinct, held.get(name, np.empty(0, np.int64)))]
             if absent.size:
@@ -92,5 +93,6 @@ def _is_in(values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.boo
     if not keys.size:
         return np.zeros(values.shape, np.bool_)
     places = np.searchsorted(keys, values)
+    # The minimum is for values above all keys, whose place is behind the end.
     found: NDArray[np.bool_] = keys[np.minimum(places, keys.size - 1)] == values
     return found

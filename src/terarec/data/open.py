@@ -36,6 +36,7 @@ def read_spec(path: str | Path) -> DatasetSpec:
         split: (ShardSpec(file=f"{split}/{base_name(entry.path)}", rows=entry.rows),)
         for split, entry in spec.splits.items()
     }
+    # HugeCTR's files have no name, so they get that of their directory, which the path "." does not tell.
     name = records.resolve().parent.name or "records"
     return describe_dataset(spec, name, "parquet" if spec.kind == "parquet" else "raw", splits)
 
@@ -94,6 +95,7 @@ def open_reader(
         source = ColumnSource(spec, split, records.parent, read_spec(records).categorical)
         reader = RecordReader(source, shuffles_rows=spec.shuffles_rows, **options)
     if share is not None:
+        # After the reader is made, so that both kinds check their arguments before they divide anything.
         reader.take_share(share)
     return reader
 
@@ -102,5 +104,6 @@ def _records_file(path: Path) -> Path | None:
     """Return the description of HugeCTR's files at `path`; None for a data set, or for what is neither."""
     if path.is_file():
         return path
+    # A data set may lie next to the records that it was made of; then it is what is meant.
     found = path / RECORDS_FILE
     return found if found.is_file() and not (path / DATASET_FILE).is_file() else None

@@ -210,6 +210,7 @@ class InMemorySource:
         arrays = _metadata(spec, metadata or {}, where)
         num_rows = check_rows(spec, label, dense, keys, where, weight=weight, metadata=arrays)
         self.spec = spec
+        # The row groups that a shard of these columns would have, so that both are shuffled alike.
         self._step = default_group_rows(spec)
         self._block = ColumnBlock(
             label=label.astype(np.float32, copy=False),
@@ -234,6 +235,7 @@ def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[
     for column in spec.metadata:
         values = given[column.name]
         try:
+            # A cast and no check of types alone: int32 for a column of int64 is no mistake.
             array = values if isinstance(values, pa.Array) else pa.array(values)
             arrays.append(array.cast(METADATA_TYPES[column.type]))
         except (pa.ArrowException, TypeError) as error:
@@ -338,6 +340,7 @@ class Reader(IterableDataset[Batch]):
 
     def part_after(self, state: Mapping[str, object]) -> int:
         """Return the number of the part that holds the sample after the position `state`; 0 at the end of an epoch."""
+        # An end itself belongs to the next part: the sample after that position is its first one.
         ends = accumulate(part.rows for part in self.parts)
         return next((number for number, end in enumerate(ends) if end > state["rows_read"]), 0)  # type: ignore[operator]
 

@@ -152,6 +152,7 @@ class OwnRows:
             return OwnRows(
                 stop - start, None if self.block is None else slice_rows(self.block, start, stop), self.places
             )
+        # `places` rise, and `block` has its rows in their order, so that a span of places is a span of rows.
         first, last = np.searchsorted(self.places, [start, stop]).tolist()
         return OwnRows(stop - start, slice_rows(self.block, first, last), self.places[first:last] - start)
 
@@ -176,6 +177,7 @@ def _bound(total: int, ends: Sequence[int], number: int, size: int) -> int:
     """Return the first row of rank `number`."""
     bound = number * total // size
     at = bisect_left(ends, bound)
+    # A group is decoded as a whole: a border within one makes two ranks decode it.
     nearest = min(ends[max(0, at - 1) : at + 1], key=lambda end: abs(end - bound))
     return nearest if abs(nearest - bound) * size <= _UNEVEN * total else bound
 
@@ -191,6 +193,7 @@ def places_in_order(first: int, count: int, batch_size: int, end: int | None, sh
         share: The rank.
     """
     spans = []
+    # From the begin of the batch that holds the first row: the batch may have begun in the window before.
     for start in range(max(0, first) // batch_size * batch_size, first + count, batch_size):
         whole = batch_size if end is None else min(batch_size, end - start)
         part = share_of(whole, share.rank, share.size)
@@ -217,6 +220,7 @@ def read_rows(
     # Groups without any row of this rank are not decoded, so rows behind them move forward by their lengths.
     starts = np.array([0, *accumulate(group_rows)])
     group = np.searchsorted(starts, rows, side="right") - 1
+    # In the order of the groups, not of the rows, so that each group is decoded once.
     is_read = np.bincount(group, minlength=len(group_rows)) > 0
     blocks = [read(number) for number in np.flatnonzero(is_read).tolist()]
     if not blocks:

@@ -92,17 +92,17 @@ class LayerKind:
 
     @property
     def options(self) -> tuple[LayerOption, ...]:
-        """Accepted values."""
+        """Options in addition to the shapes."""
         return self.module.OPTIONS
 
     @property
     def is_loss(self) -> bool:
-        """Whether its output is a scalar, and it has `predict`."""
+        """True if its output is a scalar, and it has `predict`."""
         return issubclass(self.module, Loss)
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has ``file_parameters``."""
+        """True if it has ``file_parameters``."""
         return issubclass(self.module, WeightedLayer)
 
 

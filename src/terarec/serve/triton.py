@@ -14,7 +14,7 @@ from terarec.etl.workflow import workflow_of
 from terarec.export import EXPORT_FILE, ExportReport, export_run
 from terarec.export.artifact import FORMATS
 from terarec.formats import read_dataset
-from terarec.io import atomic_dir, check_replaceable, write_json
+from terarec.io import atomic_dir, check_replaceable, read_json, write_json
 from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 from terarec.nn.objectives import build_objective
 from terarec.serve.session import InputColumn, input_columns
@@ -96,7 +96,7 @@ def export_triton(
             allow_import=allow_import,
         )
         # An export needs a new directory, so it goes into one of its own, whose files are moved to where Triton looks.
-        described = json.loads((stages["dense"] / "exported" / EXPORT_FILE).read_text())
+        described = read_json(stages["dense"] / "exported" / EXPORT_FILE)
         for file in (stages["dense"] / "exported").iterdir():
             file.rename(stages["dense"] / file.name)
         (stages["dense"] / "exported").rmdir()

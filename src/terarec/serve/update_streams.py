@@ -98,29 +98,29 @@ class RedisStream:
         self._server = RedisServer(spec.server)
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
-        """See `UpdateStream.append`."""
+        """Append records as `UpdateStream.append`."""
         # "*" lets the server number the records, so that positions rise whichever process appends.
         replies = self._server.run([request(self._name, b"XADD", b"*", _FIELD, content) for content in contents])
         return [reply.decode() for reply in replies]
 
     def read(self, after: str | None) -> list[StreamRecord]:
-        """See `UpdateStream.read`."""
+        """Read records as `UpdateStream.read`."""
         begin = b"-" if after is None else b"(" + after.encode()  # "(" leaves the position itself out
         count = str(_READ_AT_ONCE).encode()
         return self._records(request(self._name, b"XRANGE", begin, b"+", b"COUNT", count))
 
     def last(self) -> bytes | None:
-        """See `UpdateStream.last`."""
+        """Return the last record as `UpdateStream.last`."""
         found = self._records(request(self._name, b"XREVRANGE", b"+", b"-", b"COUNT", b"1"))
         return found[0].content if found else None
 
     def trim(self, before: str) -> None:
-        """See `UpdateStream.trim`."""
+        """Remove records as `UpdateStream.trim`."""
         # Exactly: "~" would keep records up to a multiple of the server's node size.
         self._server.run([request(self._name, b"XTRIM", b"MINID", before.encode())])
 
     def close(self) -> None:
-        """See `UpdateStream.close`."""
+        """Close the connections."""
         self._server.close()
 
     def _records(self, command: Request) -> list[StreamRecord]:
@@ -188,7 +188,7 @@ class KafkaTopic:
         self._next: int | None = None  # offset that the consumer goes on at, None where it has to be assigned
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
-        """See `UpdateStream.append`."""
+        """Append records as `UpdateStream.append`."""
         done: list[tuple[Any, Any]] = []
         try:
             producer = self._connected_producer()
@@ -210,11 +210,11 @@ class KafkaTopic:
         return [str(message.offset()) for _, message in done]
 
     def read(self, after: str | None) -> list[StreamRecord]:
-        """See `UpdateStream.read`."""
+        """Read records as `UpdateStream.read`."""
         return self._read(None if after is None else int(after) + 1)
 
     def last(self) -> bytes | None:
-        """See `UpdateStream.last`."""
+        """Return the last record as `UpdateStream.last`."""
         found = None
         # A broker's end of a topic may be too low while a batch is being added: read on until nothing follows.
         try:
@@ -230,7 +230,7 @@ class KafkaTopic:
         """Do nothing: the topic's retention removes records, which other readers may want."""
 
     def close(self) -> None:
-        """See `UpdateStream.close`."""
+        """Close the connections."""
         self._forget_producer()
         self._forget_consumer()
 

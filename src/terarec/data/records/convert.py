@@ -27,7 +27,7 @@ from terarec.parallel import ordered_map
 from terarec.spec import DatasetSpec, RecordOptions, RecordsSpec, ShardSpec
 from terarec.spec.dataset import DatasetStorage
 
-_THREADS = 2
+_THREADS = 2  # that read groups ahead of the writer
 
 Progress = Callable[[int, int], None]
 
@@ -61,6 +61,7 @@ def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress:
     with atomic_dir(out) as partial:
         for split in records.splits:
             source = DatasetSource(dataset, split)
+            # File lists name the files by full paths: those that they will have after the directory is renamed.
             location = out.resolve() / split
             for rows in _write_split(source, records, partial / split, location, keysets=options.keysets):
                 done += rows
@@ -82,6 +83,7 @@ def _write_split(
             yield block.num_rows
         writer.close()
     finally:
+        # Does nothing after `close`.
         writer.abort()
 
 

@@ -48,10 +48,12 @@ class PlantedModel:
         logits = np.tile(self.bias, (len(dense), 1)) + dense @ self.weights.T
         for column, effects in zip(keys, self.effects, strict=True):
             values, offsets = column if isinstance(column, Ragged) else (column, None)
+            # All keys beyond the frequent ones share the last entry.
             of_keys = effects[:, np.minimum(values, effects.shape[1] - 1)]
             if offsets is None:
                 logits += of_keys.T
             else:
+                # Differences of running sums: `np.add.reduceat` would give an empty list the value behind it.
                 sums = np.concatenate([np.zeros((len(effects), 1)), np.cumsum(of_keys, axis=1)], axis=1)
                 logits += (sums[:, offsets[1:]] - sums[:, offsets[:-1]]).T
         return logits
@@ -84,6 +86,7 @@ def plant(
 
 _PILOT_ROWS = 8192
 _INTEGERS_BELOW = 100
+# Spawn keys of the random numbers: a stream of its own for each use, so that none depends on how much another draws.
 _MODEL_STREAM, _PILOT_STREAM, _ROW_STREAM = 0, 1, 2
 
 
@@ -128,7 +131,7 @@ class RecordGenerator:
 
     @property
     def holds_integers(self) -> bool:
-        """Whether the files hold dense numbers as integers, of which a reader takes ln(x + 1)."""
+        """True if the files hold dense numbers as integers, of which a reader takes ln(x + 1)."""
         return self.kind in ("raw", "raw_async") and not self.float_label_dense
 
 
@@ -225,6 +228,7 @@ def draw_keys(random: np.random.Generator, count: int, size: int, alpha: float |
     else:
         power = 1.0 - alpha
         drawn = ((float(size) ** power - 1.0) * uniform + 1.0) ** (1.0 / power)
+    # Floating-point errors may carry y beyond 1 or size.
     keys: NDArray[np.int64] = np.clip(np.rint(drawn).astype(np.int64) - 1, 0, size - 1)
     return keys
 

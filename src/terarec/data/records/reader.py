@@ -120,6 +120,7 @@ class RecordReader:
         Raises:
             FormatError: No records to repeat; the source before stays.
         """
+        # The share stays: a rank goes on with its part of the new files.
         self._stream.replace_feed(dataclasses.replace(self._feed(source), share=self.share))
         self.source = source
 

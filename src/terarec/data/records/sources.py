@@ -205,6 +205,7 @@ class ParquetSource:
     """
 
     leaves_out = False
+    # Parquet files are decoded by row groups, never from the middle of one.
     read_part: ReadPart | None = None
 
     def __init__(self, file_list: str | Path, layout: RecordLayout) -> None:
@@ -214,7 +215,7 @@ class ParquetSource:
         if not paths:
             raise FormatError(file_list, "names no files, expected Parquet files")
         first = paths[0]
-        # HugeCTR looks for it beside the first file, wherever the others are.
+        # HugeCTR looks for it next to the first file, wherever the others are.
         metadata = read_parquet_metadata(first.removesuffix(base_name(first)) + METADATA_FILE)
         self.left_out = tuple(path for path in paths if base_name(path) not in metadata.num_rows)
         if len(self.left_out) == len(paths):
@@ -265,6 +266,7 @@ def open_split(spec: RecordsSpec, split: str, directory: Path) -> RecordSource:
             is_dense_float=spec.float_label_dense,
             multi_hot=spec.multi_hot,
         )
+    # A list that was edited since would give other samples than records.json describes.
     found = sum(source.group_rows)
     if found != entry.rows:
         raise FormatError(path, f"holds {found} samples, expected {entry.rows} of split {split!r} (records.json)")
@@ -305,7 +307,7 @@ class ColumnSource:
 
     @property
     def read_part(self) -> ReadPart | None:
-        """See `RecordSource`."""
+        """Function that reads spans as `RecordSource.read_part`; None if it would decode all."""
         read = self._source.read_part
         return None if read is None else lambda group, spans: self._by_column(read(group, spans))
 
@@ -329,6 +331,7 @@ class ColumnSource:
         columns: list[Keys] = []
         for column, column_keys in zip(self._columns, keys, strict=True):
             if self._is_by_column:
+                # Here and not at the lookup, where the error could not name the file.
                 check_keys(column, column_keys, self._where, promise="slot_sizes in records.json")
             columns.append(bags_of(column_keys) if column.hotness > 1 else column_keys)
         return dataclasses.replace(block, keys=tuple(columns))

@@ -95,6 +95,7 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
     pilot = _draw(seed, (_PILOT_STREAM,), 0, _PILOT_ROWS)
     num_values = tuple(len(words.values) for words in _WORDS.values())
     model = plant(draws.numbers(seed, (_MODEL_STREAM,)), rows, num_values, pilot, _SHAPE)
+    # UCI's files have 32,561 and 16,281 rows.
     train = rows * 2 // 3
     for block in blocks(train, _BLOCK_ROWS):
         yield _piece(model, seed, TRAIN_FILE, *block)
@@ -129,6 +130,7 @@ def _draw(seed: int, stream: tuple[int, ...], start: int, stop: int) -> tuple[ND
     numbers = np.stack(
         [
             17 + 73 * age**1.8,
+            # One uniform number decides whether there is a gain and, stretched, which one; so does the next for losses.
             np.where(gain < 0.08, _GAINS[(gain / 0.08 * len(_GAINS)).astype(int) % len(_GAINS)], 0),
             np.where(loss < 0.05, _LOSSES[(loss / 0.05 * len(_LOSSES)).astype(int) % len(_LOSSES)], 0),
             np.where(hours < 0.45, 40, 1 + 98 * (hours - 0.45) / 0.55),

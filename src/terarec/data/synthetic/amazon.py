@@ -106,6 +106,7 @@ def _reviews(products: _Products, file: str, layout: Layout, numbers: NDArray[np
     place = draws.traits(seed, _STARS, numbers)
     stars = np.where(liked, 4 + (place * 2).astype(int), 1 + (place * 3).astype(int))
     seconds = (_FIRST_DAY + draws.choices(seed, _DAY, numbers, _DAYS)) * 86_400
+    # With escapes and a letter beyond ASCII, which a reader of JSON lines has to get right.
     review = raw_log.choose([r"Not what I \"hoped\" for.\nSad.", "Does what it says, \u00e0 la carte."], liked * 1)
     reviewers = raw_log.concatenated("A", pc.utf8_upper(_hidden(users)))
     if layout == "2018":

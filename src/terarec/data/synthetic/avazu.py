@@ -132,6 +132,7 @@ class _Log:
         chances = self.model.probabilities(np.empty((0, stop - start), dtype=np.int32), ranks)
         uniforms = draws.uniforms(self.seed, (_LABEL_STREAM,), start, stop)
         clicked, packed = drawn(chances.astype(np.float64), uniforms)
+        # Beyond int64, as Avazu's ids are: a reader that parses them as integers has to notice.
         ids = np.uint64(10**19) + (draws.traits(self.seed, _ID_STREAM, numbers) * 8e18).astype(np.uint64)
         values = [_texts(column, ranks[column]) for column in range(len(_NAMES))]
         stamps = raw_log.clock(_FIRST_SECOND + 3600 * hours, "%y%m%d%H")
@@ -158,6 +159,7 @@ def _draw_ranks(
     in_app = draws.uniforms(seed, (*stream, _PLACE_STREAM), start, stop) < _APP_SHARE
     for names, is_elsewhere in ((_SITE, in_app), (_APP, ~in_app)):
         for name in names:
+            # Avazu has one fixed value for "no site" and one for "no app", the most frequent of each column.
             ranks[_NAMES.index(name), is_elsewhere] = 0
     ranks[_HOUR_OF_DAY] = hours % 24
     return ranks

@@ -230,6 +230,7 @@ def plant(
 def _draw_effects(generator: np.random.Generator, rows: int, num_values: int) -> NDArray[np.float32]:
     frequent = int(rows / (_FEWEST_OCCURRENCES * np.log1p(num_values)))
     effects = generator.standard_normal(min(num_values, max(frequent, 1), _MOST_VALUES) + 2)
+    # Rare values have no effect: a model could not fit it.
     effects[-2] = 0.0
     return effects.astype(np.float32)
 
@@ -284,6 +285,7 @@ def _integer_terms(model: ClickModel, integers: NDArray[np.int32]) -> NDArray[np
 def _effect_terms(model: ClickModel, categories: NDArray[np.int64]) -> NDArray[np.float32]:
     total = np.zeros(categories.shape[1], dtype=np.float32)
     for ranks, table in zip(categories, model.effects, strict=True):
+        # A missing value is -1, which is the last entry of a table.
         total += table[np.minimum(ranks, len(table) - 2)]
     return total
 

@@ -105,7 +105,9 @@ def _draw_features(
 
 def _pieces(rows: int, days: int, seed: int) -> Iterator[Piece]:
     log = _Log.plan(rows, seed)
+    # Days are cut from one range of rows, so that a row does not depend on the number of days.
     bounds = [rows * day // days for day in range(days + 1)]
+    # Threads, as NumPy's draws and the compiled formatter release the interpreter's lock.
     with ThreadPoolExecutor(_THREADS) as pool:
         for day in range(days):
             for text, packed in _in_order(pool, log, bounds[day], bounds[day + 1]):

@@ -33,6 +33,7 @@ def traits(seed: int, stream: int, indices: IndexArray) -> FloatArray:
     A trait is computed at each request, so there may be any number of users. Steele, Lea and Flood's
     SplitMix64: the finalizer of its counter.
     """
+    # A hash of the index and no generator, since indices come in any order, and the same one comes again.
     first = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(1, np.uint64)
     bits = _mixed(indices.astype(np.uint64) * _GOLDEN + first)
     # The 53 bits that a double holds exactly.
@@ -91,6 +92,7 @@ class Tastes:
     def favourites(self, users: IndexArray) -> IndexArray:
         """Return the two different groups int64[n, 2] that each of `users` likes."""
         first = _number(self.num_groups, traits(self.seed, _FIRST, users))
+        # A distance of at least 1, so that the second group is another one.
         further = 1 + _number(self.num_groups - 1, traits(self.seed, _SECOND, users))
         return np.stack([first, (first + further) % self.num_groups], axis=-1)
 
@@ -105,6 +107,7 @@ class Tastes:
     def draw_items(self, users: IndexArray, encounters: IndexArray, favourites: float = MET_FAVOURITES) -> IndexArray:
         """Draw an item for each of `users`: a share `favourites` of favourite groups, and rather low numbers."""
         place, which, why = (traits(self.seed, _ITEM + 10 * part, encounters) for part in range(3))
+        # Squared, so that low numbers are met more often.
         items = _number(self.num_items, place**2)
         wanted = self.favourites(users)[np.arange(len(users)), (which < 0.5).astype(np.int64)]
         moved = np.minimum(items - items % self.num_groups + wanted, self.num_items - 1)

@@ -90,6 +90,7 @@ class _Site:
         readers = np.repeat(users, count)
         offsets = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+        # By user and place, so that a user has the same history on every page.
         read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place, _READ_FAVOURITES)
         return raw_log.lists_joined(_names(read), offsets, " ")
 

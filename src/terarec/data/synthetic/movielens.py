@@ -121,6 +121,7 @@ def _ratings(films: _Films, file: str, layout: Layout, users: NDArray[np.int64],
     """Return the ratings of `users`, numbered from `start` on; each user's are in order of films."""
     seed, encounters = films.tastes.seed, np.arange(start, start + len(users))
     seen = films.tastes.draw_items(users, encounters)
+    # The newer files of GroupLens list the ratings of a user in the order of the films, not of time.
     order = np.lexsort((seen, users))
     encounters, seen = encounters[order], seen[order]
     liked, packed = drawn(chance(films.logits(users, seen)), draws.traits(seed, _LABEL, encounters))
@@ -152,6 +153,7 @@ def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]
     further = raw_log.choose([*(f"|{genre}" for genre in GENRES), ""], np.where(first < 0, -1, second))
     years = 1930 + draws.choices(films.tastes.seed, _YEAR, numbers, 90)
     has_comma = numbers % 4 == 0
+    # A comma needs quotes in CSV; the letter has another byte in Latin-1 than in UTF-8.
     special = "Film, The " if layout == "latest" else "L'\u00e9toile "
     titles = raw_log.concatenated(raw_log.choose(["Film ", special], has_comma * 1), numbers, " (", years, ")")
     if layout == "latest":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.io import atomic_dir
+from terarec.io import atomic_dir, write_json
 from terarec.spec import checks
 
 Column = Any
@@ -27,6 +26,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 def joined(columns: Sequence[Column], separator: str, end: str = "\n") -> bytes:
     """Join the columns of each row with `separator`, and close it with `end`. Missing values are empty."""
     parts = [_texts(column) for column in columns]
+    # Twice, since Arrow's function has one separator: between the columns, and then before the end of the line.
     lines = pc.binary_join_element_wise(*parts, separator, null_handling="replace", null_replacement="")
     lines = pc.binary_join_element_wise(lines, "", end)
     # The texts lie one after the other in one buffer, which is the file already.
@@ -225,8 +225,9 @@ def write_log(
     with atomic_dir(out) as partial:
         files, samples = _write(partial, pieces, rows, progress)
         report = _report(partial, files, samples, rows=rows, seed=seed, started=started)
+        # Without times, so that equal arguments give equal bytes in this file, too.
         known = {key: value for key, value in asdict(report).items() if "second" not in key}
-        (partial / REPORT_FILE).write_text(json.dumps({**known, **(options or {})}, indent=2) + "\n", encoding="ascii")
+        write_json(partial / REPORT_FILE, {**known, **(options or {})})
     return report
 
 
@@ -234,6 +235,7 @@ def _write(
     directory: Path, pieces: Iterable[Piece], rows: int, progress: Progress | None
 ) -> tuple[tuple[str, ...], list[NDArray[np.uint32]]]:
     samples, done = [], 0
+    # All stay open: generators write several files in turns.
     files: dict[str, IO[bytes]] = {}
     with ExitStack() as stack:
         for piece in pieces:

@@ -160,6 +160,7 @@ def _pieces(rows: int, seed: int) -> Iterator[Piece]:
         visits = np.arange(start, start + _BLOCK_VISITS)
         start += _BLOCK_VISITS
         waiting = waiting.followed_by(shop.events(visits))
+        # Events before the next visit's start are complete; visits to come may add events before the others.
         is_due = waiting.second < shop.starts(np.array([start]))[0]
         due, waiting = waiting.at(is_due), waiting.at(~is_due)
         due = due.at(np.lexsort((due.kind, due.visit, due.second))[: rows - done])
