@@ -24,6 +24,7 @@ KEYS = "keys"
 WEIGHTS = "weights"
 STATE_PREFIX = "state."
 USE_PREFIX = "use."
+# Five digits or more: several writers number their files in ranges of ten millions (`save_load.save_together`).
 _TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,})\.safetensors")
 _MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
 
@@ -164,6 +165,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise FormatError(file, f"missing, expected a file of {entry.bytes} bytes")
         if not file.resolve().is_relative_to(inside):
             raise FormatError(file, f"a link to {file.resolve()}, expected a file inside {checkpoint}")
+        # Sizes alone, so that opening takes no read of all tables; a file's checksum is compared when it is read.
         if file.stat().st_size != entry.bytes:
             raise FormatError(file, f"{file.stat().st_size} bytes, expected {entry.bytes}")
     for held in manifest.row_files:
@@ -175,6 +177,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def state_id(checkpoint: Path, step: int) -> StateId:
     """Return what names the state of a checkpoint: its step and the SHA-256 of its manifest."""
+    # The manifest has the checksums of all files, so its own stands for the whole state.
     return StateId(step=step, id=hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest())
 
 
@@ -221,6 +224,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
+    # By number, since names of more than eight digits do not sort.
     return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
 
 
@@ -343,6 +347,7 @@ def keep_newest(directory: Path, count: int) -> None:
 def _previous(checkpoint: Path) -> Path | None:
     """Return the checkpoint that a delta follows; None for a complete one."""
     path = checkpoint / MANIFEST
+    # Of the manifest only the link counts: a checkpoint with damaged files can be removed, too.
     link = (read_versioned_json(path, FORMAT, VERSION) if path.is_file() else {}).get("delta")
     return None if link is None else step_path(checkpoint.parent, int(link["previous"]["step"]))
 

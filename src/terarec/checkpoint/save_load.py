@@ -88,12 +88,14 @@ def save(
         save_together(directory, state, writers, write_share, link)
     else:
         with staged(directory, state.step) as checkpoint:
+            # The manifest is written last: a directory without one is no checkpoint.
             write_manifest(checkpoint, _write_files(checkpoint, state, link))
     path = step_path(directory, state.step)
     # After the rename: what changes from here on belongs to the next delta.
     if kind != "full":
         follow_changes(state.tables, path)
     if keep is not None and (writers is None or writers.rank == 0):
+        # Former checkpoints go only once the new one is complete.
         keep_newest(directory, keep)
     return path
 
@@ -223,6 +225,7 @@ class Checkpoint:
             FormatError: A damaged file.
         """
         files = self.table_files()
+        # Checked for all tables before the first of them is overwritten.
         if set(files.names) != set(tables):
             raise ConfigError(self.path, f"holds the tables {sorted(files.names)}, expected {sorted(tables)}")
         for name in files.names:
@@ -257,6 +260,7 @@ def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
         raise FormatError(path, f"damaged: its SHA-256 is not the one in {MANIFEST}")
     try:
         state = parse_json(content)
+        # A bytearray, since a tensor over bytes could not be written to, of which torch warns.
         rng = bytearray(base64.b64decode(str(state["rng"]), validate=True))
         return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": rng}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -300,6 +304,7 @@ def save_together(
     Raises:
         StorageError: One of them failed, and nothing was written.
     """
+    # All rows are counted before any are written: each file says how many rows the table has.
     shares = _shares(state, writers)
     # The first writer leaves the staged directory only after all have written: leaving it gives it its name.
     with ExitStack() as stack:
@@ -355,6 +360,7 @@ def _place(directory: Path, state: TrainState, writers: Writers, stack: ExitStac
     found = writers.gather("place of a checkpoint", report)
     if error is not None:
         raise error
+    # The first writer alone made the directory, so only its report counts.
     _check_all(found[:1])
     return Path(found[0]["path"])
 

@@ -62,6 +62,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
                 tensors[f"{index}.{name}"] = value.detach()
             else:
                 plain.setdefault(str(index), {})[name] = value
+    # JSON has neither tuples nor tensors, and `load_state_dict` takes what it gets: betas as a list would stay one.
     groups = [{name: _boxed(name, value) for name, value in group.items()} for group in state["param_groups"]]
     try:
         return tensors, json.dumps({"groups": groups, "plain": plain})
@@ -79,6 +80,7 @@ def unflatten(tensors: Mapping[str, Tensor], text: str) -> dict[str, Any]:
         rest = parse_json(text)
         state: dict[int, dict[str, Any]] = {int(index): dict(entries) for index, entries in rest["plain"].items()}
         for key, tensor in tensors.items():
+            # Names of states may have dots, the index has none.
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = tensor
         groups = [{name: _unboxed(value) for name, value in group.items()} for group in rest["groups"]]

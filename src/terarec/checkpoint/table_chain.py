@@ -42,6 +42,7 @@ from terarec.kernels.hash_index import HashIndex, new_hash_index
 from terarec.storage import Rows, Store
 
 _NO_KEYS = np.empty(0, dtype=np.int64)
+# Keys of a piece: 128 MiB.
 _REMOVED_AT_ONCE = 1 << 24
 
 
@@ -141,6 +142,7 @@ class TableChain:
         first = 0
         for arrays in self._base.pieces(table):
             count = len(arrays[WEIGHTS])
+            # A static table in memory is saved without keys, which are the numbers of its rows.
             keys = arrays[KEYS] if KEYS in arrays else np.arange(first, first + count)
             yield _take_unknown(known, {**arrays, KEYS: keys})
             first += count
@@ -200,10 +202,12 @@ class TableChain:
                 changes = _read(path, entry, table.name)
                 table_rows = changes.table_rows
                 if len(changes.removed):
+                    # Before the rows: a key that was removed and came again in this delta has one.
                     table.remove(torch.from_numpy(changes.removed))
                 if len(changes.keys):
                     rows = rows_of(tensors_of({KEYS: changes.keys, **changes.rows}), 0)
                     table.import_(rows if with_state else Rows(keys=rows.keys, weights=rows.weights))
+            # A part holds the rows of this process alone; the delta counts those of all.
             if len(table) != table_rows and not table.is_part:
                 raise FormatError(path, f"leads to {len(table)} rows of table {table.name!r}, expected {table_rows}")
         for piece in self.memories(table.name) if with_state else ():
@@ -221,5 +225,6 @@ def _take_unknown(known: HashIndex, arrays: Arrays) -> Arrays:
     """Return the rows of `arrays` whose keys are not known, and make them known."""
     keys = torch.from_numpy(arrays[KEYS])
     is_new = known.find(keys) < 0
+    # The index serves as a set, so that its rows do not matter.
     known.assign(keys[is_new], torch.zeros(int(is_new.sum()), dtype=torch.int64))
     return {name: array[is_new.numpy()] for name, array in arrays.items()}

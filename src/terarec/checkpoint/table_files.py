@@ -118,6 +118,7 @@ def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
     name = row_file_directory(table.name)
     if not table.snapshot(checkpoint / name):
         return None
+    # After `snapshot`, which sends changed rows of other tiers to the files.
     num_bytes = sum(path.stat().st_size for path in (checkpoint / name).glob(f"*{SEGMENT_SUFFIX}"))
     rows, of_rows = table.num_changed, None if table.is_dynamic else len(table)
     return RowFileEntry(
@@ -133,6 +134,8 @@ def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
 def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Iterator[FileEntry]:
     """Write what describes a row file and, of a dynamic table, all keys and their uses."""
     for name in (DESCRIPTION_FILE, MANIFEST_FILE):
+        # These two alone have a checksum in the manifest: pages of segments have their own, and segments, which are
+        # mostly links, would have to be read for it.
         content = (checkpoint / row_file.directory / name).read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         yield FileEntry(file=f"{row_file.directory}/{name}", bytes=len(content), sha256=sha256)
@@ -184,6 +187,7 @@ class TableFiles:
         self._memories = files_by_table(manifest, parse_memory_file)
         self._row_files = {entry.table: entry for entry in manifest.row_files}
         self._entries = {entry.file: entry for entry in manifest.files}
+        # A dynamic table in a row file has both: pieces with its keys, and the rows.
         self.names = list(dict.fromkeys([*self._pieces, *self._row_files]))
 
     def is_dynamic(self, table: str) -> bool:
@@ -298,6 +302,7 @@ class TableFiles:
         table.clear()
         if entry.seed is not None:
             table.restart(entry.seed)
+        # Keys first: `adopt` reads no rows, so it cannot learn them from the file.
         self._load_keys(table, with_uses=with_state)
         # A row file holds weights and states together, so a tier can take it as its own only with both.
         if with_state and table.adopt(self.path / entry.directory):
@@ -327,12 +332,14 @@ class TableFiles:
     def _rows_of_file(self, entry: RowFileEntry) -> Iterator[Rows]:
         layout = self._layout(entry)
         of = RowFormat.of_columns(layout.columns)
+        # Without the writer's lock, so that several processes can load the checkpoint.
         store = RowFile.open(self.path / entry.directory, read_only=True)
         try:
             if len(store) != entry.rows:
                 raise FormatError(self.path / entry.directory, f"holds {len(store)} rows, expected {entry.rows}")
             for keys, values in store.items(max(1, _SCANNED_BYTES // layout.row_bytes)):
                 weights, state = of.unpack(torch.from_numpy(values))
+                # Weights and states of a row are interleaved in the file; a table takes each in one piece.
                 state = {name: part.contiguous() for name, part in state.items()}
                 yield Rows(keys=torch.from_numpy(keys), weights=weights.contiguous(), state=state)
         finally:
@@ -365,6 +372,7 @@ class TableFiles:
             raise ConfigError(self.path, f"table {table.name!r} has {held} rows, expected {len(table)}")
         if "of_rows" in metadata and not metadata.get("seed", "").removeprefix("-").isdecimal():
             raise FormatError(self.path, f"table {table.name!r}: got seed {metadata.get('seed')!r}, expected a number")
+        # -1 differs from all counts, so that the comparison of the metadata fails and names the file.
         return int(num_rows) if num_rows.isdecimal() else -1
 
     def _read(self, entry: FileEntry) -> tuple[Arrays, dict[str, str]]:

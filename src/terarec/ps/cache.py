@@ -133,6 +133,7 @@ class EmbeddingCache:
         """
         for begin in range(0, keys.numel(), UPDATE_ROWS):
             part = slice(begin, begin + UPDATE_ROWS)
+            # Copied to the device and coded before the lock is taken, for which lookups wait.
             some, values = keys[part].to(self.device), self.memory.packed(rows[part])
             with self._lock:
                 # Rows that were read before an update may be the old ones; the next lookup of their keys reads them.
@@ -151,6 +152,7 @@ class EmbeddingCache:
             part = slice(begin, begin + UPDATE_ROWS)
             some = keys[part].to(self.device)
             with self._lock:
+                # Also where the cache has none of these keys: a lookup may be reading their former rows right now.
                 self.changes += 1
                 slots = self.slots.find(some)
                 is_held = slots >= 0
@@ -198,6 +200,7 @@ class EmbeddingCache:
         with self._lock:
             self._count["deferred"] += occurrences
             if not any(worker.name == "terarec-cache-read" for worker in self._workers):
+                # Started by the first lookup that needs it: most caches read all rows at once.
                 self._start(self._read_waiting, "terarec-cache-read")
         # Never waits for room: a lookup that defers its keys has to return at once.
         try:
@@ -217,6 +220,7 @@ class EmbeddingCache:
                 if missing is None or self._is_closed.is_set():
                     return
                 with self._lock:
+                    # Another lookup may have read them while they waited.
                     missing, changes = missing[self.slots.find(missing) < 0], self.changes
                 found = self.table.find(missing.cpu())
                 with self._lock:
@@ -251,6 +255,7 @@ class EmbeddingCache:
             with self._lock:
                 if changes != self.changes:
                     continue
+                # Found again: rows may have been evicted while they were read.
                 slots = self.slots.find(keys)
                 stays = (slots >= 0) & mask
                 self.memory.write(slots[stays] + self.first, values[stays])
@@ -399,6 +404,7 @@ class _CacheLookup:
             given = torch.full_like(missing, -1)
             given[kept] = some
         slots = touched.slots
+        # Of repeated keys, all places get the slot of the one key.
         slots[touched.absent] = given[touched.places]
         return slots
 

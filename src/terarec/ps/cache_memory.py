@@ -32,12 +32,14 @@ class CacheMemory:
 
     def __init__(self, num_rows: int, width: int, device: torch.device, *, is_coded: bool) -> None:
         self.device = device
+        # One for all caches of the memory, since a lookup reads the rows of all of them in one pass.
         self.lock = FairLock()
         self._is_coded = is_coded
         self._layout = single_layout(num_rows, width, "none")
         if is_coded:
             self._rows = torch.zeros(num_rows, width + ROW_TAIL_BYTES, dtype=torch.uint8, device=device)
         elif device.type == "cpu":
+            # On huge pages, as the rows of training.
             self._rows = torch.from_numpy(allocate_rows((num_rows, width)))
         else:
             self._rows = torch.zeros(num_rows, width, device=device)
@@ -53,6 +55,7 @@ class CacheMemory:
 
     def write_held(self, places: Tensor, values: Tensor) -> None:
         """Set the rows at ``places int64[n]``, distinct but for -1, whose values are left out."""
+        # Of the rows that got no slot neither place nor value is used.
         held = torch.where(places >= 0, torch.arange(places.numel(), device=places.device), -1)
         scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8), held)
 

@@ -76,10 +76,12 @@ class RowStoreTier:
 
     def lookup(self, keys: Tensor) -> Found:
         """Look up keys; see `Tier.lookup`."""
+        # Both are read once: the first insertion may create them while this runs.
         keys, store, rows = check_keys(keys), self.store, self._rows
         if store is None or rows is None:
             self._add(keys=keys.numel())
             return Found(torch.empty(keys.numel(), self.width), torch.zeros(keys.numel(), dtype=torch.bool))
+        # Of floats, since large results come from memory that the core keeps, on pages that were touched before.
         held = empty_floats(keys.numel(), -(-store.row_bytes // 4)).view(torch.uint8)[:, : store.row_bytes]
         mask = rows.read(_batch(keys), held)
         self._add(keys=keys.numel(), hits=int(mask.count_nonzero()))
@@ -118,6 +120,7 @@ class RowStoreTier:
 
     def flush(self) -> None:
         """Make inserted and erased rows durable."""
+        # The metadata say what the rows were loaded from; a commit without them would drop that.
         self.commit(self.metadata)
 
     def commit(self, metadata: Mapping[str, str]) -> None:
@@ -151,6 +154,7 @@ class RowStoreTier:
     def _writable(self) -> tuple[RowStore, TableStores | CachedRows]:
         if self._create is None:
             raise StorageError(self.name, "is open for reading only, expected no insertion")
+        # Two insertions at the same time must not create the store twice.
         with self._lock:
             if self.store is None or self._rows is None:
                 self.store = self._create()
@@ -206,6 +210,7 @@ def row_file_tier(spec: RowFileSpec, directory: Path, table: str, width: int) ->
         columns = (RowColumn(name=WEIGHTS, dtype="float32", shape=(width,)),)
         return RowFile.create(directory, _row_bytes(width), table=table, columns=columns)
 
+    # An empty directory is as good as none: `RowFile.create` takes it.
     is_there = directory.is_dir() and any(directory.iterdir())
     if not is_there:
         if spec.read_only:

@@ -132,6 +132,7 @@ class _Partition:
         self._start()
 
     def _start(self) -> None:
+        # New objects, also in `clear`: an insertion that writes rows without the lock goes on with the former ones.
         self._index = new_hash_index(_CPU)
         self._weights = GrowingTensor((self._width,), torch.float32, _CPU)
         tracked = {"random": (), "lru": (LAST_STEP,), "lfu": (COUNT,)}[self._overflow.evict]
@@ -197,6 +198,7 @@ class _Partition:
         former = self._index.find(keys)
         self._index.assign(keys, targets)
         for held in self._uses.values():
+            # A key takes its uses along; a new one has none.
             held.tensor[targets] = torch.where(former >= 0, held.tensor[former.clamp(min=0)], 0)
         self._note_use(targets)
         self._release(former)
@@ -245,6 +247,7 @@ class _Partition:
         most = held - int(overflow.max_rows * overflow.keep)
         all_keys, rows, _ = self._index.items()
         spared = torch.zeros(self._weights.tensor.shape[0], dtype=torch.bool)
+        # Rows that were just inserted have the fewest uses, and would be the first to go.
         spared[self._index.find(keys)] = True
         is_new = spared[rows]
         if overflow.evict == "random":
@@ -273,5 +276,6 @@ class _Partition:
     def _layout(self) -> BagLayout:
         num_rows = self._weights.tensor.shape[0]
         if num_rows not in self._layouts:
+            # Only the newest: rows grow, and a former number of them does not come back.
             self._layouts = {num_rows: single_layout(num_rows, self._width, "none")}
         return self._layouts[num_rows]

@@ -75,6 +75,7 @@ def open_source(spec: ServedTableSpec) -> TableSource | None:
         raise DataNotFoundError(path, "no such file or folder, expected a sparse model or a checkpoint")
     layout = SparseFileLayout(width=spec.width, key_bytes=spec.key_bytes, has_slots=spec.has_slots)
     num_rows = path.stat().st_size // layout.record.itemsize
+    # A file of such entries has no header: its size is all that shows another width or another type of keys.
     if path.stat().st_size % layout.record.itemsize:
         raise FormatError(path, f"holds {path.stat().st_size} bytes, expected entries of {layout.record.itemsize}")
     return TableSource(
@@ -104,6 +105,7 @@ def _checked(path: Path, chunks: Iterator[SparseRows]) -> Iterator[RowChunk]:
 
 
 def _finite(path: Path, chunk: RowChunk) -> RowChunk:
+    # One NaN in a vector would make each score that uses it NaN, long after the file was loaded.
     is_finite = chunk.rows.isfinite().all(1)
     if not bool(is_finite.all()):
         key = int(chunk.keys[~is_finite][0])
@@ -143,6 +145,7 @@ def fill_tiers(
         add(chunk.keys.numel())
     for tier, _ in takers:
         if isinstance(tier, RowStoreTier):
+            # After all rows: a load that is cut short has no identity, and the next start loads again.
             tier.commit({_LOADED: source.identity})
 
 
@@ -211,5 +214,6 @@ class Loading:
 
     def _add(self, rows: int) -> None:
         self._rows += rows
+        # Raised between two parts, in the thread that loads, whose way out discards the version.
         if self._is_cancelled:
             raise StorageError(f"model {self.spec.name!r}", "loading was cancelled")

@@ -68,6 +68,7 @@ class ModelCaches:
             ConfigError: Keys of another shape or type.
         """
         batch_size = (offsets.numel() - 1) // len(layout.feature_names)
+        # Bags are feature-major, so that each B-th offset is the end of a feature's keys.
         ends = offsets[:: max(1, batch_size)].tolist()
         caches, own_ends, done = [], [], 0
         for table, members in groupby(layout.feature_table):
@@ -85,6 +86,7 @@ class ModelCaches:
 
     def _own(self, layout: BagLayout) -> BagLayout:
         """Return `layout` over the rows of the caches."""
+        # Made once for each layout: a session looks up few layouts, and many times.
         if layout not in self._layouts:
             caches = [self.caches[name] for name in layout.table_names]
             self._layouts[layout] = replace(

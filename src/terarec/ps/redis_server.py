@@ -117,6 +117,7 @@ class RedisServer:
     def _connect(self) -> Any:
         spec, library = self.spec, self._library
         options: dict[str, Any] = {
+            # With a name alone, the client would send AUTH, which a server without users rejects.
             "username": None if spec.password is None and spec.user == "default" else spec.user,
             "password": spec.password,
             "socket_timeout": spec.timeout_seconds,
@@ -129,9 +130,11 @@ class RedisServer:
         last: Exception | None = None
         for host, port in spec.nodes:
             pool_options = {**options, "max_connections": spec.num_connections, "timeout": spec.timeout_seconds}
+            # A pool that waits: threads beyond the number of connections take turns instead of failing.
             pool = library.connection.BlockingConnectionPool(host=host, port=port, **pool_options)
             client = library.Redis(connection_pool=pool)
             try:
+                # The server says which it is: the client has one class for clusters and another for single servers.
                 self._is_cluster = int(client.info("cluster").get("cluster_enabled", 0)) == 1
                 if not self._is_cluster:
                     return client

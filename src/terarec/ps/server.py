@@ -73,11 +73,13 @@ class ParameterServer:
         self.spec = spec
         self._redis = {tier: RedisServer(tier) for tier in spec.tiers if isinstance(tier, RedisSpec)}
         self._lock = threading.Lock()
+        # Apart from the other lock, which all lookups take: making caches reads whole sources.
         self._caching = threading.Lock()
         self._versions: dict[tuple[str, int], _Version] = {}
         self._active: dict[str, int] = {}
         self._loading: dict[tuple[str, int], Loading | None] = {}
         try:
+            # All are loaded at the same time, and waited for one after the other.
             for loading in [self.load(model) for model in spec.models]:
                 loading.wait()
         except BaseException:
@@ -354,6 +356,7 @@ class ParameterServer:
             return _Version(model, tables, sources)
 
     def _tier(self, spec: TierSpec, model: ServedModelSpec, table: ServedTableSpec) -> Tier:
+        # HugeCTR names no version, so version 0 has its names.
         versioned = f"{model.name}@{model.version}" if model.version else model.name
         if isinstance(spec, HostMemorySpec):
             return HostMemoryTier(table.name, table.width, spec)
@@ -372,6 +375,7 @@ class ParameterServer:
                     fill_tiers(version.tables[table].tiers, self.spec.tiers, source, add)
             with self._lock:
                 self._versions[name] = version
+                # Active with its last row: until here lookups find the former version.
                 self._active[name[0]] = name[1]
         except BaseException:
             self._discard(version)
@@ -384,6 +388,7 @@ class ParameterServer:
         """Remove what a version that is rejected has left in tiers that outlive this process."""
         for name, table in version.tables.items():
             for tier in table.tiers:
+                # A table without a source has rows that others wrote, which are not this version's to remove.
                 if tier.is_writable and version.sources[name] is not None:
                     _try(tier.clear)
         version.close()
@@ -394,6 +399,7 @@ def _new_caches(version: _Version, spec: CacheSpec, device: torch.device) -> Mod
     rows = {}
     for name, tiers in version.tables.items():
         source = version.sources[name]
+        # Without a source, the rows of the slowest tier, which has all of them.
         held = source.num_rows if source is not None else tiers.tiers[-1].count()
         rows[name] = spec.rows or max(1, math.ceil(spec.share * held))
     made = ModelCaches(version.tables, rows, spec, device)

@@ -223,6 +223,8 @@ def find_together(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[int
     """
     keys = check_keys(keys)
     begins = (0, *ends[:-1])
+    # Not a level of `_look_up_level`, which splits keys and joins rows table by table: here all tables' rows lie in one
+    # result, which is returned as it is where no key is missing.
     in_memory = _find_in_memory(tables, keys, ends)
     if in_memory is not None and bool(in_memory.mask.all()):
         for table, begin, end in zip(tables, begins, ends, strict=True):
@@ -300,6 +302,7 @@ class _Search:
             self._found.rows[self._missing[has_row]] = part.rows[self._places[has_row]]
             self._found.mask[self._missing[has_row]] = True
             self._missing = self._missing[~has_row]
+            # Tiers that keep what they lacked find it themselves the next time.
             for faster in self.table.guarded[:level]:
                 faster.keep(self._wanted[part.mask], part.rows[part.mask])
 

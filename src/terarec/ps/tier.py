@@ -153,6 +153,7 @@ def check_rows(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 def last_rows(keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return each key once, with its last row."""
+    # Stable, so that of equal keys the last one given is the last one here.
     ordered, order = keys.sort(stable=True)
     if keys.numel() < 2 or not bool((ordered[1:] == ordered[:-1]).any()):
         return keys, rows
@@ -182,10 +183,12 @@ def as_rows(held: NDArray[np.uint8], width: int, offset: int = 0, dtype: str = "
         dtype: Element type of the vector: "float32", "bfloat16" or "float16".
     """
     kind: torch.dtype = getattr(torch, dtype)
+    # Columns of wider rows have gaps, over which a view of another type is not possible.
     part = np.ascontiguousarray(held[:, offset : offset + width * kind.itemsize])
     return torch.from_numpy(part.reshape(-1)).view(kind).view(held.shape[0], width).float()
 
 
+# Factors and rotations of the mixer: other ones would look for HugeCTR's rows in the wrong hashes.
 _FIRST, _SECOND = np.uint64(0xA24BAED4963EE407), np.uint64(0x9FB21C651E98DF25)
 
 

@@ -82,6 +82,7 @@ class CountAdmission:
         distinct, occurrences = torch.unique(keys, return_counts=True)
         counts = self._counts.find(distinct) - occurrences
         self._counts.assign(distinct, counts)
+        # A key that only this batch had leaves no count of 0 behind, so that the index is as before.
         self._counts.erase(distinct[counts == 0])
 
     def move(self, device: torch.device) -> None:
@@ -115,11 +116,14 @@ class ChanceAdmission:
     memory_bytes = 0
 
     def __init__(self, spec: ProbabilityAdmission, seed: int) -> None:
+        # Compared as integers of 53 bits, those of a float64: every device then draws the same.
         self._limit = int(spec.probability * 2**53)
         self._seed = seed
 
     def admit(self, keys: Tensor, clock: int, transaction: Transaction) -> Tensor:
         """Return the keys whose draw is below the probability."""
+        # Drawn by batch and key instead of from a generator: a resumed training draws the same, whatever the order of
+        # keys.
         drawn = mix(mix(keys ^ self._seed) + clock) & (2**53 - 1)
         return keys[drawn < self._limit]
 
@@ -166,7 +170,9 @@ class CountingFilter:
         before = self._cells.gather(1, places)
         counts = before.amin(0).to(torch.int64) + occurrences
         raised = counts.clamp(max=MOST_FILTER_COUNT).to(torch.uint8)
+        # Keys of a batch may share a cell. The largest count wins, so that the order of the keys does not matter.
         self._cells.scatter_reduce_(1, places, raised.expand_as(places), "amax")
+        # Cells that several keys share had one value before, so it does not matter which key writes last.
         transaction.on_rollback(lambda: self._cells.scatter_(1, places, before))
         admitted: Tensor = distinct[counts >= self.spec.count]
         return admitted
@@ -210,6 +216,8 @@ def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, im
         return None
     if isinstance(spec, FrequencyAdmission):
         return CountAdmission(spec, device, implementation)
+    # A seed for each table: equal keys of two tables are drawn independently. Python's `hash` differs between
+    # processes.
     digest = hashlib.blake2b(f"{seed}/{table.name}/admission".encode(), digest_size=8).digest()
     own_seed = int.from_bytes(digest, "little", signed=True)
     if isinstance(spec, ProbabilityAdmission):
@@ -219,10 +227,12 @@ def build_admission(table: DynamicTableSpec, seed: int, device: torch.device, im
 
 def mix(bits: Tensor) -> Tensor:
     """Return SplitMix64's finalizer of int64[n]: products wrap, shifts insert zeros."""
+    # SplitMix64's factors 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers: torch has no products of uint64.
     bits = (bits ^ _shifted(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ _shifted(bits, 27)) * -0x6B2FB644ECCEEE15
     return bits ^ _shifted(bits, 31)
 
 
 def _shifted(bits: Tensor, places: int) -> Tensor:
+    # torch shifts copies of the sign in from the left; the mask removes them.
     return (bits >> places) & ((1 << (64 - places)) - 1)

@@ -85,10 +85,13 @@ class CachedRows:
         self._name = name
         self._row_bytes = row_bytes
         self._slot_bytes = slot_bytes
+        # Fair, since `write` and `_flush` take it piece after piece: a read gets its turn between two pieces.
         self._lock = FairLock()
         self._changes = 0  # since which rows that were read below may be old
         self._keeps_read = keeps_read
         self._limit = SlotLimit(self.slots)
+        # Reserved rather than allocated: a slot takes memory when it is first written, and `lower` can give memory
+        # back.
         self._memory = reserve_rows((self.slots.capacity, row_bytes), np.uint8)
         self._memory.grow(self.slots.capacity)
         self._values = torch.from_numpy(self._memory.array(self.slots.capacity))
@@ -118,12 +121,15 @@ class CachedRows:
 
     def _write_back(self, slots: Tensor) -> None:
         if self.below is not None and slots.numel():
+            # The level below has a store for each table, which takes a slice of the batch where rows of a table lie
+            # together.
             slots = self.slots.by_table(slots)
             self.below.write(_owners(self.slots, slots), self._values[slots])
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `RowLevel.read`."""
         with self._lock:
+            # No pins: the rows are copied before the lock is released.
             slots, _, absent = self.slots.touch(batch.rows, pins=False)
             gather_rows([RowPart(self._values, 0)], slots, out)
             changes = self._changes
@@ -143,17 +149,21 @@ class CachedRows:
         found[got] = True
         if self._keeps_read:
             with self._lock:
+                # After a write or an erasure meanwhile, what was read may be old. The next read of these rows finds the
+                # new ones.
                 if changes == self._changes:
                     self._keep(batch.part(got), values[there])
 
     def _keep(self, batch: RowBatch, values: Tensor) -> None:
         """Hold rows of the level below, which may repeat, as far as there is room for them."""
+        # At most half of the slots, so that one large read leaves a part of what was here.
         firsts = row_set(batch.rows).firsts[: self._limit.limit // 2]
         firsts = firsts[self.slots.find(batch.rows[firsts]) < 0]  # another thread may have read the others
         if firsts.numel() > self._limit.room:
             self._make_room(firsts.numel())
         firsts = firsts[: self._limit.room]
         slots = self.slots.assign(batch.part(firsts))
+        # `assign` pins what it places, for rows that gradients wait for; here nothing waits.
         self.slots.unpin(slots)
         scatter_rows([RowPart(self._values, 0)], slots, values, firsts)
 
@@ -194,6 +204,7 @@ class CachedRows:
             )
         # More than are missing: choosing victims looks at every slot.
         victims = self.slots.victims(max(missing, self._limit.limit // 64), 0)
+        # Written before they are released: if the level below fails, the rows are still here.
         self._write_back(victims[self.slots.is_dirty[victims]])
         self.slots.release(victims)
 
@@ -201,6 +212,7 @@ class CachedRows:
         """Remove rows; see `RowLevel.erase`."""
         with self._lock:
             self._changes += 1
+            # The level below erases within the same hold: a read between the two would find the row there and keep it.
             slots = self.slots.find(batch.rows)
             self.slots.release(slots[slots >= 0])
             if self.below is not None:
@@ -211,6 +223,7 @@ class CachedRows:
         with self._lock:
             self._changes += 1
             used = self.slots.used_slots
+            # Changed rows stay: the level below does not have them yet.
             self.slots.release((self.slots.is_held[:used] & ~self.slots.is_dirty[:used]).nonzero()[:, 0])
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -245,6 +258,7 @@ class CachedRows:
         """Hold the rows of a store; see `RowLevel.take_over`."""
         assert self.below is not None, "rows in memory alone have no store"
         with self._lock:
+            # Nothing is written back, since the store replaces all rows of the table.
             self.slots.release(self._slots_of(table))
             self.below.take_over(table, store)
 
@@ -300,6 +314,7 @@ def read_together(levels: Sequence[CachedRows], keys: Tensor, ends: Sequence[int
         if num_absent:
             absent = touched.absent[done : done + num_absent] - begin
             done += num_absent
+            # A level of one table, number 0, whose keys are its arena rows.
             own = keys[begin:end]
             batch = RowBatch(own, own, torch.zeros_like(own))
             level._read_below(batch, absent, before, out[begin:end], found[begin:end])

@@ -12,6 +12,7 @@ from torch import Tensor
 from terarec.kernels import memory
 
 _BITS = 8
+# Bytes of bits that are scanned at a time: 2 M rows, whose numbers take 16 MiB if all of them changed.
 _SCANNED_BYTES = 1 << 18
 
 
@@ -37,6 +38,7 @@ class ChangedRows:
     def resize(self, num_rows: int) -> None:
         """Make room for more rows, which have not changed."""
         if num_rows > self._bits.numel() * _BITS:
+            # An eighth more than requested, so that an arena that grows often does not copy the bits each time.
             bits = _zeros(num_rows + num_rows // _BITS, self._bits.device)
             bits[: self._bits.numel()] = self._bits
             self._bits = bits
@@ -96,7 +98,10 @@ class DirectWrites:
         known = self._aliases.get(name)
         if known is not None and known[0] is held:
             return known[1]
+        # Writes through the alias that is replaced are noted first; its version would be forgotten with it.
         self._look()
+        # `data` has a version counter of its own, whereas a view would share that of its tensor, which updates raise,
+        # too.
         alias = held.data
         self._aliases[name] = (held, alias, alias._version)
         return alias

@@ -41,6 +41,7 @@ class DynamicTable:
         self.arena = arena
         self._held = KeyRows(spec, arena, implementation)
         self.number = self._held.number
+        # Tiers move rows by their keys when they are made anew, and subtract what indexes of keys take from the budget.
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._held.find
             arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
@@ -125,6 +126,7 @@ class DynamicTable:
             rows = self._held.find_or_insert(keys) if train else self._held.find(keys)
             rows.masked_fill_(rows < 0, self.number)
             if train:
+                # Noted at the end: a batch that is rolled back was no use of its rows, and its clock did not advance.
                 transaction.on_commit(lambda: self._held.note_use(rows))
         return rows
 
@@ -165,6 +167,7 @@ class DynamicTable:
         These are the keys that copies of the table must delete.
         """
         with self.arena.lock:
+            # A key may have been evicted twice since the last call, or have come back.
             keys: Tensor = torch.unique(self._held.evicted)
             self._held.evicted = keys[:0]
             return keys[self._held.find(keys) < 0]
@@ -188,6 +191,7 @@ class DynamicTable:
             key = int(distinct[times > 1][0])
             raise ConfigError(f"table {self.name!r}", f"got key {key} twice, expected distinct keys")
         with self.arena.lock:
+            # Room first, for `clear` cannot be rolled back.
             self._held.check_room(num_rows)
             self._held.clear()
             self.import_(rows)
@@ -214,6 +218,7 @@ class DynamicTable:
         while start >= 0:
             with self.arena.lock:
                 keys, rows, start = self._held.index.items(start, chunk_rows)
+                # The lock is not held while the caller has the chunk, which it may be writing to a file.
                 piece = self._copy(keys, rows)
             if keys.numel() or (start < 0 and is_first):  # a part of an index may be empty
                 is_first = False
@@ -297,6 +302,7 @@ class DynamicTable:
     def removed_since(self) -> Tensor:
         """Return the keys that were removed after `changes_since`; see `Store.removed_since`."""
         with self.arena.lock:
+            # The empty first part gives `cat` device and type where nothing was removed.
             keys: Tensor = torch.unique(torch.cat([self._held.evicted[:0], *self._held.removed]))
             return keys[self._held.find(keys) < 0]
 

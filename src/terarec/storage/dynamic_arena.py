@@ -212,6 +212,7 @@ class DynamicArena:
         recycled, first, again = self.recycled, self.next_row, self.recycled[:reused]
         self.recycled, self.next_row = recycled[reused:], end
         self.transaction.on_rollback(lambda: self._restore_rows(recycled, first))
+        # Recycled rows have the uses of their former keys; rows that were never used are zero.
         for held in self._uses.values():
             held.tensor[again] = 0
         return torch.cat([again, torch.arange(first, end, device=self.device)])
@@ -222,11 +223,13 @@ class DynamicArena:
         Raises:
             StorageError: Not enough memory; nothing has changed.
         """
+        # While rows are pinned, those that are freed now can be recycled only later, so they make no room.
         reused = self.recycled.numel() + (0 if self._is_pinned else freed)
         self._grow(self.next_row + max(0, count - reused), purpose)
 
     def free_rows(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Free ``rows int64[n]`` of the keys int64[n], which were removed from a table."""
+        # At the end, since a rollback gives the rows back to their keys with their values.
         self.transaction.on_commit(lambda: self._recycle(table, rows, keys))
 
     def pin(self) -> None:
@@ -240,6 +243,7 @@ class DynamicArena:
             if self._freed_while_pinned:
                 self.recycled = torch.cat([self.recycled, *self._freed_while_pinned])
                 self._freed_while_pinned = []
+                # A backward pass compares it with that of its lookup: from now on the rows may belong to other keys.
                 self.generation += 1
 
     def reset_defaults(self) -> None:
@@ -265,6 +269,7 @@ class DynamicArena:
         self._freed_while_pinned = [rows.to(device) for rows in self._freed_while_pinned]
 
     def __getstate__(self) -> dict[str, Any]:
+        # Locks cannot be copied, and a copy has no transaction under way.
         return {name: value for name, value in vars(self).items() if name not in ("lock", "transaction")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -292,6 +297,8 @@ class DynamicArena:
         spare = max(self.num_rows // _GROWTH, _FEWEST_BYTES // self.row_bytes)
         target = max(rows, self.num_rows + spare)
         uses_bytes = sum(held.row_bytes for held in self._uses.values())
+        # Checked before: address space is reserved for far more rows, so that growing itself succeeds, and writing rows
+        # to memory that the machine lacks would end the process.
         self._require((target - self.num_rows) * (self.data.bytes_per_row + uses_bytes), purpose)
         try:
             for held in self._uses.values():

@@ -127,6 +127,7 @@ class FastTier:
 
     def packed(self, slots: Tensor) -> Tensor:
         """Return the rows of ``slots int64[n]`` as uint8[n, row_bytes] in host memory."""
+        # A copy: it is written in the background while the slots get other rows.
         values = self.format.new_rows(slots.numel())
         gather_rows(self._parts(), slots, values)
         return values
@@ -178,6 +179,7 @@ class FastTier:
 
     def lower(self, capacity: int) -> None:
         """Give up slots until `capacity` are left, as far as pinned rows allow, and the memory of their rows."""
+        # Pins that were released but wait in the queue would keep their slots in use.
         self._unpin_released()
         first = self._limit.lower(capacity, self.write_back)
         for held in (self.weights, *self.state.values()):
@@ -192,5 +194,6 @@ class FastTier:
                     yield self.slots.owners.keys[slots], self.weights.tensor[slots], state
             return
         for keys, values in self.below.items(table, chunk_rows):
+            # The parts of a packed row are interleaved; files and imports take each in one piece.
             weights, state = self.format.unpack(values)
             yield keys, weights.contiguous(), {name: part.contiguous() for name, part in state.items()}

@@ -63,6 +63,7 @@ class GrowingTensor:
         """
         if self._reserved is not None:
             self._reserved.grow(rows)
+            # The view is for bfloat16, which lies in the memory as int16.
             self.tensor = torch.from_numpy(self._reserved.array(rows)).view(self.tensor.dtype)
             return
         try:
@@ -196,6 +197,7 @@ class GrowingRows:
                 held.grow(rows)
         except StorageError:
             for held in self._blocks():
+                # Those that grew keep their memory for the next attempt, but all have one length.
                 held.tensor = held.tensor[: self.num_rows]
             raise
         self.num_rows = rows
@@ -247,6 +249,7 @@ class GrowingRows:
         if device == self.device:
             return
         check_has_memory(device)
+        # All are copied before any is replaced: if the device has too little memory, everything stays where it is.
         weights = self._weights.to(device)
         self._state = {name: held.to(device) for name, held in self._state.items()}
         self._weights = weights

@@ -36,6 +36,7 @@ def initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
     if weights.dtype == torch.float32:
         initialise_rows(weights.numpy(), table=spec.name, seed=seed, initializer=spec.initializer, scale=scale)
         return
+    # In 16 bits: drawn as float32 in chunks and rounded, so that the weights are those of a float32 table, rounded.
     chunk = torch.empty(max(1, _INITIALISED_AT_ONCE // spec.width), spec.width)
     for first in range(0, spec.rows, chunk.shape[0]):
         part = chunk[: spec.rows - first]

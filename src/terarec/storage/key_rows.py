@@ -55,6 +55,7 @@ def keys_to_evict(
         found = (~spared).nonzero().squeeze(1)
     if found.numel() > most:
         found = _lowest(scores, keys, found, most)
+    # Sorted, since the order in an index differs between processes and devices, and results must not.
     return keys[found].sort().values
 
 
@@ -76,6 +77,7 @@ def _lowest(scores: Tensor, keys: Tensor, found: Tensor, most: int) -> Tensor:
     if most == 0:
         return found[:0]
     mine = scores[found]
+    # `kthvalue` and one comparison are linear; only those tied at the limit are sorted.
     limit = mine.kthvalue(most).values
     below, tied = found[mine < limit], found[mine == limit]
     return torch.cat([below, tied[keys[tied].argsort()[: most - below.numel()]]])
@@ -151,6 +153,7 @@ class KeyRows:
         Raises:
             StorageError: Memory or table is full.
         """
+        # Before insertion, so that rows that expired make room for new keys.
         self._evict_expired(keys)
         if self.admission is None:
             return self._insert(keys, keys)
@@ -167,6 +170,7 @@ class KeyRows:
 
     def note_use(self, rows: Tensor) -> None:
         """Record that a training batch used ``rows int64[n]``; a repeated row counts as often as it occurs."""
+        # Their uses change here, and their weights by the update that follows.
         mark_changes(self.arena, rows)
         self.clock += 1
         for name in self.tracked:
@@ -216,6 +220,8 @@ class KeyRows:
     def _insert(self, keys: Tensor, batch: Tensor | None) -> Tensor:
         """See `insert`; with a batch, a full table evicts rows that the batch does not use."""
         arena, spec = self.arena, self.spec
+        # The index numbers rows as `allocate_rows` does below. Only the insertion tells how many keys are new, so it is
+        # undone where they are too many.
         rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
         wanted = new_keys.numel()
         if not wanted:
@@ -224,6 +230,7 @@ class KeyRows:
             self.index.erase(new_keys)
             self._make_room(wanted, spec.max_rows, batch)
             rows, new_keys = self.index.insert(keys, arena.recycled, arena.next_row)
+        # Registered before rows are allocated: if there is no memory for them, the keys leave the index again.
         arena.transaction.on_rollback(lambda: self.index.erase(new_keys))
         demand = self._demand(wanted, held=len(self.index) - wanted)
         new_rows = arena.allocate_rows(wanted, f"table {spec.name!r}: {demand}")
@@ -250,6 +257,7 @@ class KeyRows:
 
     def _evict_expired(self, batch: Tensor) -> None:
         policy = self.spec.evict
+        # Not in every batch, since finding expired rows passes over all of them.
         if isinstance(policy, TTLEviction) and self.clock % math.ceil(policy.steps * policy.share) == 0 and self.clock:
             self.evict(policy, keep=0, spared=batch)
 
@@ -302,6 +310,7 @@ class KeyRows:
     def __deepcopy__(self, memo: dict[int, Any]) -> KeyRows:
         twin = copy.copy(self)
         memo[id(self)] = twin
+        # An index lies in the core or on a device, where `deepcopy` cannot copy it.
         memo[id(self.index)] = copy_to(self.index, self.arena.device, self._implementation)
         for name, value in vars(self).items():
             setattr(twin, name, copy.deepcopy(value, memo))

@@ -58,6 +58,7 @@ class StagedRows:
         try:
             self._found = level.read(self.batch, self._values)
         except TerarecError:
+            # No error here: the batch reads the rows itself when it needs them, and gets the error then.
             self._found = None
         finally:
             self._is_read.set()
@@ -121,6 +122,7 @@ class Lookahead:
 
     def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:
         """Return room for rows of the next part, which stay until they are taken, or others are reserved."""
+        # First: rows of the former part that are requested again would be left out as staged, and then be nowhere.
         self._of_part = None
         self._of_part = StagedRows(self._others(batch), of)
         return self._of_part

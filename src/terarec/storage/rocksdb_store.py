@@ -87,6 +87,7 @@ class RocksDBStore:
                 batch.put(_encoded(key), row)
         batch.put(_HEADER, json.dumps(header).encode())
         # One batch is written whole or not at all, so a header always fits the rows.
+        # Without `sync` a write returns before RocksDB's log is on the disk.
         durable = self._library.WriteOptions()
         durable.sync = True
         try:
@@ -150,6 +151,7 @@ class RocksDBStore:
             listed = keys.tolist()
             rows = self._committed_values(listed)
             if self._pending:
+                # An erased key is pending as None, which takes the place of its row.
                 rows = [self._pending.get(key, row) for key, row in zip(listed, rows, strict=True)]
         for index, row in enumerate(rows):
             if row is not None:
@@ -176,6 +178,7 @@ class RocksDBStore:
         with self._lock:
             header = {**self._header, "commit": self.last_commit + 1, "metadata": dict(metadata or {})}
             self._write_header(header, list(self._pending.items()))
+            # Only now: if the write fails, the changes wait for the next commit.
             self._pending = {}
             self._committed_rows = None
             return self.last_commit

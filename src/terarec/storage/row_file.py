@@ -58,6 +58,7 @@ class PageReader:
     """
 
     def __init__(self, options: RowFileOptions, row_bytes: int) -> None:
+        # A run has at least one page, and a page of large rows is larger than a run.
         most_bytes = max(options.run_bytes, page_bytes_of(row_bytes))
         with _errors(""):
             self.native = _rowfile.PageFetcher(options.io, options.io_threads, options.direct, most_bytes)
@@ -123,6 +124,7 @@ class RowFile:
         with atomic_dir(directory) as partial, _errors(table):
             content = asdict(layout)
             write_versioned_json(partial / DESCRIPTION_FILE, FORMAT, VERSION, content)
+            # With an empty manifest, so that a directory that has got its name can always be opened.
             _rowfile.create(str(partial))
         return cls.open(directory, options=options, reader=reader)
 
@@ -179,6 +181,7 @@ class RowFile:
         """
         layout, options = read_description(directory), options or RowFileOptions()
         reader = reader or PageReader(options, layout.row_bytes)
+        # The lock is released if opening fails, and is kept until `close` otherwise (`pop_all`).
         with ExitStack() as held:
             if not read_only:
                 busy = StorageError(directory, "is open for writing already, expected one writer at a time")
@@ -306,6 +309,7 @@ class RowFile:
             scan = _rowfile.Scan(self._native)
         try:
             while True:
+                # New arrays for each chunk: the caller may keep those of the last one.
                 keys = np.empty(chunk_rows, dtype=np.int64)
                 rows = np.empty((chunk_rows, self.row_bytes), dtype=np.uint8)
                 with self._errors():
@@ -355,6 +359,7 @@ class RowFile:
     def close(self) -> None:
         """Close all files; changes that were not committed are lost."""
         self._native.close()
+        # The lock last: the next writer must not open files that this one is still closing.
         self._held.close()
 
     @contextmanager
@@ -383,12 +388,14 @@ def read_files(
     keys = check_keys(keys)
     check_rows(out, len(keys), files[0].row_bytes, "out")
     found = np.empty(len(keys), dtype=np.bool_)
+    # Rows may lie apart, as parts of wider ones, but the core writes the bytes of a row in one piece.
     target = out if out.strides[1] == 1 else np.ascontiguousarray(out)
     natives = [file._native for file in files]
     try:
         _rowfile.read(natives, keys, list(ends), target, found)
     except _rowfile.Error as error:
         message, path, page = error.args
+        # The core names a path; the file of that directory knows its table.
         tables = [file.layout.table for file in files if len(files) == 1 or file.directory == Path(path).parent]
         raise _storage_error(tables[0] if tables else "", message, path, page) from None
     if target is not out:

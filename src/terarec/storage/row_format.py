@@ -194,6 +194,8 @@ class RowFormat:
         for name, (of_part, shape) in {"": (dtype, (width,)), **self.states}.items():
             size = math.prod(shape) * of_part.itemsize
             self._parts.append((name, of_part, shape, end, size))
+            # `Tensor.view` to a wider type needs such an offset: states have 4 bytes an element, weights before them
+            # may have 2.
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self.num_bytes = max(end, _FEWEST_BYTES)
         self.offsets = tuple(begin for *_, begin, _ in self._parts)
@@ -228,6 +230,7 @@ class RowFormat:
 
     def new_rows(self, rows: int) -> Tensor:
         """Return uint8[rows, num_bytes] in host memory; bytes between the parts of a row are 0."""
+        # Gaps go to the disk, too: zeros keep old memory out of files.
         make = torch.empty if self._is_dense else torch.zeros
         return make(rows, self.num_bytes, dtype=torch.uint8)
 

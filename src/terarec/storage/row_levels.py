@@ -64,6 +64,7 @@ def by_table(batch: RowBatch) -> Iterator[tuple[int, Tensor | slice]]:
     """Yield each table of `batch` with the places of its rows: a slice where they lie together."""
     if not batch.tables.numel():
         return
+    # Most batches come table by table; only others are sorted.
     numbers, counts = torch.unique_consecutive(batch.tables, return_counts=True)
     if numbers.numel() > 1 and not bool((numbers.diff() > 0).all()):
         order = batch.tables.argsort(stable=True)
@@ -112,6 +113,7 @@ class TableStores:
             return self._read_together(batch, out)
         found = torch.zeros(batch.keys.numel(), dtype=torch.bool)
         for table, places in by_table(batch):
+            # For a slice this is a view, which the store fills; for indices it is a copy, which is put back below.
             part = out[places]
             there = self.stores[table].read(batch.keys[places].numpy(), part.numpy())
             found[places] = torch.from_numpy(there)
@@ -121,6 +123,7 @@ class TableStores:
 
     def _read_together(self, batch: RowBatch, out: Tensor) -> Tensor:
         parts = list(by_table(batch))
+        # One call for all files, so that their reads are under way together. It needs the rows file by file.
         unsorted = [places for _, places in parts if isinstance(places, Tensor)]
         if unsorted:
             order, rows = torch.cat(unsorted), torch.empty_like(out)
@@ -216,6 +219,7 @@ class WrittenBehind:
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `RowLevel.read`."""
+        # The rows may be those on their way.
         self.wait()
         return self.level.read(batch, out)
 
@@ -225,6 +229,7 @@ class WrittenBehind:
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
         """Begin to write rows, which the caller leaves as they are; see `RowLevel.write`."""
+        # One batch at a time bounds the memory of rows on their way, and is where an error of the last write is raised.
         self.wait()
         with self._lock:
             self._writing = self._thread.submit(self.level.write, batch, values)
@@ -265,5 +270,6 @@ class WrittenBehind:
 
     def close(self) -> None:
         """Release files and memory; see `RowLevel.close`."""
+        # Not `wait`, which would raise the error of a write that failed before and leave files open.
         self.stop()
         self.level.close()

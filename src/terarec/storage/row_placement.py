@@ -47,6 +47,7 @@ class RowLoader:
         if memory.below is not None:
             held = batch.to(_CPU)
             is_left = torch.ones(slots.numel(), dtype=torch.bool)
+            # Staged rows first: they were taken from the tier below ahead of time, and need no read now.
             for taken in self._ahead.take(held):
                 memory.unpack(slots, taken.values, taken.places)
                 found |= taken.places >= 0
@@ -66,6 +67,7 @@ class RowLoader:
             state = {name: held.tensor for name, held in memory.state.items()}
             self._first.write(memory.weights.tensor, state, slots[fresh], batch.part(fresh))
             if self._keeps_initial and memory.below is not None:
+                # For dynamic tables: a key is in the files of a checkpoint only if its row was written there.
                 memory.slots.is_dirty[slots[fresh]] = True
         return use
 
@@ -147,6 +149,7 @@ class RowPlacement:
         with self._stack.lock:
             memory = self._stack.opened()
             self.batch += is_trained
+            # Pinned before others are brought in, which evicts what is not.
             slots, used, absent = memory.slots.touch(batch.rows, pins=True)
             hits = used.numel()
             if absent.numel():
@@ -250,6 +253,7 @@ class RowPlacement:
     def _evict_for(self, memory: FastTier, needed: int, purpose: str) -> None:
         missing = needed - memory.room
         wanted = max(missing, memory.capacity // _EVICTED_SHARE)
+        # Without a slower tier a changed row has nowhere to go; one that was never trained can be drawn again.
         victims = memory.victims(wanted, self.batch, keeps_dirty=memory.below is None)
         if victims.numel() < missing:
             raise self._stack.sizes.too_small(memory, needed, purpose)
@@ -301,6 +305,7 @@ class ComingRows:
             absent = memory.slots.mark_needed(batch.rows, self._placement.batch + number)
             staged = self._ahead.reserve(batch.part(absent).to(_CPU), self._stack.format)
             below = memory.below
+        # Without the lock: the batch that trains must not wait for this read.
         staged.fill(below)
 
     def stage_part(self, batch: RowBatch) -> None:
@@ -353,5 +358,6 @@ class ComingRows:
         at_once = max(1, _LOADED_AT_ONCE // memory.format.num_bytes)
         for begin in range(0, batch.rows.numel(), at_once):
             _, new = self._placement.bring(memory, batch.part(slice(begin, begin + at_once)), "a keyset")
+            # Each chunk joins the pin at once, so that the next one does not evict it.
             pin.slots = torch.cat([pin.slots, new])
         return has_room

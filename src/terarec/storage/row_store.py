@@ -251,6 +251,7 @@ class MemoryRowStore:
         """Yield all rows; see `RowStore.items`."""
         check_chunk_rows(chunk_rows)
         with self._lock:
+            # A list of references, so that the scan needs no lock; a write is found by its number and ends the scan.
             held, changes = iter(list(self._rows.items())), self._changes
         while chunk := list(islice(held, chunk_rows)):
             if self._changes != changes:
@@ -273,5 +274,6 @@ class MemoryRowStore:
 
 def _arrays(rows: Mapping[int, bytes], row_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Return keys int64[n] and rows uint8[n, row_bytes] of a dictionary."""
+    # Copied, since an array over bytes is read-only.
     joined = np.frombuffer(b"".join(rows.values()), dtype=np.uint8).reshape(len(rows), row_bytes)
     return np.fromiter(rows, dtype=np.int64, count=len(rows)), joined.copy()

@@ -98,6 +98,7 @@ class Arena:
         Raises:
             StorageError: Not enough memory.
         """
+        # All rows have other state now, which a delta of some rows could not hold.
         discard_changes(self)
         self.state = {}
         self._fills = dict(fills or {})
@@ -131,6 +132,7 @@ class Arena:
             return
         check_has_memory(device)
         tensors = {"weights": self.weights, **self.state}
+        # All are copied before any is replaced: if the device has too little memory, everything stays where it is.
         moved = {
             name: self._allocate(name, tuple(held.shape), device, held.dtype).copy_(held)
             for name, held in tensors.items()
@@ -300,12 +302,14 @@ class StaticTable(StaticKeys):
     @property
     def changes_since(self) -> str | None:
         """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        # Direct writes name no rows, so it is not known which ones changed.
         if self.arena.direct.taken():
             discard_changes(self.arena)
         return super().changes_since
 
     def follow_changes(self, since: str) -> None:
         """Begin to note which rows change; see `Store.follow_changes`."""
+        # The checkpoint has the direct writes so far: they are forgotten.
         self.arena.direct.taken()
         super().follow_changes(since)
 
@@ -385,6 +389,7 @@ def static_tables(arena: Arena) -> list[StaticTable]:
 def _write(held: Tensor, target: Tensor, values: Tensor) -> None:
     """Write `values` to the rows `target`; consecutive rows, as in checkpoints, are one plain copy."""
     count = target.numel()
+    # The two ends first: they rule most other lists out without a pass over all rows.
     if count and int(target[-1]) - int(target[0]) == count - 1 and bool((target.diff() == 1).all()):
         held[int(target[0]) : int(target[0]) + count].copy_(values)
     else:

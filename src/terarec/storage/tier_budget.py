@@ -53,6 +53,7 @@ class TierBudget:
     """
 
     def __init__(self) -> None:
+        # Weak: a model that is gone leaves its share to the others.
         self._members: weakref.WeakSet[TierMember] = weakref.WeakSet()
 
     def add(self, member: TierMember) -> None:
@@ -68,6 +69,7 @@ class TierBudget:
         even = filled(num_bytes / 2, full)
         rest = num_bytes - sum(even)
         weights = [most - part for most, part in zip(full, even, strict=True)]
+        # What is left goes to arenas whose rows are not known alone: nobody can tell what is enough for them.
         if math.inf in weights:
             weights = [
                 held.bytes_of_a_row_each if weight == math.inf else 0.0
@@ -101,6 +103,7 @@ class TierBudget:
             direct: Whether they bypass the page cache.
         """
         tables = sum(held.num_tables for held in self._members)
+        # Each of an arena's readers has buffers for _READS runs; all of them together take _READ_BYTES.
         run = min(_RUN_BYTES, _READ_BYTES // (len(self._members) * _READS * _READERS)) // _BLOCK_BYTES * _BLOCK_BYTES
         return RowFileOptions(
             direct=direct,
@@ -112,6 +115,7 @@ class TierBudget:
 def filled(total: float, most: Sequence[float]) -> list[float]:
     """Divide `total` evenly between parts of at most `most` each."""
     parts = [0.0] * len(most)
+    # Smallest first: what a part has no use for is left to the larger ones.
     open_parts = sorted(range(len(most)), key=lambda part: most[part])
     while open_parts:
         part = open_parts.pop(0)
@@ -199,6 +203,8 @@ class TierSizes:
             device: Its device.
         """
         host = self.host_bytes_below
+        # Without a tier below there is nothing to evict to, and on a device without host tier no host memory to give
+        # up.
         if memory.below is None or (host is None and device.type != "cpu"):
             return
         excess = self.budget.given_up(self, self.tiers.fast_bytes)
@@ -222,6 +228,7 @@ class TierSizes:
             purpose: What needs them.
         """
         others = memory.num_pinned if memory.below is not None else len(memory.slots)
+        # Only pinned rows have to stay if there is a tier below, else all that are here.
         wanted = needed + others
         would_do = -(-int((wanted * self.slot_bytes + self._given_up) / self._share()) // _MIB) * _MIB
         indexes = f" ({self._given_up // _MIB:,} MiB are the indexes')" if self._given_up >= _MIB else ""

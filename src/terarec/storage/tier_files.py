@@ -69,9 +69,11 @@ class TierFiles:
             )
         if not self._generation:
             self._lock()
+        # Nothing here outlives the process, so that files may go before the commit that does without them.
         self._options = replace(options or RowFileOptions(), is_working=True)
         if self._options.direct:
             _check_direct(self._directory)
+        # Under a number of its own: former rows are read while these are written (`TieredRows._renew`).
         self._generation += 1
         self._reader = PageReader(self._options, of.num_bytes)
         made = []
@@ -104,7 +106,9 @@ class TierFiles:
         name = self._tables[table]
         path = self._directory / f"{name}{_SUFFIX}" / f"{self._generation}-{self._adopted}"
         store = RowFile.clone(source, path, options=self._options, reader=self._reader)
+        # Those of the last `level` are at the end, one for each table.
         place = len(self._open) - len(self._tables) + table
+        # The former store goes after `clone`, which may fail.
         former, self._open[place] = self._open[place], (store, path)
         self._remove([former])
         return store
@@ -126,6 +130,7 @@ class TierFiles:
             for table in self._tables:
                 shutil.rmtree(self._directory / f"{table}{_SUFFIX}", ignore_errors=True)
         self._generation = 0
+        # Last: the next owner of the directory would have its new files removed.
         self._locks.close()
         if self._directory is not None and self._is_made:
             with suppress(OSError):  # which holds files of others
@@ -175,6 +180,7 @@ def own_directory(parent: Path, prefix: str) -> Path:
         prefix: Start of its name, and of the names of those to remove.
     """
     for former in parent.glob(f"{prefix}-*"):
+        # Only names that this function gives: the directory may hold others that begin so.
         if re.fullmatch(r"\d+-[0-9a-f]{8}", former.name.removeprefix(f"{prefix}-")):
             remove_abandoned(former)
     return parent / f"{prefix}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -200,6 +206,8 @@ def _new_store(
 def _check_direct(directory: Path) -> None:
     """Raise `StorageError` if the file system has no access past the page cache."""
     path = directory / f"{_PROBE}-{os.getpid()}"
+    # File systems without direct access reject it when a file is opened. macOS has no such flag, but an option of open
+    # files.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0)
     try:
         os.close(os.open(path, flags))

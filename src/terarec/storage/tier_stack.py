@@ -54,6 +54,7 @@ class TierStack:
         self.first = InitialValues(specs, seed)
         self.memory: FastTier | None = None
         self.num_defaults = num_defaults
+        # Reentrant, since operations under the lock call others that take it.
         self.lock = threading.RLock()
         self._defaults: Tensor | None = None
         self._written = TierUse()
@@ -106,6 +107,7 @@ class TierStack:
     def renew(self, former: FastTier) -> None:
         """Make empty tiers of the present format on the present device in place of `former`; see `drop`."""
         if former.below is not None:
+            # So that the tiers below have all rows, from which they are read into the new tiers.
             former.write_changed()
         self._written = self._written.plus(former.written)
         self.memory = self._new_memory()
@@ -124,9 +126,11 @@ class TierStack:
         # A write of former rows that is under way would land in the new store.
         memory.below.wait()
         store = self._files.adopt(table, directory, self.format)
+        # Rows in files of another format are left to the caller to import one by one.
         if store is None:
             return False
         memory.below.take_over(table, store)
+        # Without writing back: the store has the rows that count now.
         memory.slots.release(memory.of_table(table))
         return True
 
@@ -141,6 +145,7 @@ class TierStack:
         if self.memory is not None and self.memory.below is not None:
             self.memory.below.close()
         self.memory = self.sizes.below = None
+        # The finalizer itself, which then does not run again when the object goes.
         self._closing()
 
     def _write_defaults(self, memory: FastTier) -> None:

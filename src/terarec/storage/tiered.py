@@ -186,6 +186,7 @@ class TieredTable(StaticKeys):
         """Give all rows the initial weights of `seed`, and initial state."""
         discard_changes(self.arena)
         data = self.arena.data
+        # All keys first: forgetting rows changes what `items` reads.
         held = [keys for keys, _, _ in data.items(self.number, _KEYS_AT_ONCE)]
         for keys in held:
             keys = keys.to(self.arena.device)

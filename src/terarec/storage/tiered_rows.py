@@ -164,6 +164,7 @@ class TieredRows:
         former = self.stack.memory
         if former is None:
             return
+        # Staged rows have the former format.
         self._ahead.clear()
         self.stack.renew(former)
         for table, find in self.find_rows.items():
@@ -195,6 +196,7 @@ class TieredRows:
         with self.stack.lock:
             memory = self.stack.opened()
             slots = memory.slots.find(batch.rows)
+            # Rows without a slot get those of slot 0 here, which are replaced below.
             weights = memory.weights.tensor[slots.clamp(min=0)]
             state = {name: held.tensor[slots.clamp(min=0)] for name, held in memory.state.items()}
             absent = (slots < 0).nonzero()[:, 0]
@@ -219,6 +221,7 @@ class TieredRows:
             memory = self.stack.opened()
             # Staged copies would bring the former values back when a batch takes them.
             self._ahead.drop(batch.rows)
+            # A tier below takes whole rows only, so the present states are written again.
             if not state and memory.format.state_names:
                 _, state = self._read(batch)
             slots = memory.slots.find(batch.rows)
@@ -250,6 +253,7 @@ class TieredRows:
     def restart(self, table: int, seed: int) -> None:
         """Let rows of a table that are in no tier have the initial values of `seed`; rows that never changed go."""
         with self.stack.lock:
+            # Rows with initial values of the former seed leave the fast tier and are drawn again when they are needed.
             self.stack.first.seeds[table] = seed
             memory = self.stack.memory
             if memory is not None:
@@ -294,6 +298,7 @@ class TieredRows:
             below = self.stack.opened().below
             if below is None:
                 return False
+            # Files hold all rows that were trained only after this.
             self.flush()
             return below.snapshot(table, directory)
 
