@@ -144,10 +144,10 @@ def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:
 
 
 class FairLock:
-    """A lock for work in many short pieces beside lookups: a lookup waits for one piece at most.
+    """A lock for work in many short pieces next to lookups: a lookup waits for one piece at most.
 
     With a plain lock, a thread that inserts piece after piece takes the lock again before the one that waits has woken:
-    lookups beside an update of 300,000 rows waited up to 18 ms (Zen 4, two cores).
+    lookups next to an update of 300,000 rows waited up to 18 ms (Zen 4, two cores).
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TerarecError
-from terarec.etl.source.files import SIDECAR, read_best_auc
+from terarec.etl.source.files import read_best_auc
 from terarec.etl.workflow import Workflow
 from terarec.formats import open_shard, read_dataset, read_tensors
 from terarec.formats.hugectr import read_parquet_metadata, read_records, read_statistics
@@ -21,6 +21,7 @@ from terarec.hugectr.json_files import read_json
 from terarec.io import Journal
 from terarec.serve import InferenceSession
 from terarec.serve.protocol import decode_infer_request
+from terarec.spec.dataset import GENERATED_FILE
 from terarec.train.metrics_log import read_log
 from tests.cli.conftest import Workshop, rejected
 from tests.errors import at
@@ -52,7 +53,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "manifest": ("manifest.json", lambda path: load(path.parent)),
     "metrics": ("metrics.jsonl", read_log),
     "journal": ("journal.json", lambda path: Journal(path.parent, {})),
-    "generated": (SIDECAR, lambda path: read_best_auc([path.parent / "log"])),
+    "generated": (GENERATED_FILE, lambda path: read_best_auc([path.parent / "log"])),
     "container": ("x.safetensors", container),
     "HugeCTR's network": ("graph.json", lambda path: read_json(str(path))),
     "HugeCTR's metadata": ("_metadata.json", read_parquet_metadata),

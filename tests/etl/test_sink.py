@@ -34,7 +34,7 @@ SPEC = DatasetSpec(
 
 
 def block_of(ids: NDArray[np.int64]) -> ColumnBlock:
-    """Rows that can be told from their ids."""
+    """Rows that differ in all columns by their ids."""
     lengths = ids % 4
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return ColumnBlock(

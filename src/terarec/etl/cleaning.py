@@ -171,7 +171,7 @@ def parse_texts(
     texts: pa.LargeStringArray, kind: Literal["integer", "number", "hex32"]
 ) -> tuple[pa.Array, NDArray[np.bool_] | None]:
     """Return the values of m texts, missing for a null or an invalid text, and which are invalid, bool[m]."""
-    # Each text is the second field of a line; marks that would end it there stand in no value, as "!" does in none.
+    # Each text is the second field of a line; marks that would end it there occur in no value, nor does "!".
     fields = ["" if text is None else _LINE_MARKS.sub("!", text) for text in texts.to_pylist()]
     content = "".join(f"\t{field}\n" for field in fields).encode()
     layout = DelimitedLayout(fields=(DelimitedField("skip"), DelimitedField(kind)), policy="missing")

@@ -174,7 +174,7 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     steady = [mark for mark, (width, times) in widths.items() if width > 1 and times >= 0.9 * len(tried[mark])]
     if not steady:
         raise FormatError(file.path, "found no delimiter, expected delimited text, JSON lines, Parquet or Arrow")
-    # A blank stands in many texts: it separates only where nothing else does.
+    # Many texts hold blanks: one separates only where nothing else does.
     delimiter = max(steady, key=lambda mark: (mark != " ", widths[mark][0]))
     first, *others = tried[delimiter]
     width = widths[delimiter][0]

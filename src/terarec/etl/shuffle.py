@@ -135,7 +135,7 @@ class ShuffledSink:
         self._committing: Future[tuple[int, list[int]]] | None = None
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-        """See `Sink`."""
+        """Append rows; see `Sink`."""
         if split != TRAIN_SPLIT:
             self._inner.write(split, rows, block)
             return
@@ -151,7 +151,7 @@ class ShuffledSink:
             self._commit()
 
     def state(self) -> SinkState:
-        """See `Sink`; the train split has closed shards only after all rows are scattered."""
+        """Return the output that is on the disk; see `Sink`. The train split has closed shards only after all rows are scattered."""
         inner = self._inner.state()
         if self._committing is not None and self._committing.done():
             self._committed = self._committing.result()
@@ -171,7 +171,7 @@ class ShuffledSink:
         )
 
     def finish(self) -> Iterator[None]:
-        """See `Sink`."""
+        """Write the rows that waited; see `Sink`."""
         self._is_finished = True
         for split in SPLIT_NAMES:
             if split != TRAIN_SPLIT:
@@ -191,12 +191,12 @@ class ShuffledSink:
             self._merged.append((index + 1, before))
 
     def close_split(self, split: str) -> None:
-        """See `Sink`."""
+        """Finish the files of a split; see `Sink`."""
         if split != TRAIN_SPLIT:
             self._inner.close_split(split)
 
     def close(self) -> None:
-        """See `Sink`; the caller removes the directory of the shuffle, which a killed run needs."""
+        """Finish all files; see `Sink`. The caller removes the directory of the shuffle, which a killed run needs."""
         if not self._is_finished:
             for _ in self.finish():
                 pass

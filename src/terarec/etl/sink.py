@@ -182,24 +182,24 @@ class FileSink:
         self._describe = describe
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-        """See `Sink`."""
+        """Append rows; see `Sink`."""
         del rows
         self._splits[split].write(block)
 
     def state(self) -> SinkState:
-        """See `Sink`. Raw and RawAsync files hold a whole split, so they survive a kill after its last row alone."""
+        """Return the output that is on the disk; see `Sink`. Raw and RawAsync files hold a whole split, so they survive a kill after its last row alone."""
         return SinkState(closed={name: files.closed_rows for name, files in self._splits.items()})
 
     def finish(self) -> Iterator[None]:
-        """See `Sink`."""
+        """Write the rows that waited; see `Sink`."""
         return iter(())
 
     def close_split(self, split: str) -> None:
-        """See `Sink`."""
+        """Finish the files of a split; see `Sink`."""
         self._splits[split].close()
 
     def close(self) -> None:
-        """See `Sink`."""
+        """Finish all files; see `Sink`."""
         for files in self._splits.values():
             files.close()
         self._describe()

@@ -34,7 +34,7 @@ def check_new_file(path: Path, *, replace: bool = False) -> None:
 
 
 class _Construction:
-    """Which files committed in a directory under construction are on the disk. Several threads may add.
+    """Files of a directory under construction, and which of them are on the disk. Several threads may add.
 
     Args:
         directory: Directory under construction.

@@ -15,6 +15,8 @@ MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""
 MISSING_KEY = -(2**63)
 """Key of a missing value in a column whose keys are the raw integers."""
+GENERATED_FILE = "generated.json"
+"""File that a generator of synthetic logs writes next to them, with the best AUC that a model of them can reach."""
 MetadataType: TypeAlias = Literal["int64", "float64", "string"]
 
 

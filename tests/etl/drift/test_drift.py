@@ -176,13 +176,13 @@ def test_the_page_is_self_contained_and_shows_the_figures_of_the_json(directorie
     pytest.importorskip("matplotlib")
     report = drift(directories, "own")
     page, figures = write_drift_report(report, tmp_path / "drift.html")
-    html, told = page.read_text(), json.loads(figures.read_text())
+    html, content = page.read_text(), json.loads(figures.read_text())
     assert not re.findall(r'(?:src|href)="(?!#)', html)
-    assert html.count("<svg") == len(report.columns) == len(told["columns"])
-    assert (told["format"], told["version"]) == ("terarec.drift", 1)
-    for moved in told["columns"]:
+    assert html.count("<svg") == len(report.columns) == len(content["columns"])
+    assert (content["format"], content["version"]) == ("terarec.drift", 1)
+    for moved in content["columns"]:
         assert f">{moved['stability_index']:.3f}<" in html
-    assert told["reference"]["splits"] == {"train": 4000, "valid": 500}
+    assert content["reference"]["splits"] == {"train": 4000, "valid": 500}
     identifiers = re.findall(r' id="([^"]+)"', html)
     assert len(identifiers) == len(set(identifiers))
 

@@ -47,7 +47,7 @@ def set_block_bytes(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
 def test_results_do_not_depend_on_what_was_fitted_while_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Split, longer: slice
 ) -> None:
-    """Longer lines in the one half leave much for after the count, or let too much be learnt before."""
+    """Longer lines in the one half leave much for after the count, or let too many rows be observed before."""
     log = shop_files(tmp_path / "raw", files=3)
     for path in log:
         lines = path.read_text().splitlines()

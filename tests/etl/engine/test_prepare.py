@@ -129,14 +129,14 @@ def test_the_report_describes_the_run(tmp_path: Path, log: list[Path]) -> None:
 
 
 def test_progress_rises_to_the_bytes_of_all_phases(tmp_path: Path, log: list[Path]) -> None:
-    told: list[Progress] = []
-    prepare(shop_workflow(None), log, tmp_path / "out", PrepareOptions(), told.append)
-    done = [step.done_bytes for step in told]
+    reported: list[Progress] = []
+    prepare(shop_workflow(None), log, tmp_path / "out", PrepareOptions(), reported.append)
+    done = [step.done_bytes for step in reported]
     assert done == sorted(done)
-    assert done[-1] == told[-1].total_bytes == 4 * sum(path.stat().st_size for path in log)
-    assert list(dict.fromkeys(step.phase for step in told)) == ["group", "fit 1", "fit 2", "write"]
-    assert told[-1].rows == 600
-    assert told[-1].seconds_left == 0
+    assert done[-1] == reported[-1].total_bytes == 4 * sum(path.stat().st_size for path in log)
+    assert list(dict.fromkeys(step.phase for step in reported)) == ["group", "fit 1", "fit 2", "write"]
+    assert reported[-1].rows == 600
+    assert reported[-1].seconds_left == 0
 
 
 def test_bad_input_leaves_nothing_behind(tmp_path: Path, log: list[Path]) -> None:

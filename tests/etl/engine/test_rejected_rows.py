@@ -49,9 +49,9 @@ def test_rows_without_a_label_are_left_out_as_lines_that_are_no_rows(tmp_path: P
     report = prepare(shop_workflow(split), log, tmp_path / "b", PrepareOptions(bad_input=policy, shuffle=True))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert report.bad_input.counts == {"label": 5}
-    place = f"{log[0]}: line {{}}, column 'bought': got a missing value, expected a label in every row (--bad-input"
+    place = f"{log[0]}: line {{}}, column 'bought': got a missing value, expected a label in every row (bad_input="
     starts = [place.format(row + 1) for row in BAD_ROWS]
-    assert [told.startswith(start) for told, start in zip(report.bad_input.first, starts, strict=True)] == [True] * 5
+    assert [fault.startswith(start) for fault, start in zip(report.bad_input.first, starts, strict=True)] == [True] * 5
     by_name = {column.name: column.missing for column in report.inputs}
     assert by_name["bought"] == 5
 
@@ -59,10 +59,10 @@ def test_rows_without_a_label_are_left_out_as_lines_that_are_no_rows(tmp_path: P
 @pytest.mark.parametrize("split", [None, *SPLITS], ids=lambda split: getattr(split, "kind", "none"))
 def test_a_row_without_a_label_ends_the_run_in_the_first_pass(tmp_path: Path, split: Split | None) -> None:
     log = shop_log(tmp_path / "raw", {41: "", 90: ""})
-    told: list[Progress] = []
+    reported: list[Progress] = []
     with pytest.raises(FormatError, check=at(f"{tmp_path}/raw/log.tsv: line 42, column 'bought'")):
-        prepare(shop_workflow(split), log, tmp_path / "out", PrepareOptions(), told.append)
-    assert {step.phase for step in told} <= {"split", "group"}
+        prepare(shop_workflow(split), log, tmp_path / "out", PrepareOptions(), reported.append)
+    assert {step.phase for step in reported} <= {"split", "group"}
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
@@ -71,7 +71,7 @@ def test_bad_lines_and_rejected_rows_are_reported_in_their_order(tmp_path: Path)
     log = shop_log(tmp_path / "raw", bad)
     report = prepare(shop_workflow(), log, tmp_path / "out", PrepareOptions(bad_input="skip"))
     assert report.bad_input.counts == {"integer": 7, "label": 7}
-    assert [told.split(": ")[1].split(",")[0] for told in report.bad_input.first] == [
+    assert [fault.split(": ")[1].split(",")[0] for fault in report.bad_input.first] == [
         f"line {row + 1}" for row in range(10, 20)
     ]
     assert report.rows == 600 - 14
@@ -138,14 +138,14 @@ def test_what_rejects_rows(tmp_path: Path, spec: WorkflowSpec, expected: list[tu
     path.write_text("\n".join(LINES))
     options = PrepareOptions(bad_input=policy)
     if policy == "raise" and expected:
-        number, told = min(expected)
+        number, fault = min(expected)
         with pytest.raises(FormatError) as caught:
             prepare(Workflow.of(spec), [path], tmp_path / "out", options)
         assert str(caught.value).startswith(f"{path}: line {number}, column ")
-        assert told in str(caught.value)
+        assert fault in str(caught.value)
         return
     report = prepare(Workflow.of(spec), [path], tmp_path / "out", options)
     assert sum(report.bad_input.counts.values()) == len(expected)
-    for line, (number, told) in zip(report.bad_input.first, expected, strict=True):
+    for line, (number, fault) in zip(report.bad_input.first, expected, strict=True):
         assert line.startswith(f"{path}: line {number}, column ")
-        assert told in line
+        assert fault in line

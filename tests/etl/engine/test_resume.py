@@ -105,7 +105,7 @@ def test_bad_lines_of_a_side_table_are_reported_after_an_interruption_too(tmp_pa
     assert report.phases[0].resumed
     assert report.bad_input.counts == {"integer": 1, "short_line": 2}
     lines = [f"{movies}: line 202: found 1 field,", f"{ratings}: line 302: found 3", f"{ratings}: line 303, column 'm"]
-    assert [line.startswith(told) for line, told in zip(report.bad_input.first, lines, strict=True)] == [True] * 3
+    assert [line.startswith(start) for line, start in zip(report.bad_input.first, lines, strict=True)] == [True] * 3
 
 
 KILLED_WRITING = """

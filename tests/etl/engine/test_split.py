@@ -45,7 +45,7 @@ def block(rows: int = 1000, **columns: pa.Array) -> Rows:
 
 
 def uniform(data: bytes, seed: int) -> float:
-    """The share that a hash stands for, by the formula of docs/workflows.md."""
+    """The share of a hash, by the formula of docs/workflows.md."""
     return ((xxh64(data, seed) >> 11) % 2**53) / 2**53
 
 

@@ -141,9 +141,9 @@ def test_counts_beyond_memory_go_to_the_disk_and_give_the_same_ids(kind, caplog)
         assert len(expected.ids[name].values) == 2000
         assert found.ids[name].values.equals(expected.ids[name].values)
         assert found.counts[name].equals(expected.counts[name])
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "it goes on in partitions on the disk" in told[0]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 1
+    assert "it goes on in partitions on the disk" in logged[0]
 
 
 def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():
@@ -151,6 +151,6 @@ def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():
     size = len({value for block in blocks for value in values_of(block.columns["x"])})
     with pytest.raises(StorageError) as caught:
         fit(Categorify(columns=("x",)), blocks, memory_bytes=150_000)
-    told = str(caught.value)
-    assert told.startswith(f"column 'x': its vocabulary of {size:,} values needs about ")
-    assert " KiB are left; a greater min_count (now 1), a max_size (now none), HashBucket or more memory" in told
+    message = str(caught.value)
+    assert message.startswith(f"column 'x': its vocabulary of {size:,} values needs about ")
+    assert " KiB are left; a greater min_count (now 1), a max_size (now none), HashBucket or more memory" in message

@@ -150,7 +150,7 @@ def test_inputs_of_other_kinds_are_rejected(step, place):
 
 
 def group_rows(state):
-    """What is learnt of the column k, as it is saved."""
+    """The fitted state of column k, as it is saved."""
     return state.columns["k"].rows
 
 
@@ -184,9 +184,9 @@ def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, 
     expected = fit(step, blocks)
     found = fit(step, blocks, memory_bytes=encoding_bytes(group_rows(expected)) * 11 // 10)
     assert files_of(found) == files_of(expected)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "column 'k': the sums of its groups pass the memory bound of" in told[0]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 1
+    assert "column 'k': the sums of its groups pass the memory bound of" in logged[0]
 
 
 @BEYOND_MEMORY

@@ -46,7 +46,7 @@ def logs(draw, item_kind):
 
 
 def earlier_rows(rows, row):
-    """Rows of the same group that stand before `row`, by (time, row), the last one last; None is without a place."""
+    """Rows of the same group before `row`, by (time, row), the last one last; None is without a place."""
     group, time, _ = rows[row]
     if group is None or time is None:
         return None

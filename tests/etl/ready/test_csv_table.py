@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def options(**changed: Any) -> CsvOptions:
-    asked = {
+    requested = {
         "label": "clicked",
         "positives": ("yes", "yes."),
         "dense": ("age",),
@@ -52,11 +52,11 @@ def options(**changed: Any) -> CsvOptions:
         "ids": ("user",),
         "buckets": {"age": 4},
     }
-    return CsvOptions(**(asked | changed))
+    return CsvOptions(**(requested | changed))
 
 
-def prepare(sources: list[Path], out: Path, asked: CsvOptions, **how: Any) -> PrepareReport:
-    return etl.prepare(Workflow.of(csv_workflow(asked)), sources, out, options=PrepareOptions(**how))
+def prepare(sources: list[Path], out: Path, requested: CsvOptions, **how: Any) -> PrepareReport:
+    return etl.prepare(Workflow.of(csv_workflow(requested)), sources, out, options=PrepareOptions(**how))
 
 
 def test_every_kind_of_column(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_rows_resume_over_files_and_the_last_before_those_for_test_are_for_valid
     paths = [tmp_path / f"{part}.csv" for part in range(3)]
     for part, path in enumerate(paths):
         path.write_text("y,x\n" + "".join(f"{i % 2},{i}\n" for i in range(part * 10, part * 10 + 10)))
-    asked = CsvOptions(label="y", ids=("x",), split=SplitByFiles(valid=0, test=1, valid_fraction=0.25))
-    report = prepare(paths, tmp_path / "data", asked)
+    requested = CsvOptions(label="y", ids=("x",), split=SplitByFiles(valid=0, test=1, valid_fraction=0.25))
+    report = prepare(paths, tmp_path / "data", requested)
     assert report.splits == {"train": 15, "valid": 5, "test": 10}
     train, valid, test = (read_split(tmp_path / "data", split) for split in ("train", "valid", "test"))
     assert train.keys[0].tolist() == list(range(2, 17))
@@ -135,9 +135,9 @@ def test_a_label_is_a_number_from_0_to_1_or_needs_positives(tmp_path: Path, labe
     good.write_text("y,x\n0,1\n0.5,2\n1,3\n")
     bad.write_text(f"y,x\n0,1\n{label},2\n")
     sources = [bad] if split == "train" else [good, bad]
-    asked = CsvOptions(label="y", dense=("x",), split=None if split == "train" else BY_TEST_FILE)
+    requested = CsvOptions(label="y", dense=("x",), split=None if split == "train" else BY_TEST_FILE)
     with pytest.raises(FormatError, check=at(f"{bad}: line 3, column 'y'")):
-        prepare(sources, tmp_path / "data", asked)
+        prepare(sources, tmp_path / "data", requested)
     assert not (tmp_path / "data").exists()
 
 
@@ -171,10 +171,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode(errors="surrogateescape"))
-    asked = CsvOptions(**({"label": "clicked", "positives": ("yes",), "dense": ("age",)} | changed))
+    requested = CsvOptions(**({"label": "clicked", "positives": ("yes",), "dense": ("age",)} | changed))
     where = place[0] if place[0][:1].isalpha() else f"{path}{place[0]}"
     with pytest.raises(error, check=at(where, place[1])) as raised:
-        prepare([path], tmp_path / "data", asked)
+        prepare([path], tmp_path / "data", requested)
     assert "\n" not in str(raised.value)
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 

@@ -66,10 +66,10 @@ def parts(values, is_valid):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_best_auc_and_every_row_arrive(prepared, name):
-    told, known = prepared(name).report, json.loads((prepared(name).raw / "generated.json").read_text())
-    assert told.best_auc == known["best_auc"]
-    assert told.rows == known["samples"] == sum(told.splits.values())
-    assert min(told.splits.values()) > 0
+    report, known = prepared(name).report, json.loads((prepared(name).raw / "generated.json").read_text())
+    assert report.best_auc == known["best_auc"]
+    assert report.rows == known["samples"] == sum(report.splits.values())
+    assert min(report.splits.values()) > 0
 
 
 def test_criteo_ids_logarithms_and_sizes(tmp_path):
@@ -89,12 +89,12 @@ def test_criteo_ids_logarithms_and_sizes(tmp_path):
         assert columns["I2"] == pytest.approx([math.log(number) for number in raised], rel=1e-6, abs=1e-6)
 
     prepare(Workflow.of(ready_criteo(min_count=1, split=None)), files, tmp_path / "whole")
-    told = {difference.column: difference.obtained for difference in compare_sizes(read(tmp_path / "whole"), "kaggle")}
+    found = {difference.column: difference.obtained for difference in compare_sizes(read(tmp_path / "whole"), "kaggle")}
     values = [{row[13 + n] for day in days for row in day} - {""} for n in range(1, 27)]
     published = PUBLISHED_SIZES["kaggle"].sizes
     different = {f"C{n}": len(v) for n, v in enumerate(values, 1) if abs(len(v) - published[n - 1]) > 1}
-    assert told == different
-    assert "C9" not in told
+    assert found == different
+    assert "C9" not in found
 
     merged = ready_criteo(min_count=1, split=None, modulo=10_000_000)
     prepare(Workflow.of(merged), files[:1], tmp_path / "merged")

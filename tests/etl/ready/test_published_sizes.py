@@ -47,12 +47,12 @@ def test_a_column_beyond_the_slack_is_reported() -> None:
     sizes[0] -= 1  # the missing value counts as one there
     sizes[5] += 2
     sizes[25] = 0
-    told = compare_sizes(data_set(tuple(sizes)), "kaggle")
-    assert told == (
+    differences = compare_sizes(data_set(tuple(sizes)), "kaggle")
+    assert differences == (
         SizeDifference(column="C6", obtained=26, published=24),
         SizeDifference(column="C26", obtained=0, published=142_572),
     )
-    assert str(told[1]) == "C26: 0 values, published are 142,572"
+    assert str(differences[1]) == "C26: 0 values, published are 142,572"
 
 
 def test_unknown_names_and_other_data_sets_are_rejected() -> None:

@@ -1,4 +1,4 @@
-"""A10, D15: what stands between quotes never becomes a row, under any policy; quoted line ends are read (RFC 4180)."""
+"""Text between quotes never becomes a row, under any policy; quoted line ends are read (RFC 4180)."""
 
 import csv
 import io

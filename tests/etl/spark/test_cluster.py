@@ -74,9 +74,9 @@ def _cluster(directory: Path, variables: Mapping[str, str]) -> Iterator[str]:
         process = stack.enter_context(_process(["org.apache.spark.deploy.master.Master", *own], log, directory))
         master = _wait_for(log, process, r"Starting Spark master at (\S+)")[0]
         for number in range(2):
-            asked = ["--host", HOST, "--cores", "1", "--memory", "600m", "--webui-port", "0"]
-            asked += ["--work-dir", str(directory / f"work-{number}"), master]
-            worker = ["org.apache.spark.deploy.worker.Worker", *asked]
+            arguments = ["--host", HOST, "--cores", "1", "--memory", "600m", "--webui-port", "0"]
+            arguments += ["--work-dir", str(directory / f"work-{number}"), master]
+            worker = ["org.apache.spark.deploy.worker.Worker", *arguments]
             stack.enter_context(_process(worker, directory / f"worker-{number}.log", directory, variables))
         _wait_for(log, process, "Registering worker", 2)
         yield master

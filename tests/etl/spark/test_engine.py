@@ -51,16 +51,16 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def both(spec: WorkflowSpec, paths: list[Path], directory: Path, **options: Any) -> tuple[Any, Any]:
     """The reports of both engines, whose data sets lie in ``spark/`` and ``local/``."""
-    asked, told = PrepareOptions(**options), list[Progress]()
+    requested, reported = PrepareOptions(**options), list[Progress]()
     reports = (
-        prepare(Workflow.of(spec), paths, directory / "spark", on_spark(asked), told.append),
-        prepare(Workflow.of(spec), paths, directory / "local", asked),
+        prepare(Workflow.of(spec), paths, directory / "spark", on_spark(requested), reported.append),
+        prepare(Workflow.of(spec), paths, directory / "local", requested),
     )
     assert_same(directory / "spark", directory / "local")
-    assert list(dict.fromkeys(progress.phase for progress in told)) == [phase.name for phase in reports[0].phases]
-    assert [progress.done_bytes for progress in told] == sorted(progress.done_bytes for progress in told)
-    assert (told[-1].done_bytes, told[-1].seconds_left) == (told[-1].total_bytes, 0.0)
-    assert told[-1].rows == reports[0].phases[-1].rows > 0
+    assert list(dict.fromkeys(progress.phase for progress in reported)) == [phase.name for phase in reports[0].phases]
+    assert [progress.done_bytes for progress in reported] == sorted(progress.done_bytes for progress in reported)
+    assert (reported[-1].done_bytes, reported[-1].seconds_left) == (reported[-1].total_bytes, 0.0)
+    assert reported[-1].rows == reports[0].phases[-1].rows > 0
     return reports
 
 
@@ -85,22 +85,22 @@ def test_every_operator_gives_the_same_data_set_and_states(
 def test_states_of_many_pieces_are_merged_in_a_tree(tmp_path: Path) -> None:
     paths = write_log(tmp_path)[:2]
     tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
-    asked = PrepareOptions(tables=tables)
-    prepare(Workflow.of(one_of_each()), paths, tmp_path / "local", asked)
-    asked = on_spark(asked)
-    settings = {**asked.spark_conf, "spark.sql.files.maxPartitionBytes": "300"}
+    requested = PrepareOptions(tables=tables)
+    prepare(Workflow.of(one_of_each()), paths, tmp_path / "local", requested)
+    requested = on_spark(requested)
+    settings = {**requested.spark_conf, "spark.sql.files.maxPartitionBytes": "300"}
     assert sum(path.stat().st_size for path in paths) // 300 > _FAN_IN
-    asked = dataclasses.replace(asked, spark_conf=settings)
-    prepare(Workflow.of(one_of_each()), paths, tmp_path / "spark", asked)
+    requested = dataclasses.replace(requested, spark_conf=settings)
+    prepare(Workflow.of(one_of_each()), paths, tmp_path / "spark", requested)
     assert_same(tmp_path / "spark", tmp_path / "local")
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "0m"])
 def test_pieces_of_no_size_are_reported_before_any_work(tmp_path: Path, size: str) -> None:
     log = shop_files(tmp_path / "raw")
-    asked = dataclasses.replace(on_spark(PrepareOptions()), spark_conf={"spark.sql.files.maxPartitionBytes": size})
+    requested = dataclasses.replace(on_spark(PrepareOptions()), spark_conf={"spark.sql.files.maxPartitionBytes": size})
     with pytest.raises(FieldError) as caught:
-        prepare(shop_workflow(), log, tmp_path / "out", asked)
+        prepare(shop_workflow(), log, tmp_path / "out", requested)
     assert caught.value.field == "spark_conf"
     assert "spark.sql.files.maxPartitionBytes" in caught.value.problem
     assert not (tmp_path / "out").exists()
@@ -113,10 +113,10 @@ def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_and_metadata_are_the_same(tmp_path: Path) -> None:
     spec = exploded(SplitByTime(column="time", valid=0.2, test=0.1))
-    beside = ("user", "time", "price", "stock")
-    spec = dataclasses.replace(spec, weight="bought", labels=(LabelSpec(name="y", column="bought"),), metadata=beside)
+    metadata = ("user", "time", "price", "stock")
+    spec = dataclasses.replace(spec, weight="bought", labels=(LabelSpec(name="y", column="bought"),), metadata=metadata)
     both(spec, write_log(tmp_path, rows=150), tmp_path, shuffle=True, rows_per_shard=40)
-    spec = dataclasses.replace(one_of_each(), metadata=beside)
+    spec = dataclasses.replace(one_of_each(), metadata=metadata)
     tables = {"users": (str(write_users(tmp_path / "users.tsv")),)}
     log = write_log(tmp_path, rows=150)
     both(spec, log, tmp_path / "each", tables=tables)
@@ -137,12 +137,12 @@ def test_bad_weights_are_reported_and_left_out_as_by_the_local_engine(tmp_path: 
         dense=("price",),
         weight="w",
     )
-    told = []
-    for asked in (PrepareOptions(), on_spark(PrepareOptions())):
+    messages = []
+    for requested in (PrepareOptions(), on_spark(PrepareOptions())):
         with pytest.raises(FormatError, check=at(f"{log}: line 12, column 'w'")) as caught:
-            prepare(Workflow.of(spec), [log], tmp_path / "rejected", asked)
-        told.append(str(caught.value))
-    assert told[0] == told[1]
+            prepare(Workflow.of(spec), [log], tmp_path / "rejected", requested)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
     ours, theirs = both(spec, [log], tmp_path, bad_input="skip")
     assert ours.bad_input == theirs.bad_input
     assert ours.rows == 29
@@ -154,9 +154,9 @@ def test_a_fitted_workflow_transforms_only(tmp_path: Path) -> None:
     settings = [
         part for name, value in on_spark(PrepareOptions()).spark_conf.items() for part in ("--conf", f"{name}={value}")
     ]
-    asked = ["--engine", "spark", "--master", "local[2]", "--shuffle", *settings]
-    told = figures("prepare", tmp_path / "fitted" / "workflow", log[1], "--out", tmp_path / "spark", *asked)
-    assert [phase["name"] for phase in told["phases"]] == ["count", "group", "write"]
+    arguments = ["--engine", "spark", "--master", "local[2]", "--shuffle", *settings]
+    shown = figures("prepare", tmp_path / "fitted" / "workflow", log[1], "--out", tmp_path / "spark", *arguments)
+    assert [phase["name"] for phase in shown["phases"]] == ["count", "group", "write"]
     fitted = Workflow.load(tmp_path / "fitted" / "workflow")
     prepare(fitted, log[1:], tmp_path / "local", PrepareOptions(shuffle=True))
     assert_same(tmp_path / "spark", tmp_path / "local")

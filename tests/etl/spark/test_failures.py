@@ -1,4 +1,4 @@
-"""What goes wrong in Spark is told in one line."""
+"""Errors of Spark are reported in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "line"),
+    ("message", "error", "line"),
     [
         (
             "An error occurred while calling o7.collect.\n: org.apache.spark.SparkException: Job aborted due to stage "
@@ -44,14 +44,14 @@ def test_a_master_that_does_not_answer_is_reported_spark_errors() -> None:
         ),
     ],
 )
-def test_spark_messages_become_one_line(told: str, error: type[Exception], line: str) -> None:
+def test_spark_messages_become_one_line(message: str, error: type[Exception], line: str) -> None:
     pytest.importorskip("pyspark", reason="PySpark is not installed")
     from pyspark.errors import PySparkException
 
     from terarec.etl.spark.jobs import spark_errors
 
     with pytest.raises(error, check=at("Spark", line)) as caught, spark_errors():
-        raise PySparkException(told)
+        raise PySparkException(message)
     assert "\n" not in str(caught.value)
 
 
@@ -61,10 +61,10 @@ def test_errors_of_executors_keep_their_class() -> None:
 
     from terarec.etl.spark.jobs import executor_errors, spark_errors
 
-    with pytest.raises(RuntimeError) as told, executor_errors():
+    with pytest.raises(RuntimeError) as raised, executor_errors():
         raise StorageError("disk", "full, expected room")
     with pytest.raises(StorageError, check=at("disk", "full, expected room")), spark_errors():
-        raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {told.value}\n\tat a.B")
+        raise PySparkException(f"Traceback:\n  File x\nRuntimeError: {raised.value}\n\tat a.B")
 
 
 def test_executors_without_terarec_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Records that are served get what rows of files got, whatever holds them; what they may not hold is told."""
+"""Served records are encoded as rows of files, whatever holds them; values that they may not hold are reported."""
 
 from typing import Any
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from terarec.io import atomic_dir, write_json
 from terarec.spec import checks
+from terarec.spec.dataset import GENERATED_FILE
 
 Column = Any
 """A NumPy or Arrow array of integers, numbers or texts, or one text for all rows."""
@@ -123,8 +124,6 @@ def _end_of_ties(packed: NDArray[np.uint32], stop: int) -> int:
     return int(np.searchsorted(packed, last_of_score, side="right"))
 
 
-REPORT_FILE = "generated.json"
-
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows) after every block."""
 
@@ -227,7 +226,7 @@ def write_log(
         report = _report(partial, files, samples, rows=rows, seed=seed, started=started)
         # Without times, so that equal arguments give equal bytes in this file, too.
         known = {key: value for key, value in asdict(report).items() if "second" not in key}
-        write_json(partial / REPORT_FILE, {**known, **(options or {})})
+        write_json(partial / GENERATED_FILE, {**known, **(options or {})})
     return report
 
 

@@ -170,7 +170,7 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
         FormatError: Bad input, under the policy "raise".
     """
     if name not in options.tables:
-        raise ConfigError(f"side table {name!r}", f"no file, expected --table {name}=PATH")
+        raise ConfigError(f"side table {name!r}", f"no file, expected one in tables (--table {name}=PATH)")
     source = open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
     for rows in source.blocks():
         statistic.merge(statistic.observe(rows))

@@ -22,7 +22,7 @@ from terarec.etl.engine.fitting import (
 )
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.passes import Passes, Pipeline
-from terarec.etl.engine.phases import WORK, WORKFLOW, Phases, Result
+from terarec.etl.engine.phases import WORK, Phases, Result
 from terarec.etl.engine.split import (
     Bounds,
     RowBounds,
@@ -46,6 +46,7 @@ from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.sink import PartOptions, closed_files
 from terarec.etl.source import Source
 from terarec.etl.workflow import Pass, Workflow
+from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.io import flush_tree
 from terarec.kernels import memory
 from terarec.parallel import available_threads
@@ -74,7 +75,7 @@ class LocalRun:
         source: Rows.
         options: Options of the preparation.
         phases: Runs each phase unless it is done.
-        directory: Directory that becomes the data set, with `WORKFLOW` in it, and `WORK` until `finish`.
+        directory: Directory that becomes the data set, with `WORKFLOW_DIRECTORY` in it, and `WORK` until `finish`.
 
     Attributes:
         spilled: Names of the steps whose statistics did not fit in memory.
@@ -85,7 +86,7 @@ class LocalRun:
     ) -> None:
         self._work = directory / WORK
         self._work.mkdir(exist_ok=True)
-        workflow.save(directory / WORKFLOW)  # states that phases fit are added to it
+        workflow.save(directory / WORKFLOW_DIRECTORY)  # states that phases fit are added to it
         self.spilled: list[str] = []
         self._workflow = workflow
         self._source = source
@@ -95,7 +96,7 @@ class LocalRun:
         self._memory = options.memory_bytes or (memory.available_bytes() or _UNKNOWN_MEMORY) // 2
         self._plan = workflow.plan
         self._states: dict[int, State] = dict(workflow.states)
-        self._store = StateStore(self._plan, directory / WORKFLOW)
+        self._store = StateStore(self._plan, directory / WORKFLOW_DIRECTORY)
         self._statistics = SpillingStatistics(self._plan, self._work / "spill", self._memory // 2)
         item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.operators) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)

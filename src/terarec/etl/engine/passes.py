@@ -74,7 +74,7 @@ class InvalidRowHandler:
 
     def flush(self) -> None:
         """Report all of them to the source, once for the block however many functions ran."""
-        self._source.leave_out(self._raw, self._counts, self._faults)
+        self._source.log_invalid_rows(self._raw, self._counts, self._faults)
 
 
 @dataclass(frozen=True, slots=True)

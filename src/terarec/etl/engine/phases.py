@@ -124,8 +124,6 @@ class ProgressMeter:
 
 WORK = "work"
 """Directory of what phases pass on through the disk."""
-WORKFLOW = "workflow"
-"""Directory of the fitted workflow in a data set."""
 
 Result: TypeAlias = dict[str, Any]
 """Result of a phase, as JSON."""
@@ -134,7 +132,7 @@ Result: TypeAlias = dict[str, Any]
 class EngineRun(Protocol):
     """The phases of one preparation: `fit`, then `write`, then `finish`. Complete phases are not run again.
 
-    It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW` of its directory.
+    It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW_DIRECTORY` of its directory.
 
     Attributes:
         spilled: Names of the steps whose statistics did not fit in memory.

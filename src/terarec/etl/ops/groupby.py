@@ -81,7 +81,7 @@ class JoinGroupby(ColumnsOperator):
             checks.fail(self, "statistics", f"some of {', '.join(map(repr, _STATISTICS))}")
         checks.distinct(self, "statistics", self.statistics)
         if bool(self.values) is (self.statistics == ("count",)):
-            checks.reject(self, "values", "expected columns exactly where a statistic other than 'count' is asked")
+            checks.reject(self, "values", "expected columns exactly where statistics other than 'count' are requested")
         checks.distinct(self, "columns", self.writes)
 
     @property

@@ -110,7 +110,7 @@ class HashBucket(MappedColumns):
 @register("given_ids")
 @dataclass(frozen=True, kw_only=True)
 class GivenIds(MappedColumns):
-    """Integer -> the same number as an id or a key, for data that already has ids.
+    """Integer -> the same number as an id or a key, for data that already has ids. Saved workflows have its name.
 
     Attributes:
         rows: Number of ids of each of `columns`, 0 <= id < rows, none missing; None: its integers are keys.

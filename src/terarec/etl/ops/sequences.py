@@ -207,9 +207,9 @@ class Explode(ColumnsOperator):
         for name in self.columns[1:]:
             found = list_lengths(rows.columns[name])
             if (wrong := found != lengths).any():
-                raise _refused(rows, name, found, wrong, accepted_length(first))
+                raise _rejected(rows, name, found, wrong, accepted_length(first))
         if (long := lengths > MAX_ITEMS).any():
-            raise _refused(rows, first, lengths, long, accepted_list(MAX_ITEMS))
+            raise _rejected(rows, first, lengths, long, accepted_list(MAX_ITEMS))
         others = [name for name in rows.columns if name not in self.columns]
         repeated = rows.select(others).take(np.repeat(np.arange(len(lengths)), lengths))
         offsets = offsets_of(lengths)
@@ -223,7 +223,7 @@ def accepted_length(first: str) -> str:
     return f"as many items as in column {first!r}"
 
 
-def _refused(
+def _rejected(
     rows: Rows, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
 ) -> RowFaultError:
     """Return the error that the lists of these `lengths` in `wrong` rows are not what is `accepted`."""

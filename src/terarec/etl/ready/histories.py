@@ -144,7 +144,7 @@ def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _MIND_S
             row_step("length", "history", "read_count"),
             LogOp(columns=("read_count",)),
             Normalize(columns=("read_count",)),
-            # The table is asked twice by its key's name: for all that was read, and for what is shown.
+            # The table is joined twice by its key's name: to all that was read, and to the shown article.
             Rename(names={"history": "news_id"}),
             JoinTable(table="news", on="news_id", columns=("category",)),
             Rename(names={"news_id": "read_news", "category": "read_categories"}),

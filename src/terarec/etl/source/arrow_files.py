@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.cleaning import SECONDS, Cleaning, beyond_years, parse_texts, parse_times
+from terarec.etl.cleaning import Cleaning, beyond_years, parse_texts, parse_times
 from terarec.etl.columns import array_of, from_arrow, lists_of, null_mask, numbers_of, numpy_values, without_empty
 from terarec.etl.source.blocks import (
+    EXPECTED,
     FieldFaults,
     InputFault,
     ParsedPart,
@@ -30,14 +31,7 @@ from terarec.io import locate
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
 
-_EXPECTED = {
-    "integer_range": "a signed integer of 64 bits",
-    "infinite": "a finite number",
-    "hex": "up to 8 hexadecimal digits, or an integer from 0 to 4294967295",
-    "integer": "an integer",
-    "number": "a number",
-    "time": SECONDS,
-}
+_EXPECTED = {**EXPECTED, "hex": "up to 8 hexadecimal digits, or an integer from 0 to 4294967295"}
 
 
 def check_type(path: str, column: SourceColumn, found: pa.DataType) -> None:
@@ -145,7 +139,7 @@ def _times_of(seconds: pa.Array) -> _Read | None:
 def _integers_of_floats(array: Any) -> _Read:
     """Read integers that a table holds as floats, since some of them are missing."""
     numbers = numbers_of(array.cast(pa.float64()))
-    # From 2**53 on a float64 stands for several integers: its id would be that of another value.
+    # From 2**53 on a float64 may be one of several integers: its id would be that of another value.
     good = (np.abs(numbers) < 2**53) & (np.floor(numbers) == numbers)
     bad: NDArray[np.bool_] = ~good & ~np.isnan(numbers)
     return array_of(np.where(good, numbers, 0).astype(np.int64), ~good), "integer", bad

@@ -14,8 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from terarec.errors import FormatError
+from terarec.etl.cleaning import SECONDS
 from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
 from terarec.etl.source.files import SourceFile
+from terarec.etl.source.text import MAX_LINE_BYTES
+from terarec.kernels.encoding_types import EXPECTED as PARSER_EXPECTED
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn
 from terarec.spec.quoting import quoted
@@ -24,6 +27,14 @@ Place = Literal["line", "row"]
 """Unit in which rows of a file are counted: lines or, in files without lines, rows."""
 
 FAULTS_SHOWN = 10
+EXPECTED: Mapping[str, str] = {
+    **{str(kind): accepted for kind, accepted in PARSER_EXPECTED.items()},
+    "oversized_line": f"a line of at most {MAX_LINE_BYTES} bytes",
+    "json": "a JSON object in one line",
+    "text": "text in quotes",
+    "time": SECONDS,
+}
+"""Accepted content for each kind of fault, in files of all formats."""
 FATAL = "quote"
 """The kind of fault that ends the reading under every policy: text behind an invalid quote may be part of a field, and
 must not become a row."""

@@ -14,6 +14,7 @@ from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import SECONDS, beyond_years, parse_times
 from terarec.etl.columns import array_of, flat, list_offsets, lists_of, null_mask, numpy_values
 from terarec.etl.source.blocks import (
+    EXPECTED,
     FATAL,
     FieldFaults,
     InputFault,
@@ -37,7 +38,6 @@ from terarec.etl.source.text import (
 )
 from terarec.kernels.cpu.delimited import count_rows, first_record_bytes, lines_of_rows, parse_delimited
 from terarec.kernels.encoding_types import (
-    EXPECTED,
     DelimitedField,
     DelimitedLayout,
     FieldFault,
@@ -243,9 +243,7 @@ def _report(part: RawPart, names: tuple[str, ...], fault: FieldFault) -> InputFa
     if fault.kind in ("short_line", "long_line"):
         got = f"found {fault.field} field{'s' if fault.field != 1 else ''}"
         expected = f"{len(names)} separated by the delimiter"
-    elif fault.kind == "oversized_line":
-        expected = f"a line of at most {MAX_LINE_BYTES} bytes"
-    else:
+    elif fault.kind != "oversized_line":
         column = names[fault.field] if fault.field < len(names) else None
     number = part.before + fault.line + 1
     return InputFault(path=part.path, number=number, kind=fault.kind, column=column, got=got, expected=expected)

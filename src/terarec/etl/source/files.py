@@ -16,10 +16,9 @@ from typing import NoReturn
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.io import file_system, is_remote
 from terarec.spec.codec import parse_json
+from terarec.spec.dataset import GENERATED_FILE
 from terarec.spec.quoting import did_you_mean, quoted
 
-SIDECAR = "generated.json"
-"""File that the generator of synthetic logs writes next to them."""
 _READ_SEVERAL_TIMES = "the sources are read several times, which a pipe does not allow (save its rows to a file first)"
 
 
@@ -41,7 +40,7 @@ class SourceFile:
 def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     """Return the files that `paths` name, in the order of `paths`.
 
-    A directory stands for the files in it and below, a pattern for the files that it matches, both in the order of
+    A directory means the files in it and below, a pattern for the files that it matches, both in the order of
     their names; names that begin with ``.`` or ``_`` in a directory are left out. The side file that a generator writes
     next to logs is never one of them, since a shell that expands ``raw/*`` names it, too: see `is_sidecar`.
 
@@ -107,7 +106,7 @@ def _remote(url: str) -> Iterator[SourceFile]:
     if not files.exists(path):
         if not glob.has_magic(path):
             raise DataNotFoundError(url, "no such file")
-        found = sorted(entry for entry in files.glob(path) if PurePosixPath(entry).name != SIDECAR)
+        found = sorted(entry for entry in files.glob(path) if PurePosixPath(entry).name != GENERATED_FILE)
         if not found:
             raise DataNotFoundError(url, "matches no file")
     else:
@@ -124,7 +123,7 @@ def _remote(url: str) -> Iterator[SourceFile]:
 
 
 def _is_data(parts: Sequence[str]) -> bool:
-    return parts[-1] != SIDECAR and not any(part.startswith((".", "_")) for part in parts)
+    return parts[-1] != GENERATED_FILE and not any(part.startswith((".", "_")) for part in parts)
 
 
 _SHOWN_CHARACTERS = 400
@@ -146,8 +145,8 @@ def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
 
 
 def is_sidecar(path: Path) -> bool:
-    """Return whether a file is the `SIDECAR` of a generator, and not a log of that name."""
-    if path.name != SIDECAR or not path.is_file():
+    """Return whether a file is the `GENERATED_FILE` of a generator, and not a log of that name."""
+    if path.name != GENERATED_FILE or not path.is_file():
         return False
     try:
         content = parse_json(path.read_bytes())
@@ -157,14 +156,14 @@ def is_sidecar(path: Path) -> bool:
 
 
 def read_best_auc(sources: Sequence[str | Path]) -> float | None:
-    """Return ``best_auc`` of the `SIDECAR` in the lowest directory of all `sources`; None without one, or behind URLs.
+    """Return ``best_auc`` of the `GENERATED_FILE` in the lowest directory of `sources`; None without one or for URLs.
 
     Raises:
         FormatError: The file is not JSON, or holds no ``best_auc`` from 0 to 1.
     """
     if not sources or any(is_remote(source) for source in sources):
         return None
-    path = Path(os.path.commonpath([Path(source).resolve().parent for source in sources])) / SIDECAR
+    path = Path(os.path.commonpath([Path(source).resolve().parent for source in sources])) / GENERATED_FILE
     if not path.is_file():
         return None
     try:

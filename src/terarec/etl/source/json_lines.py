@@ -18,6 +18,7 @@ from pyarrow import json as arrow_json
 from terarec.etl.cleaning import Cleaning
 from terarec.etl.source.arrow_files import read_array
 from terarec.etl.source.blocks import (
+    EXPECTED,
     FieldFaults,
     InputFault,
     ParsedPart,
@@ -45,15 +46,6 @@ _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "num
 
 _DEEP = 500
 """Levels that Python's parser reads, whatever the stack below it."""
-_EXPECTED = {
-    "json": "a JSON object in one line",
-    "oversized_line": f"a line of at most {MAX_LINE_BYTES} bytes",
-    "text": "text in quotes",
-    "integer": "an integer",
-    "integer_range": "a signed integer of 64 bits",
-    "number": "a number",
-    "infinite": "a finite number",
-}
 
 
 WELL_FORMED = re.compile(
@@ -99,7 +91,7 @@ def read_objects(text: bytes, spec: SourceSpec) -> tuple[pa.Table, list[FieldFau
         }
     )
     found = [
-        FieldFaults(name or None, kind, _EXPECTED[kind], np.array([row for row, _ in bad]), [got for _, got in bad])
+        FieldFaults(name or None, kind, EXPECTED[kind], np.array([row for row, _ in bad]), [got for _, got in bad])
         for (name, kind), bad in faults.items()
     ]
     return table, found

@@ -128,7 +128,7 @@ class Source:
             raise faults[0].error() from None
         return faults
 
-    def leave_out(self, raw: RawBlock, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
+    def log_invalid_rows(self, raw: RawBlock, counts: Mapping[str, int], faults: Sequence[InputFault]) -> None:
         """Count rows of `raw` that were left out because of `faults`, the first ones, as bad input."""
         self._log.add(raw.first_row, counts, faults, is_read=True)
 
@@ -206,7 +206,7 @@ def open_source(
 
     Args:
         spec: Spec of the files.
-        paths: Paths in the order of their rows; a directory stands for the files in it and below, in the order of their
+        paths: Paths in the order of their rows; a directory means the files in it and below, in the order of their
             names, without those that begin with ``.`` or ``_``.
         policy: Policy for bad input: "raise" ends with it, "skip" leaves its row out, "missing" makes its field
             missing.

@@ -37,7 +37,7 @@ _LONGEST_RECORD = 1 << 24
 """Longest line of quoted text, all of which is kept: one of its quotes may hide line ends."""
 
 _AHEAD_BYTES = 1 << 25
-"""Bytes ahead of the position that the disk is asked to fetch. Medians of four turns of 60 MiB out of no cache of this
+"""Bytes ahead of the position that the disk is to fetch. Medians of four turns of 60 MiB out of no cache of this
 machine, whose virtual disk others used, too: 430 MB/s so (asking for 64 MiB), 350 with the system advised of sequential
 reading, 290 without; single turns overlap."""
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from terarec.errors import TerarecError
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.fitting import StateStore, fit_table
-from terarec.etl.engine.phases import WORK, WORKFLOW, Phases, Result
+from terarec.etl.engine.phases import WORK, Phases, Result
 from terarec.etl.engine.split import Bounds, RowBounds, bounds_from_data, bounds_to_data, needs_bounds, row_bounds
 from terarec.etl.engine.write import SHOWN, no_positives
 from terarec.etl.ops import SpillOptions, State
@@ -31,6 +31,7 @@ from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parqu
 from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
 from terarec.etl.spark.write import store, write_shards, written_result
 from terarec.etl.workflow import Workflow, source_types
+from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.io import is_remote
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
 from terarec.spec.dataset import DATASET_STORAGES
@@ -68,7 +69,7 @@ class SparkRun:
         directory: Path,
     ) -> None:
         self._directory = directory.resolve()
-        workflow.save(self._directory / WORKFLOW)  # states that phases fit are added to it
+        workflow.save(self._directory / WORKFLOW_DIRECTORY)  # states that phases fit are added to it
         self.spilled: list[str] = []
         self._context = spark.sparkContext
         self._piece_bytes = _piece_bytes(str(spark.conf.get(_PIECE_SIZE)))
@@ -85,13 +86,13 @@ class SparkRun:
             )
         self._work = self._directory / WORK
         self._work.mkdir(exist_ok=True)
-        self._store = StateStore(self._plan, self._directory / WORKFLOW)
+        self._store = StateStore(self._plan, self._directory / WORKFLOW_DIRECTORY)
         self._states: dict[int, State] = dict(workflow.states)
         self._watch = JobWatch(self._context, phases.meter, source.num_bytes)
         phases.meter.total_bytes = source.num_bytes * self._num_passes()
 
     def fit(self) -> Workflow:
-        """See `EngineRun`."""
+        """Return the fitted workflow; see `EngineRun`."""
         for step in self._plan.table_steps:
             self._fit(f"table {step}", [step], partial(self._fit_on_table, step), 0)
         counted = self._phase("count", self._count, 1)
@@ -107,7 +108,7 @@ class SparkRun:
         return Workflow.of(self._plan.spec, self._states)
 
     def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
-        """See `EngineRun`."""
+        """Write all rows; see `EngineRun`."""
         del fitted  # its states are those of this run
 
         def write() -> Result:
@@ -126,7 +127,7 @@ class SparkRun:
         return self._phase("write", write, _WRITING_PASSES)
 
     def finish(self) -> None:
-        """See `EngineRun`."""
+        """Remove what phases passed on; see `EngineRun`."""
         # The last tasks of a run that was killed may still write here.
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -135,7 +136,7 @@ class SparkRun:
             spec=self._plan.spec,
             files=self._files,
             policy=self._options.bad_input,
-            directory=self._directory / WORKFLOW,
+            directory=self._directory / WORKFLOW_DIRECTORY,
             fitted=tuple(sorted(self._states)),
             bounds=self._bounds,
             grouped=self._grouped,

@@ -311,7 +311,7 @@ def _check_results(spec: WorkflowSpec, types: ColumnTypes) -> None:
                 raise ConfigError(
                     f"steps[{position}] {type(step).__name__}",
                     f"column {name!r} is not among dense, categorical and "
-                    "keys, or a later step makes it; expected columns that are results as they stand there",
+                    "keys, or a later step makes it; expected columns that are results unchanged",
                 )
 
 

@@ -29,7 +29,7 @@ SMALL_ROWS = 128
 list (Zen 3)."""
 
 
-class _RefusedError(Exception):
+class _RejectedError(Exception):
     """Values of a column that are not accepted.
 
     Attributes:
@@ -43,16 +43,16 @@ class _RefusedError(Exception):
         self.got, self.accepted, self.row = got, accepted, row
 
 
-def _refused(values: Any, row: int, accepted: str) -> _RefusedError:
+def _rejected(values: Any, row: int, accepted: str) -> _RejectedError:
     """Return the error for the value at position `row`."""
     value = values[row]
-    return _RefusedError(quoted(value.as_py() if isinstance(value, pa.Scalar) else value), accepted, row)
+    return _RejectedError(quoted(value.as_py() if isinstance(value, pa.Scalar) else value), accepted, row)
 
 
-def _mistyped(values: Any, accepted: str) -> _RefusedError:
+def _mistyped(values: Any, accepted: str) -> _RejectedError:
     """Return the error for a column of another type."""
     kind = values.type if isinstance(values, pa.Array) else getattr(values, "dtype", "list")
-    return _RefusedError(f"values of type {kind}", accepted)
+    return _RejectedError(f"values of type {kind}", accepted)
 
 
 def few_as_list(values: Any) -> Any:
@@ -78,7 +78,7 @@ def _plain(values: Any) -> Any:
         return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
-    raise _RefusedError(type(values).__name__, "a list, a NumPy array or an Arrow array")
+    raise _RejectedError(type(values).__name__, "a list, a NumPy array or an Arrow array")
 
 
 def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.int64]]:
@@ -92,11 +92,11 @@ def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.in
     else:
         listed = [_listed(item) for item in (values.tolist() if isinstance(values, np.ndarray) else values)]
         if None in listed:
-            raise _refused(values, listed.index(None), f"a {accepted}")
+            raise _rejected(values, listed.index(None), f"a {accepted}")
         lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))  # type: ignore[arg-type]
         flat = [value for item in listed for value in item or ()]
     if max_length is not None and lengths.size and lengths.max() > max_length:
-        raise _refused(values, int(np.argmax(lengths > max_length)), f"a {accepted}")
+        raise _rejected(values, int(np.argmax(lengths > max_length)), f"a {accepted}")
     return Ragged(flat, offsets_of(lengths))
 
 
@@ -142,7 +142,7 @@ def read_array(
             items, offsets = _flattened(plain, found.max_length)
             plain = _cleaned(_plain(items), cleaning)
         read = _read(plain, found.kind, source)
-    except _RefusedError as error:
+    except _RejectedError as error:
         where = f"column {name!r}"
         if error.row is not None:
             record = error.row if offsets is None else int(np.searchsorted(offsets, error.row, side="right")) - 1
@@ -199,7 +199,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
         try:
             return numbers_of_list(values)
         except InvalidValueError as error:
-            raise _refused(values, error.row, _ACCEPTED["number"]) from None
+            raise _rejected(values, error.row, _ACCEPTED["number"]) from None
     if isinstance(values, pa.Array) and not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise _mistyped(values, _ACCEPTED["number"])
     is_array = isinstance(values, pa.Array)
@@ -208,7 +208,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
     numbers: NDArray[np.float64] = np.ascontiguousarray(found, dtype=np.float64)
     infinite = np.isinf(numbers)
     if infinite.any():
-        raise _refused(values, int(np.argmax(infinite)), _ACCEPTED["number"])
+        raise _rejected(values, int(np.argmax(infinite)), _ACCEPTED["number"])
     return numbers
 
 
@@ -224,7 +224,7 @@ def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: An
         try:
             integers[row] = read(value)
         except ValueError:
-            raise _refused(values, row, accepted) from None
+            raise _rejected(values, row, accepted) from None
     return array_of(integers, missing)
 
 
@@ -274,7 +274,7 @@ def _integers(values: Any) -> pa.Array:
         most = pa.scalar(np.iinfo(np.int64).max, pa.uint64())
         beyond = pc.fill_null(pc.greater(values, most), False).to_numpy(zero_copy_only=False)
         if beyond.any():
-            raise _refused(values, int(np.argmax(beyond)), _ACCEPTED["integer"])
+            raise _rejected(values, int(np.argmax(beyond)), _ACCEPTED["integer"])
     return from_arrow(values, "integer")
 
 
@@ -283,7 +283,7 @@ def _texts(values: Any) -> Any:
         try:
             return pa.array(checked_texts(values), type=pa.large_string())
         except InvalidValueError as error:
-            raise _refused(values, error.row, _ACCEPTED["text"]) from None
+            raise _rejected(values, error.row, _ACCEPTED["text"]) from None
     if not isinstance(values, pa.Array) or not _is_text(values.type):
         raise _mistyped(values, _ACCEPTED["text"])
     return pc.cast(values, pa.large_string())

@@ -96,7 +96,7 @@ class _Builder:
 
     def matrix(self, names: Sequence[str], before: int) -> int:
         """Return the slot of a matrix float64[c, n] of columns of numbers or integers."""
-        return self.operations.matrix([self._numbers(name, before) for name in names])
+        return self.operations.matrix([self._number_place(name, before) for name in names])
 
     def keys(self, name: str, before: int) -> int:
         """Return the slot of ids or keys as a model takes them."""
@@ -106,36 +106,36 @@ class _Builder:
 
     def values(self, name: str, before: int, *, is_checked: bool = False) -> int:
         """Return the slot of the values of a column; of unread ones where the next function checks them."""
-        step, name = self._maker(name, before)
+        step, name = self._producer_of(name, before)
         if step is None:
             return self._raw.values(name, is_checked=is_checked)
-        made = self._made(step, name)
-        return self.operations.row(self._numbers(name, step + 1)) if made is None else made
+        made = self._output_slot(step, name)
+        return self.operations.row(self._number_place(name, step + 1)) if made is None else made
 
-    def _numbers(self, name: str, before: int) -> NumberPlace:
-        step, name = self._maker(name, before)
+    def _number_place(self, name: str, before: int) -> NumberPlace:
+        step, name = self._producer_of(name, before)
         if step is None:
             return self._raw.numbers(name)
         for function in self._functions[step]:
             if function.gives == "matrix" and name in function.writes:
-                slot = self._emit(step, function)
+                slot = self._add_function(step, function)
                 return NumberPlace(slot, function.writes.index(name), len(function.writes))
-        values = self._made(step, name)
+        values = self._output_slot(step, name)
         assert values is not None
         return self.operations.numbers(values)
 
-    def _maker(self, name: str, before: int) -> tuple[int | None, str]:
+    def _producer_of(self, name: str, before: int) -> tuple[int | None, str]:
         """Return the last step before `before` that makes the column, and its name there; renaming makes nothing."""
         steps = [step for step in self._serving.steps if step < before]
         return producer(self._plan.operators, name, _old_name, steps)
 
-    def _made(self, step: int, name: str) -> int | None:
+    def _output_slot(self, step: int, name: str) -> int | None:
         for function in self._functions[step]:
             if function.gives == "values" and name in function.writes:
-                return self._emit(step, function) + function.writes.index(name)
+                return self._add_function(step, function) + function.writes.index(name)
         return None
 
-    def _emit(self, step: int, function: RecordFunction) -> int:
+    def _add_function(self, step: int, function: RecordFunction) -> int:
         """Return the slot of the first output of a step's function."""
         if function.takes == "matrix":
             reads = [self.matrix(function.reads, step)]

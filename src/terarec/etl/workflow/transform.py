@@ -42,7 +42,7 @@ from terarec.spec.dataset import DatasetStorage, MetadataType
 
 PROBABILITY = "a number from 0 to 1, or positives (--positive)"
 """Accepted values of a label that is a probability."""
-LABEL = "a label in every row (--bad-input skip, or a step KeepRows, leaves others out)"
+LABEL = "a label in every row (bad_input='skip', --bad-input skip, or a step KeepRows leaves others out)"
 IN_FLOAT32 = "a number that float32 holds"
 NUMBER = f"{IN_FLOAT32}; FillMissing gives missing ones a value"
 """Accepted values of a column of numbers."""

@@ -1,7 +1,7 @@
 """A feature workflow: its definition, its fitted state, its files, and its transform of rows. See docs/workflows.md.
 
 A workflow is saved as ``workflow.json`` and ``states/``. A step may name a function, which gets rows: a workflow from
-another party could run any code. So only the functions of the ready workflows are accepted as they are, and others
+another party could run any code. So only the functions of the presets are accepted as they are, and others
 where the caller allows their package. A workflow that is made in Python names what its author could call anyway, and is
 not checked.
 """
@@ -41,6 +41,7 @@ FORMAT = "terarec.workflow"
 VERSION = 3
 """Version 2 had no `weight` and `metadata`. Version 1 had no `cleaning` in a source; it did what "fields" says. A
 `LambdaOp` of an older file may have a `spark_function`, which was for Spark alone and is passed over."""
+WORKFLOW_FILE = "workflow.json"
 STATES = "states"
 _ROW_FUNCTIONS = "terarec.etl.ready.row_functions"
 _NAMES = ("hour_and_weekday", "avazu_hour_and_weekday", "length", "modulo_10_million", "modulo_40_million")
@@ -218,7 +219,7 @@ class Workflow:
         Args:
             path: The file.
             allow_import: Packages whose functions the steps may name, such as ``("shop",)``: a workflow from
-                another party could run any code. Those of the ready workflows need none.
+                another party could run any code. Those of the presets need none.
 
         Raises:
             DataNotFoundError: No such file.
@@ -254,7 +255,7 @@ class Workflow:
             FormatError: A file is damaged.
             ConfigError: As for `from_json`.
         """
-        workflow = cls.from_json(Path(directory) / "workflow.json", allow_import=allow_import)
+        workflow = cls.from_json(Path(directory) / WORKFLOW_FILE, allow_import=allow_import)
         workflow.states = load_states(workflow.plan, Path(directory))
         return workflow
 
@@ -265,7 +266,7 @@ class Workflow:
             StorageError: The disk is full.
         """
         save_states(self.plan, self.states, Path(directory))
-        self.to_json(Path(directory) / "workflow.json")
+        self.to_json(Path(directory) / WORKFLOW_FILE)
 
     def with_split(self, split: Split | None) -> Workflow:
         """Return this workflow with its state and another split: `OneSplit` for files that it only transforms.
