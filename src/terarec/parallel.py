@@ -17,6 +17,7 @@ Result = TypeVar("Result")
 
 def available_threads() -> int:
     """Return the number of CPU cores that this process may use."""
+    # The affinity and not the number of cores: a container or taskset may leave fewer to the process.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -40,6 +41,7 @@ def ordered_map(
     def read() -> None:
         try:
             for item in items:
+                # Before the item is submitted, so that results that wait for the consumer count as under way, too.
                 room.acquire()
                 if stopped.is_set():
                     return
@@ -61,6 +63,7 @@ def ordered_map(
         finally:
             stopped.set()
             room.release()
+            # `room` was released once more for a reader that waits for it: it sees `stopped` then, and ends.
             reader.join()
             pool.shutdown(cancel_futures=True)
 
@@ -139,6 +142,7 @@ def _pump(items: Generator[Item, None, None], channel: _Channel[Item]) -> None:
     except BaseException as caught:
         error = caught
     finally:
+        # In the thread that iterates: Python forbids another one to close a generator while it runs.
         items.close()
         channel.finish(error)
 
@@ -155,6 +159,7 @@ class FairLock:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
+        # Whoever holds `_turn` gets the lock next: a thread that has just released it waits behind that one.
         with self._turn:
             self._lock.acquire()
 

@@ -63,6 +63,7 @@ def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
 def slice_lists(lists: ArrayLists, start: int, stop: int) -> ArrayLists:
     """Return the lists ``start <= i < stop``; the values are a view."""
     values, offsets = lists
+    # The offsets of a slice count from its first value, so they are a copy where the values are a view.
     return Ragged(values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start])
 
 

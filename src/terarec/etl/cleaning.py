@@ -98,6 +98,7 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64
     good = np.equal(np.diff(offsets), width)
     seconds = np.zeros(len(texts), dtype=np.int64)
     if good.any():
+        # (k, width): times of full width are read as columns of digits, a few calls of NumPy for all rows.
         cells = text[offsets[:-1][good][:, None] + np.arange(width)]
         found, well_written = _read_cells(cells, parts)
         seconds[good] = np.where(well_written, found, 0)
@@ -135,6 +136,7 @@ def _read_cells(
         if not name:
             good &= (part == np.frombuffer(literal, dtype=np.uint8)).all(axis=1)
         elif name == "p":
+            # In lower case: PM, pm and Pm are all written.
             letters = part | 0x20
             good &= np.isin(letters[:, 0], np.frombuffer(b"ap", dtype=np.uint8)) & (letters[:, 1] == ord("m"))
             values["p"] = (letters[:, 0] == ord("p")).astype(np.int64)
@@ -154,13 +156,16 @@ def _combine(
     def value(name: str, default: int) -> NDArray[np.int64]:
         return values.get(name, np.full(len(good), default, dtype=np.int64))
 
+    # What the form leaves out is 1900-01-01 00:00:00, as for Python's `strptime`, which reads the other texts.
     months = (value("Y", 1900) - 1970) * 12 + value("m", 1) - 1
     first_day = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     next_month = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     day = first_day + value("d", 1) - 1
     hour = value("H", 0)
+    # 12 AM is hour 0, and 12 PM is hour 12.
     if "I" in values:
         hour = values["I"] % 12 + 12 * value("p", 0)
+    # 30 February has digits in range: only the length of its month rejects it.
     return ((day * 24 + hour) * 60 + value("M", 0)) * 60 + value("S", 0), good & (day < next_month)
 
 
@@ -175,10 +180,12 @@ def parse_texts(
     fields = ["" if text is None else _LINE_MARKS.sub("!", text) for text in texts.to_pylist()]
     content = "".join(f"\t{field}\n" for field in fields).encode()
     layout = DelimitedLayout(fields=(DelimitedField("skip"), DelimitedField(kind)), policy="missing")
+    # The parser of delimited text reads them, so that one text is one value in files of every format.
     parsed = parse_delimited(content, layout)
     array = parsed.columns[1]
     if not parsed.faults:
         return array, None
+    # A NaN is how tables write a missing number: it is missing, and no fault.
     given = np.array([field != "" and not (kind == "number" and field.lower() in _NOT_A_NUMBER) for field in fields])
     return array, given & is_missing(array)
 

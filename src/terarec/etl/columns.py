@@ -151,6 +151,7 @@ def array_of(values: NDArray[Any], missing: NDArray[np.bool_] | None = None, *, 
     if values.dtype == np.float64:
         missing = np.isnan(values)
     nulls = 0 if missing is None else np.count_nonzero(missing)
+    # Arrow sets the bit of a value that is there, and takes no bitmap where none is null.
     validity = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing is not None and nulls else None
     buffers = [validity, pa.py_buffer(values)]
     return pa.Array.from_buffers(_TYPES[values.dtype, are_ids], len(values), buffers, nulls)
@@ -158,6 +159,7 @@ def array_of(values: NDArray[Any], missing: NDArray[np.bool_] | None = None, *, 
 
 def number_arrays(rows: NDArray[np.float64]) -> list[pa.Array]:
     """Return `array_of` each row of a contiguous matrix float64[c, n], all of which share its memory."""
+    # `min` is NaN if any number is: one pass, and no mask.
     if not rows.size or np.isnan(rows.min()):
         return [array_of(values) for values in rows]
     # Slices of one array take a quarter of the time of arrays.
@@ -202,6 +204,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        # `flatten` leaves out what lies under null lists, so these count as empty.
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         return lists_of(from_arrow(array.flatten(), kind), offsets_of(lengths))
     if isinstance(array.type, IdType):
@@ -392,6 +395,7 @@ class Rows:
         """Return the rows at these positions, int64[k], in this order."""
         chosen = array_of(positions)
         columns = {name: array.take(chosen) for name, array in self.columns.items()}
+        # Without `zero_nulls`: Arrow promises nothing about what `take` leaves under a null.
         return Rows(columns, self.ids[positions], None if self.split is None else self.split[positions])
 
     def slice(self, start: int, stop: int) -> Rows:
@@ -401,6 +405,7 @@ class Rows:
 
     def filter(self, kept: NDArray[np.bool_]) -> Rows:
         """Return the rows that are `kept`, bool[n]."""
+        # Most blocks lose no row: without this every column would be copied.
         return self if kept.all() else self.take(np.flatnonzero(kept))
 
     def training(self) -> Rows:

@@ -48,6 +48,7 @@ class DeviceTransform:
         operators = workflow.plan.operators
         self._steps: list[int] = []
         needed = columns_needed(operators, results_read(workflow.spec), self._reads)
+        # The walk was backwards.
         self._steps.sort()
         for step in self._steps:
             if not operators[step].runs_on_tensors:
@@ -114,6 +115,7 @@ class DeviceTransform:
             weight=None if spec.weight is None else _weight(spec.weight, block),
             metadata=metadata or {},
         )
+        # Last: nothing before it waits for the device.
         block.raise_rejected()
         return batch
 

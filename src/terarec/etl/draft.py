@@ -115,6 +115,7 @@ def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name
     parts = tuple(dict.fromkeys(output for step in steps for output in step.writes if output not in uses))
     if not (dense or ids or parts):
         raise ConfigError(sources[0], "no column but the label varies, expected columns to learn from")
+    # Without a header a column is known by its position, so none may be left out.
     is_positional = source.format == "delimited" and not source.header
     read = [column for column in columns if is_positional or column is chosen or uses[column.name] != "left out"]
     spec = WorkflowSpec(
@@ -289,6 +290,7 @@ def _steps(columns: Sequence[SampledColumn], choices: Mapping[str, ColumnChoice]
             dates = DateParts(columns=times, parts=parts)
             steps += [dates, Categorify(columns=dates.writes)]
     lists = tuple(column.name for column in used("ids") + used("hashed ids") if column.is_list)
+    # Before vocabularies are fitted, so that only items that are kept get ids.
     if lists:
         steps.append(ListSlice(columns=lists, stop=_LONGEST_LIST))
     counts = {column.name: _min_count(column.distinct, rows) for column in used("ids")}

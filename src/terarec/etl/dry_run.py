@@ -118,6 +118,7 @@ def preview(
     """
     chosen = options or PrepareOptions()
     limit = min(chosen.limit or SAMPLE_ROWS, SAMPLE_ROWS)
+    # Not shuffled, so that the samples shown are the first rows of the files.
     here = replace(chosen, engine="local", spark_master=None, spark_conf={}, limit=limit, shuffle=False)
     spec = workflow.spec.source
     everything = open_source(spec, sources, chosen.bad_input, chosen.threads)
@@ -125,6 +126,7 @@ def preview(
     with tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         out = Path(directory) / "data"
         report = prepare(workflow, sources, out, here, progress)
+        # Names that begin with "_" are lists and keysets next to the shards.
         shards = [path for split in report.splits for path in (out / split).iterdir() if path.name[0] != "_"]
         shard_bytes = sum(path.stat().st_size for path in shards)
         if chosen.storage not in DATASET_STORAGES:  # HugeCTR's files hold the same samples
@@ -134,6 +136,7 @@ def preview(
         shard = dataset.shards(next(iter(dataset.splits)))[0]
         block = open_shard(dataset, out / shard.file, shard.rows).read_group(0)
     sample_rows = sum(sample.count_rows())
+    # The sample is everything where the files end before the limit, or where the caller's own limit is this one.
     is_complete = sample_rows < limit or limit == chosen.limit or sample.num_bytes >= everything.num_bytes
     total_rows = sample_rows
     if not is_complete:

@@ -60,12 +60,14 @@ class Partitions:
         opened = cls(directory, len(sizes))
         for index, size in enumerate(sizes):
             path = opened._path(index)
+            # Its rows are in closed shards. A kill may have come before the file was removed.
             if index < discarded:
                 opened.discard(index)
                 continue
             found = path.stat().st_size if path.exists() else 0
             if found < size:
                 raise FormatError(path, f"got {found:,} bytes, expected {size:,}; remove the directory to start over")
+            # Rows behind the commit are read from the sources again.
             if found > size:
                 os.truncate(path, size)
         return opened
@@ -232,6 +234,7 @@ class GroupSums:
             groups += summed.num_rows
             if memory_bytes is None or needed <= memory_bytes:
                 parts.append(finish(summed))
+                # After each part, so that a result that is too large ends before memory does.
                 needed = encoding_bytes(pa.concat_tables(parts))
         if memory_bytes is not None and needed > memory_bytes:
             needed = needed * groups // sum(part.num_rows for part in parts)
@@ -254,6 +257,7 @@ class GroupSums:
             return
         self._compact()
         for number in range(PARTITIONS):
+            # Without a bound: a partition holds one of 64 parts of the groups.
             sums = GroupSums(self._column, self._summed.schema, self._aggregates, self._directory, None)
             for batch in self._spilled.batches(number):
                 sums.add(pa.Table.from_batches([batch]))

@@ -95,6 +95,7 @@ def prepare(
             phases=tuple(phases.reports),
         )
         report.save(journal.directory)
+        # After the report is written: what phases passed on is what a killed run resumes from.
         run.finish()
     return report
 

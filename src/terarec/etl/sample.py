@@ -72,6 +72,7 @@ def read_sample(sources: Sequence[str | Path]) -> tuple[SourceSpec, list[Sampled
     files = find_files(sources)
     with open_text(files[0]) as (_, stream):
         head: bytes = stream.read(_HEAD_BYTES)
+    # The last one begins a stream of Arrow.
     if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         source_format: Literal["parquet", "arrow"] = "parquet" if head.startswith(b"PAR1") else "arrow"
         schema = read_schema(files[0].path, source_format)
@@ -81,6 +82,7 @@ def read_sample(sources: Sequence[str | Path]) -> tuple[SourceSpec, list[Sampled
         return _read_typed("json_lines", _json_fields(files), sources)
     spec = _delimited(files[0], head)
     words: set[str] = set()
+    # Missing words are gathered over all columns, since a source has one list of them.
     inferred = [_inferred(name, texts, spec.delimiter, words) for name, texts in _columns(spec, sources).items()]
     return replace(spec, missing=("", *sorted(words))), inferred, []
 
@@ -168,6 +170,7 @@ def _delimited(file: SourceFile, head: bytes) -> SourceSpec:
     try:
         text, encoding = head.decode("utf-8-sig"), "utf-8"
     except UnicodeDecodeError:
+        # Any bytes are Latin-1, so it comes after UTF-8.
         text, encoding = head.decode("latin-1"), "latin-1"
     tried = {mark: _records(text, mark) for mark in _DELIMITERS}
     widths = {mark: Counter(map(len, records)).most_common(1)[0] for mark, records in tried.items() if records}
@@ -234,6 +237,7 @@ def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> Sa
 
 def _number_type(name: str, values: pa.Array) -> SourceType | None:
     """Return what type of numbers all of these texts are; None if they are none, or digits of a code."""
+    # A number would lose the zeros at the start of a code.
     if pc.any(pc.match_substring_regex(values, r"^-?0\d")).as_py():
         return None
     if _IS_TIME.search(name) and _time_format(values) is not None:
@@ -277,6 +281,7 @@ def _inferred_text(name: str, texts: pa.Array, delimiter: str | None = None) -> 
 def _time_format(values: pa.Array) -> str | None:
     """Return the format in which all of these texts are times."""
     for form in _TIME_FORMATS:
+        # A few values first: most formats fail at them, and the others are read whole.
         if not parse_times(values[:_HEAD_LINES], form)[1].any() and not parse_times(values, form)[1].any():
             return form
     return None

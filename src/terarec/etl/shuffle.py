@@ -151,9 +151,11 @@ class ShuffledSink:
             self._commit()
 
     def state(self) -> SinkState:
-        """Return the output that is on the disk; see `Sink`. The train split has closed shards only after all rows are scattered."""
+        """Return the output that is on the disk; see `Sink`."""
+        # The train split has closed shards only after all rows are scattered: before that it is in the files alone.
         inner = self._inner.state()
         if self._committing is not None and self._committing.done():
+            # This raises what went wrong in the other thread, such as a full disk.
             self._committed = self._committing.result()
         rows, sizes = self._committed
         # Shards of shuffled rows are of no use without the files of the others.
@@ -196,11 +198,13 @@ class ShuffledSink:
             self._inner.close_split(split)
 
     def close(self) -> None:
-        """Finish all files; see `Sink`. The caller removes the directory of the shuffle, which a killed run needs."""
+        """Finish all files; see `Sink`."""
         if not self._is_finished:
             for _ in self.finish():
                 pass
         self._committer.shutdown()
+        # The files of the shuffle stay: a run that is killed before its last phase is committed needs them. The caller
+        # removes them.
         self._inner.close()
 
     def __enter__(self) -> Self:

@@ -183,11 +183,13 @@ class FileSink:
 
     def write(self, split: str, rows: NDArray[np.int64], block: ColumnBlock) -> None:
         """Append rows; see `Sink`."""
+        # Rows come in the order of the files, so their ids are not needed; a shuffle places rows by them.
         del rows
         self._splits[split].write(block)
 
     def state(self) -> SinkState:
-        """Return the output that is on the disk; see `Sink`. Raw and RawAsync files hold a whole split, so they survive a kill after its last row alone."""
+        """Return the output that is on the disk; see `Sink`."""
+        # Raw and RawAsync files hold a whole split: they survive a kill after its last row alone.
         return SinkState(closed={name: files.closed_rows for name, files in self._splits.items()})
 
     def finish(self) -> Iterator[None]:
@@ -202,6 +204,7 @@ class FileSink:
         """Finish all files; see `Sink`."""
         for files in self._splits.values():
             files.close()
+        # Last: a description is what makes the files a data set.
         self._describe()
 
     def __enter__(self) -> Self:

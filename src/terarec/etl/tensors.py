@@ -68,6 +68,7 @@ class TensorColumn:
 
     def bucket_ids(self, buckets: int, seed: int) -> TensorColumn:
         """Return 0 for missing values, else ``1 + hash mod buckets``."""
+        # torch's `remainder` has the sign of the divisor, like NumPy's: the ids are those of the CPU.
         ids = xxh64_int64(self.values, seed).remainder(buckets) + 1
         return TensorColumn("id", ids.masked_fill(self.is_missing(), MISSING_ID))
 
@@ -127,6 +128,7 @@ class TensorBlock:
         """
         if not self._checks:
             return
+        # One transfer for all checks: each would wait for the device.
         failed = torch.stack([check.wrong.any() for check in self._checks]).tolist()
         if True in failed:
             raise _row_fault(self._checks[failed.index(True)])

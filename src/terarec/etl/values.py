@@ -173,6 +173,7 @@ _SEED = 7
 def partition_of(values: pa.Array) -> NDArray[np.int64]:
     """Return the partition of each of n values (large_string, int64 or uint32), int64[n]; all nulls share one."""
     if pa.types.is_large_string(values.type):
+        # The buffers under a null may hold any bytes: nulls get one hash, so that they share a partition.
         hashes = xxh64_text(*text_buffers(values.fill_null("")), _SEED)
     else:
         hashes = xxh64_int64(values.fill_null(0).to_numpy().astype(np.int64, copy=False), _SEED)
@@ -270,6 +271,7 @@ class SpilledCounts:
         for partition in range(PARTITIONS):
             table = CountTable(self._kind)
             for path in self._files:
+                # Mapped, since only the batches of one partition are read of each file.
                 with pa.memory_map(str(path)) as source:
                     reader = pa.ipc.open_file(source)
                     for number in range(partition, reader.num_record_batches, PARTITIONS):
@@ -308,6 +310,7 @@ class ValueCounts:
 
     def add(self, name: str, array: pa.Array) -> None:
         """Count the values of `array`, each item of a list, for the vocabulary `name`; missing ones are left out."""
+        # No lock of ours: each compiled table has its own, so threads wait for one column and not for all.
         self._tables[name].add(array)
 
     def add_counts(self, name: str, counted: pa.Table) -> None:
@@ -368,6 +371,7 @@ class ValueCounts:
         for part in self._partitions(name, min_count):
             size += int(part.num_rows)
             if is_whole:
+                # Arrow concatenates without a copy.
                 result = part if result is None else pa.concat_tables([result, part])
                 is_large = memory_bytes is not None and encoding_bytes(result) > memory_bytes
                 # Sorting costs more than keeping twice as many for a while.

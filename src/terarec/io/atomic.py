@@ -29,6 +29,7 @@ def check_new_file(path: Path, *, replace: bool = False) -> None:
     """
     if path.is_dir():
         raise FieldError("", "out", f"{path} is a directory, expected a file to write")
+    # Not `exists`: a link to nothing is an entry of the user, too, which the rename would replace.
     if not replace and os.path.lexists(path):
         raise FieldError("", "out", f"{path} exists, expected a new file; replace=True replaces it")
 
@@ -57,10 +58,14 @@ class _Construction:
             directories: set[Path] = set()
             while self._waiting:
                 path = self._waiting.popleft()
+                # A committed file may be gone by now: those that pass rows from phase to phase are removed once they
+                # are read.
                 if path.exists():
                     # Noted before the flush: what is written after it changes the version, and is flushed at the end.
                     self._flushed[path] = _version(path)
                     flush(path)
+                    # The directories between are flushed, too: the name of a new one is on the disk only after its
+                    # parent is.
                     above = path.parents
                     directories.update(above[: above.index(self._directory) + 1])
             for directory in directories:
@@ -141,6 +146,8 @@ class AtomicFile:
     def commit(self) -> None:
         """Flush the partial file to the disk and rename it into place; abort on an error of the disk."""
         with self.guard():
+            # Inside a directory under construction nobody reads the file yet: it is flushed with all others before it
+            # counts.
             construction = _construction_around(self.path)
             if construction is not None and self._durable:
                 construction.flush_committed()
@@ -170,6 +177,7 @@ class AtomicFile:
         try:
             yield
         except OSError as error:
+            # Before `abort`, which removes the file.
             written = self.partial.stat().st_size if self.partial.exists() else 0
             self.abort()
             if error.errno in DISK_FULL:
@@ -274,6 +282,7 @@ def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[
             upload(partial, str(directory), replaceable=replaceable)
         return
     out = Path(directory).resolve()
+    # Inside `out`, so that both are on one file system: a rename across two would be a copy.
     partial = out / f"{PARTIAL_SUFFIX}-{os.getpid()}"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -325,6 +334,7 @@ def ensure_parents(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
+            # One that somebody else has written to in the meantime is not empty, and stays.
             for parent in absent:
                 parent.rmdir()
         raise
@@ -378,6 +388,7 @@ def flush(path: Path) -> None:
         return  # only POSIX opens directories
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        # A descriptor for reading suffices, and directories have no other.
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -105,6 +105,7 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
     if found != name:
         raise FormatError(path, "$.format", f"got {quoted(found)}, expected {name!r}")
     number = data.get("version")
+    # JSON's true is an int in Python.
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise FormatError(path, "$.version", f"got {quoted(number)}, expected an integer >= 1")
     if number > version:

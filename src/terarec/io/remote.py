@@ -168,6 +168,7 @@ def local_copy(path: str | Path, *, adjacent: Sequence[str] = ()) -> Iterator[Pa
     if not is_remote(path):
         yield Path(path)
         return
+    # With a slash at its end the copy would have no name.
     url = str(path).rstrip("/")
     with tempfile.TemporaryDirectory(prefix="terarec-") as held:
         local = Path(held) / url.rpartition("/")[2]
@@ -194,6 +195,7 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
     files, root = file_system(url)
     folders = [f"{root}/{entry.name}" for entry in sorted(local.iterdir()) if entry.is_dir()]
     places = {path: f"{root}/{path.relative_to(local).as_posix()}" for path in _files_below(local)}
+    # Looked up before anything is written, so that a file of others in the way leaves everything as it was.
     former = [name for folder in folders for name in _names_in(files, folder, replaceable)]
     for place in places.values():
         if files.isdir(place):

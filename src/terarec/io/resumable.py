@@ -48,6 +48,7 @@ def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
     except ModuleNotFoundError:
         yield
         return
+    # Not "w": until the lock is held, the content of the file belongs to its holder.
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,6 +83,7 @@ def remove_abandoned(directory: Path) -> bool:
             held = list(directory.glob("*.lock"))
             for path in held:
                 locks.enter_context(file_lock(path, busy))
+            # Without a lock file nobody says whether the owner lives: then only an empty directory is removed.
             if held:
                 for entry in set(directory.iterdir()) - set(held):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -142,6 +144,7 @@ class Journal:
         phases = {**self._phases, phase: dict(result)}
         content = {"fingerprint": self._fingerprint, "phases": phases}
         write_versioned_json(self._path, FORMAT, VERSION, content, durable=True)
+        # After the file is written: on a full disk the phase does not count as done.
         self._phases = phases
 
     def remove(self) -> None:
@@ -193,6 +196,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                     if isinstance(error, ClusterError):
                         raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
                     raise RunInterruptedError(kept, phases=journal.phases) from error
+                # Any other error comes from the data or the disk, and would come again: the next call starts anew.
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
 

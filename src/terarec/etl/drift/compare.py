@@ -54,10 +54,12 @@ def jensen_shannon_distance(reference: NDArray[np.int64], current: NDArray[np.in
     shares = reference / reference.sum(), current / current.sum()
     middle = (shares[0] + shares[1]) / 2.0
     divergence = sum(_divergence(share, middle) for share in shares) / 2.0
+    # Rounding may leave the divergence of equal shares just below 0.
     return float(np.sqrt(max(divergence, 0.0)))
 
 
 def _divergence(share: NDArray[np.float64], middle: NDArray[np.float64]) -> float:
+    # x log x goes to 0 with x.
     there = share > 0.0
     return float((share[there] * np.log2(share[there] / middle[there])).sum())
 

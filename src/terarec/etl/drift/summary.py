@@ -156,6 +156,7 @@ def summarize(name: str, spec: DatasetSpec, blocks: Iterable[ColumnBlock], workf
     categories = [_Categories() for _ in spec.categorical]
     rows = 0
     for block in blocks:
+        # Of positions, as shards do not hold row ids.
         hashes = xxh64_int64(np.arange(rows, rows + block.num_rows))
         rows += block.num_rows
         for gathered, column in zip(numbers, np.hstack([block.label, block.dense]).T, strict=True):

@@ -172,6 +172,7 @@ def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic:
     if name not in options.tables:
         raise ConfigError(f"side table {name!r}", f"no file, expected one in tables (--table {name}=PATH)")
     source = open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
+    # Block by block and not by `Passes`: a side table has no split and no row steps, and fits in memory.
     for rows in source.blocks():
         statistic.merge(statistic.observe(rows))
     return {"bad_table": {"table": name, **bad_input_to_json(source.bad_input)}}
@@ -241,6 +242,7 @@ class SpillingStatistics:
         for step in steps:
             directory = self._directory / str(step)
             directory.mkdir(parents=True)
+            # In equal shares: how much a step needs is only known when its values have been counted.
             memory = SpillOptions(directory=directory, memory_bytes=self._memory_bytes // len(steps))
             statistics[step] = self._plan.operators[step].statistic(self._input_types(step), memory)
         return statistics
@@ -251,6 +253,7 @@ class SpillingStatistics:
         Raises:
             StorageError: The disk is full, or a state does not fit in memory.
         """
+        # Before `finish`, since sums remove each file once its groups are merged.
         spilled = [step for step in statistics if any((self._directory / str(step)).iterdir())]
         states = {step: statistic.finish() for step, statistic in statistics.items()}
         shutil.rmtree(self._directory)

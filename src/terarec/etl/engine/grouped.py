@@ -86,6 +86,7 @@ class _Scatter:
         results = Partitions.make(directory, self._partitions.count)
         for number in range(self._partitions.count):
             table = self._partitions.read(number)
+            # Its rows are in memory now: inputs and outputs of all files need not be on the disk together.
             self._partitions.discard(number)
             if table is None:
                 continue
@@ -132,6 +133,7 @@ class GroupedRows:
             merged = concatenate_rows(parts)
             # Ids rise within a file, and the rows of a block lie in all files.
             merged = merged.take(np.argsort(merged.ids))
+            # All grouped steps see the same rows: their ids are the same, whichever step's are taken.
             columns.update(merged.columns)
             ids = merged.ids
         return None if ids is None else Rows(columns, ids)

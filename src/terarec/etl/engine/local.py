@@ -108,6 +108,7 @@ class LocalRun:
 
     def fit(self) -> Workflow:
         """Return the fitted workflow."""
+        # First: steps that choose rows, on which the bounds of the split depend, may read a side table.
         for step in self._plan.table_steps:
             self._fit_phase(f"table {step}", [step], partial(self._fit_table, step), 0)
         bounds = self._find_bounds()
@@ -115,6 +116,7 @@ class LocalRun:
         if self._plan.grouped_steps:
             grouped = self._phases.run("group", self._group, self._source.num_bytes)
             self._partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
+        # Steps that drop or add rows would make these numbers wrong.
         if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.operators):
             valid, test = bounds.test_from - bounds.valid_from, bounds.end - bounds.test_from
             self._expected_rows = {"train": bounds.valid_from, "valid": valid, "test": test}
@@ -139,6 +141,7 @@ class LocalRun:
             parts=PartOptions(count=options.parts, keysets=options.keysets),
         )
         work = self._plan.transform_pass()
+        # A fitted workflow trains nothing here: its rows need no positive label.
         labels = () if self._workflow.states else self._workflow.spec.labels
         positives = PositiveRows(labels, checkpoints.absent)
 
@@ -148,6 +151,7 @@ class LocalRun:
                 _keep_files(self._directory / split, kept)
             joined = self._joined(work)
             if joined is not None:
+                # Outputs of grouped steps are read in order: those of rows that are written already are passed over.
                 joined.skip(checkpoints.begin.next_row << self._passes.item_bits)
             with create_sink(spec, self._directory, location, self._work, sink_options) as sink:
                 totals = write_rows(
@@ -162,6 +166,7 @@ class LocalRun:
                 # Before the sink is closed, so that no data set without a positive row appears.
                 label, rows = positives.absent, dict(totals.rows)
                 if label is not None and rows:
+                    # Another pass over the rows, only to tell in the error what the label holds.
                     values = training_values(self._passes, self._pipeline, label.source, self._joined(work))
                     raise no_positives(label, values)
                 for _ in sink.finish():

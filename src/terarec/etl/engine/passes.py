@@ -149,6 +149,7 @@ class Passes:
             invalid = InvalidRowHandler(self.source, raw, self.item_bits)
             read = self.source.read_block(raw)
             result = function(ReadRows(raw, read, joined_rows, invalid))
+            # Only after `function`: where it raises, its error reports the row.
             invalid.flush()
             return result, read.num_rows, raw.read_bytes
 

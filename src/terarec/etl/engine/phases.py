@@ -107,8 +107,10 @@ class ProgressMeter:
 
     def _now(self) -> Progress:
         now = time.perf_counter()
+        # The first block may come before the clock moves.
         seconds = max(now - self._phase_begun, 1e-9)
         read = self._done_bytes - self._skipped_bytes
+        # Skipped bytes took no time, so they do not count for the speed.
         left = (self.total_bytes - self._done_bytes) * (now - self._begun) / read if read else None
         return Progress(
             phase=self._phase,
@@ -193,6 +195,7 @@ class Phases:
             self.meter.begin(name)
             result = work()
             report = self.meter.end()
+            # With the report: a resumed run shows the time of the phase as it was.
             self._journal.commit(name, {"report": dataclasses.asdict(report), "result": result})
         self.reports.append(report)
         self.results.append(result)

@@ -116,6 +116,7 @@ class EncodedFiles:
         passes = 2 if self._work.grouped else 1
         meter.total_bytes = passes * self._source.num_bytes
         self._passes = Passes(self._source, chosen.threads or available_threads(), meter, item_bits)
+        # Not "train": operators such as TargetEncoding give training rows other values than those that are scored.
         self._pipeline = Pipeline(self._plan, dict(workflow.states), assign(OneSplit(split="test"), None))
         free = chosen.memory_bytes or (memory.available_bytes() or _MEMORY_BYTES) // 2
         self._partitions = partition_count(BYTES_PER_TEXT_BYTE * self._source.text_bytes, free)
@@ -155,6 +156,7 @@ class EncodedFiles:
         if not rows.num_rows:
             return None
         done = self._pipeline.run(self._work, rows, read.joined)[0]
+        # Row after row, as served records: models round by the layout.
         dense = np.ascontiguousarray(dense_values(self._dense, done))
         ids = done.ids // MAX_ITEMS if self.explodes else done.ids
         raw = read.rows.select(self.keep).take(np.searchsorted(read.rows.ids, ids))

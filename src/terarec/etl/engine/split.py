@@ -149,6 +149,7 @@ def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts
     try:
         return row_bounds(split, counts, passes.item_bits)
     except FieldError:
+        # Too few rows are often lines that do not parse: then this raises the error that says so.
         passes.read_first()
         raise
 
@@ -292,6 +293,7 @@ def digit_counts(
         keys: Keys of `sort_keys`.
         rows: Number of occurrences of each key; None for one each.
     """
+    # The highest digit has no digits above it, and a shift by all 64 bits is undefined.
     above = np.uint64(shift + _DIGIT_BITS)
     if above < _KEY_BITS:
         same = keys >> above == np.uint64(found) >> above
@@ -313,5 +315,6 @@ def number_at(rank: int, count: Callable[[int, int], NDArray[np.int64]]) -> floa
         digit = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
         rank -= int(counts[:digit].sum())
         found |= digit << shift
+    # The inverse of `sort_keys`.
     key, sign = np.array([found], dtype=np.uint64), np.uint64(1 << 63)
     return float(np.where(key & sign != 0, key & ~sign, ~key).view(np.float64)[0])

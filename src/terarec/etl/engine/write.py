@@ -192,6 +192,7 @@ class WriteCheckpoints:
             StorageError: The disk is full.
         """
         state = sink.state()
+        # Without output on the disk there is nothing to resume at.
         if state == self._saved or not (state.spilled_rows or any(state.closed.values())):
             return
         held = state.num_rows
@@ -267,6 +268,7 @@ def training_values(passes: Passes, pipeline: Pipeline, column: str, joined: Joi
     seen: dict[str, None] = {}
     with closing(passes.map(values_of, joined=joined)) as results:
         for values in results:
+            # A dict as a set that keeps the order of the rows.
             seen.update(dict.fromkeys(values))
             if len(seen) > SHOWN:
                 break

@@ -159,6 +159,7 @@ class Operator(OperatorSpec):
         known = {name: ColumnType(kind_of(array), is_list(array)) for name, array in rows.columns.items()}
         # Served records lack what is read in training alone, such as a target.
         names = self.reads if set(self.reads) <= known.keys() else self.serving_reads
+        # User code gets plain int64: an extension type would reach it through every function of Arrow.
         arrays = [ids_as_integers(rows.columns[name]) for name in names]
         made = self.transform_batch(pa.RecordBatch.from_arrays(arrays, names=list(names)), state)
         return rows.with_columns(

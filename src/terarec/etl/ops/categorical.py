@@ -102,6 +102,7 @@ class Categorify(MappedColumns):
         """Look the ids up."""
         assert isinstance(state, Vocabularies)
         arrays = [rows.columns[name] for name in self.columns]
+        # All columns in one call, so that threads wait for the GIL once a block and not once a column.
         found = find_each([state.ids[self.vocabulary(name)] for name in self.columns], arrays)
         made = [like(array, array_of(ids, are_ids=True)) for array, ids in zip(arrays, found, strict=True)]
         return rows.with_columns(dict(zip(self.writes, made, strict=True)))
@@ -207,6 +208,7 @@ class VocabularyStatistic:
             StorageError: The disk is full.
         """
         for name in self._op.columns:
+            # Into tables that all threads share: partial counts of each block would have to be merged by one thread.
             self._counts.add(self._op.vocabulary(name), rows.columns[name])
         self._counts.maybe_spill()
 
@@ -242,6 +244,7 @@ class VocabularyStatistic:
         counts: dict[str, pa.Array] = {}
         for part, kind in self._kinds.items():
             kept = self._counts.kept(part, op.min_count, op.max_size, left)
+            # All vocabularies of the step are in memory together when rows are transformed.
             left = None if left is None else left - encoding_bytes(kept)
             values, counts[part] = (column.combine_chunks() for column in kept.columns)
             ids[part] = ValueIds(kind, values, op.hash_buckets)

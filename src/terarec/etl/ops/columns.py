@@ -96,6 +96,7 @@ class Rename(Operator):
         """Rename the columns."""
         kept = {name: array for name, array in rows.columns.items() if name not in self.names}
         named = {new: rows.columns[old] for old, new in self.names.items()}
+        # Without `zero_nulls`, which goes by the old names.
         return Rows({**kept, **named}, rows.ids, rows.split)
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
@@ -350,6 +351,7 @@ class DistinctStatistic:
     def observe(self, rows: Rows) -> Mapping[str, pa.Array]:
         """Return the first distinct values of the columns that do not have enough yet."""
         enough = self._op.min_distinct
+        # `merge` adds to the sets meanwhile, in another thread: at worst a column is looked at once more.
         short = [name for name, seen in self._seen.items() if len(seen) < enough]
         return {name: lookup_values(rows.columns[name]).drop_null().unique().slice(0, enough) for name in short}
 

@@ -40,6 +40,7 @@ class FittedGroups:
         places = self.ids.find(values)
         self.statistics: dict[str, NDArray[np.float64]] = {}
         for output in rows.column_names[1:]:
+            # A value that training lacks occurred 0 times; its other statistics are missing.
             statistics = np.full(self.ids.num_ids, 0.0 if output.endswith("_count") else np.nan)
             statistics[places] = rows.column(output).to_numpy()
             self.statistics[output] = statistics
@@ -221,6 +222,8 @@ class GroupbyStatistic:
 
     def merge_rest(self, rest: Mapping[str, float]) -> None:
         """Take first numbers as the origins of columns that have none yet."""
+        # The earliest wins: on a cluster rests come in the order of the sources, so origins are those of the local
+        # engine.
         self._origins = {**rest, **self._origins}
 
     def merge_rows(self, rows: Mapping[str, pa.Table]) -> None:

@@ -95,6 +95,7 @@ class HashBucket(MappedColumns):
         return lambda block: {output: map_values(block.columns[name], ids) for name, output in self.pairs}
 
     def _ids(self, hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+        # NumPy's remainder has the sign of the divisor, so that negative hashes have a bucket, too.
         return hashes % self.buckets + 1
 
     def _ids_of_values(self, values: list[Any]) -> NDArray[np.int64]:
@@ -161,6 +162,7 @@ class GivenIds(MappedColumns):
             array = rows.columns[name]
             if num_ids is not None:
                 ids = numpy_values(flat(array))
+                # Under a null lies any number, mostly 0, which would be an id.
                 wrong = (ids < 0) | (ids >= num_ids) | is_missing(array)
                 if wrong.any():
                     raise rejected(rows, name, wrong, accepted_id(num_ids))
@@ -209,6 +211,7 @@ class GivenIds(MappedColumns):
         items = flat_values(values)
         if rows is not None:
             for row, value in enumerate(items):
+                # Not `isinstance`: True is an int.
                 if type(value) is not int or not 0 <= value < rows:
                     raise InvalidValueError(row)
             items = np.array(items, dtype=np.int64)
@@ -259,6 +262,7 @@ class Cross(ColumnsOperator):
         arrays = [rows.columns[name] for name in self.columns]
         joined = pc.binary_join_element_wise(*map(_texts, arrays), pa.scalar(SEPARATOR, pa.large_string()))
         all_missing = np.logical_and.reduce(list(map(is_missing, arrays)))
+        # A cross of missing parts is missing, and not the text of separators alone.
         if all_missing.any():
             joined = pc.if_else(pa.array(all_missing), pa.scalar(None, pa.large_string()), joined)
         return rows.with_columns({self.output: joined})
@@ -285,6 +289,7 @@ def _texts(array: pa.Array) -> pa.LargeStringArray:
     """Return the values as text, "" where missing."""
     if kind_of(array) != "hex32":
         return array.cast(pa.large_string()).fill_null("")
+    # (n, 8) characters: Arrow has no function that spells hexadecimal digits.
     digits = _DIGITS[(numpy_values(array)[:, None] >> _SHIFTS) & np.uint32(15)]
     offsets = np.arange(0, 8 * len(array) + 1, 8, dtype=np.int64)
     return texts_of(np.ascontiguousarray(digits).reshape(-1), offsets, null_mask(array)).fill_null("")

@@ -45,6 +45,7 @@ class SideTable:
         self.columns: dict[str, pa.Array] = {}
         for name in rows.column_names[1:]:
             column = rows.column(name)
+            # A key that the table lacks joins this row, so that `take` needs no mask.
             last = pa.array([[] if pa.types.is_large_list(column.type) else None], column.type)
             self.columns[name] = pa.concat_arrays([*column.chunks, last])
 

@@ -114,6 +114,7 @@ class NumberOperator(MappedColumns):
         values = {name: flat(array) for name, array in arrays.items()}
         lengths: dict[int, list[str]] = {}
         for name, array in values.items():
+            # Columns of lists have other numbers of items than rows, and than each other.
             lengths.setdefault(len(array), []).append(name)
         made = {}
         for length, names in lengths.items():
@@ -200,6 +201,7 @@ class LogOp(NumberOperator):
     def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
         """Compute the formula, or raise `InvalidValueError` for x <= -shift."""
         if self.shift is not None and np.count_nonzero(numbers <= -params[0]):
+            # The row does not matter: the steps transform the records then, and name it.
             raise InvalidValueError(0)
         return self.formula(numbers, *params)
 
@@ -241,6 +243,7 @@ class LogOp(NumberOperator):
         (shift,) = self.params(column, state)
         if not is_float32:
             return np.exp(numbers) - shift
+        # Rounded before the shift is taken off: the logarithm held digits of x + shift, and not of x.
         return _to_digits(np.exp(numbers) - shift + shift) - shift
 
     def statistic(self, types: ColumnTypes, memory: SpillOptions) -> Statistic:
@@ -316,6 +319,7 @@ class NormalizeMinMax(NumberOperator):
         """Compute (x - minimum) / (maximum - minimum), 0 where both are equal."""
         minimum, maximum = params
         width = np.asarray(maximum - minimum)
+        # Where all training values were one, any value gives 0, and a missing one stays NaN.
         return np.asarray((width > 0.0) * (numbers - minimum) / np.where(width > 0.0, width, 1.0))
 
     def tensor_formula(self, numbers: Tensor, *params: Tensor) -> Tensor:
@@ -389,6 +393,7 @@ class Clip(NumberOperator):
         return functions
 
     def _clip_values(self, values: list[int | None]) -> list[int | None]:
+        # `output_types` has checked that bounds of integers are whole.
         low = -(2**63) if self.low is None else int(self.low)
         high = 2**63 if self.high is None else int(self.high)
         return [None if value is None else min(max(value, low), high) for value in values]

@@ -114,6 +114,7 @@ class SplitText(ColumnsOperator):
     def _read(self, rows: Rows, part: pa.Array, kind: Kind, place: int) -> pa.Array:
         if kind == "text":
             return part.cast(pa.large_string())
+        # Arrow's casts also take 0x10 and nan, which are no values here.
         well_formed = pc.fill_null(pc.match_substring_regex(part, f"^({_FORMS[kind]})$"), True)
         try:
             if pc.all(well_formed, min_count=0).as_py():
@@ -122,6 +123,7 @@ class SplitText(ColumnsOperator):
                     return read
         except pa.ArrowInvalid:
             pass
+        # Only now that a value is known to be wrong: Arrow does not tell which one failed to cast.
         pairs = zip(part.to_pylist(), well_formed.to_pylist(), strict=True)
         wrong = np.array([text is not None and not (formed and _is_held(text, kind)) for text, formed in pairs])
         raise rejected(rows, self.columns[0], wrong, accepted_part(self, place))

@@ -329,6 +329,7 @@ class FillMissing(NumberOperator):
             return value_of(kind, self.value)
         assert isinstance(state, FittedNumbers)
         median = state.columns[name]["median"]
+        # The lower median is one of the values, so it is whole.
         return int(median) if kind == "integer" else median
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:

@@ -88,6 +88,7 @@ class ListSlice(MappedColumns):
             first = _position(self.start, lengths)
             last = lengths if self.stop is None else _position(self.stop, lengths)
             offsets = offsets_of(np.maximum(last - first, 0))
+            # The place of each kept item among all: the first of its list's slice, plus its position in the slice.
             items = np.repeat(begins + first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
             made[output] = lists_of(flat(array).take(array_of(items)), offsets)
         return rows.with_columns(made)
@@ -251,6 +252,7 @@ def row_groups(rows: Rows, group: str, order: str) -> RowGroups:
     groups, orders = rows.columns[group], rows.columns[order]
     placed = np.flatnonzero(~(is_missing(groups) | is_missing(orders)))
     codes, ranks = _codes(groups)[placed], numpy_values(orders)[placed]
+    # `lexsort` sorts by its last argument first.
     sequence = np.lexsort((rows.ids[placed], ranks, codes))
     codes, ranks = codes[sequence], ranks[sequence]
     starts_group = np.ones(len(placed), dtype=np.bool_)
@@ -332,6 +334,7 @@ class DifferenceLag(GroupedColumns):
         """Subtract the x of ``lag`` rows before."""
         groups = row_groups(rows, self.group, self.order)
         places = np.arange(len(groups.rows)) - self.lag
+        # `places` before the begin belong to another group, or to none.
         has_one = places >= groups.group_begins
         later, earlier = groups.rows[has_one], groups.rows[places[has_one]]
         made = {}
@@ -376,6 +379,7 @@ class History(GroupedColumns):
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """List the values of the last ``max_length`` rows before those of a row's order."""
         groups = row_groups(rows, self.group, self.order)
+        # Up to the first row of the same order: rows of one moment do not see each other.
         begins = np.maximum(groups.group_begins, groups.tie_begins - self.max_length)
         lengths, firsts = np.zeros(rows.num_rows, dtype=np.int64), np.zeros(rows.num_rows, dtype=np.int64)
         lengths[groups.rows], firsts[groups.rows] = groups.tie_begins - begins, begins

@@ -205,6 +205,7 @@ def _chunks(numbers: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
 
 def _square(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute Dekker's product: ``numbers ** 2 == product + error``, exactly."""
+    # NumPy has no fused multiply-add, which would give the error of the product in one operation.
     scaled = _SPLITTER * numbers
     high = scaled - (scaled - numbers)
     low = numbers - high

@@ -55,6 +55,7 @@ class TargetMeans:
             others = [fold for fold in range(folds) if fold != left_out]
             weight = counts[others].sum(axis=0) + smoothing
             prior = totals.prior(others)
+            # The value of ids without any row in the other folds, and without smoothing.
             shares = np.full(self.ids.num_ids, prior)
             np.divide(sums[others].sum(axis=0) + smoothing * prior, weight, out=shares, where=weight > 0.0)
             self.encoded[left_out] = shares
@@ -144,6 +145,7 @@ class TargetEncoding(MappedColumns):
     def transform(self, rows: Rows, state: State | None) -> Rows:
         """Encode training rows without their own fold, others by all folds."""
         assert isinstance(state, TargetEncodings)
+        # The last row of `encoded`, which is of all folds.
         view = np.full(rows.num_rows, self.folds)
         if rows.split is not None:
             view = np.where(rows.split == TRAIN, self.folds_of(rows), view)

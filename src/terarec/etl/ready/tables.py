@@ -52,6 +52,7 @@ def criteo(
         ),
         steps=(
             FillMissing(columns=INTEGER_NAMES, value=0.0),
+            # Some of Criteo's integers are negative, so the shift is fitted.
             LogOp(columns=INTEGER_NAMES, shift=None),
             *_modulo(modulo),
             Categorify(columns=CATEGORY_NAMES, min_count=min_count),
@@ -245,5 +246,6 @@ def _steps(options: CsvOptions) -> tuple[Operator, ...]:
     if options.log:
         steps += [FillMissing(columns=options.log, value=0.0), LogOp(columns=options.log, shift=None)]
     if options.dense:
+        # Filled after scaling: 0 is the mean of the training part then.
         steps += [Normalize(columns=options.dense), FillMissing(columns=options.dense, value=0.0)]
     return tuple(steps)

@@ -104,6 +104,7 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
         infinite: NDArray[np.bool_] = np.isinf(numbers)
         return array_of(np.where(infinite, np.nan, numbers)), "infinite", infinite
     if column.type == "time" and _is_moment(array.type):
+        # Dates cast to microseconds, too. Whole seconds are rounded down, also before 1970.
         micros = array.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         return array_of(numpy_values(micros) // 1_000_000, null_mask(micros)), "time", None
     if pa.types.is_floating(array.type):
@@ -113,6 +114,7 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
         last = 2**63 - 1
         if column.type == "hex32":
             kind, last = "hex", 2**32 - 1
+        # uint64 is compared as it is, since its upper half is no int64.
         wide = array if array.type == pa.uint64() else array.cast(pa.int64())
         beyond = pc.or_(pc.less(wide, pa.scalar(0, wide.type)), pc.greater(wide, pa.scalar(last, wide.type)))
         bad = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
@@ -312,6 +314,7 @@ def _opened(path: str) -> Iterator[Any]:
     try:
         yield source
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        # Arrow adds its own stack trace in further lines.
         raise FormatError(path, f"cannot be read ({str(error).splitlines()[0]}), expected a whole file") from error
     finally:
         if not isinstance(source, str):
@@ -334,6 +337,7 @@ def read_schema(path: str, source_format: Literal["parquet", "arrow"]) -> pa.Sch
 @contextmanager
 def _batches(source: Any) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     with pa.OSFile(source) if isinstance(source, str) else pa.PythonFile(source, mode="r") as stream:
+        # A stream has no mark of its own: it begins with a length.
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         if is_file:

@@ -114,6 +114,7 @@ class BadInputLog:
             return
         ordered = sorted(faults, key=lambda fault: fault.number)[:FAULTS_SHOWN]
         with self._lock:
+            # By block: one that a later pass reads again replaces its entry instead of counting twice.
             self._counts[first_row, is_read] = counts
             self._first.setdefault(first_row, {})[is_read] = ordered
             # Blocks come in any order: faults of the last rows are never shown.
@@ -295,6 +296,7 @@ def apply_error_policy(
         faults += [fault_of(fields, int(at)) for at in np.flatnonzero(fresh)[:FAULTS_SHOWN] if at < len(fields.got)]
         bad[fields.rows] = True
     faults.sort(key=lambda fault: fault.number)
+    # Under "raise" the caller raises the first fault; under "missing" the columns have nulls there already.
     if policy != "skip":
         return ParsedPart(parsed.columns, parsed.kept, counts, faults[:FAULTS_SHOWN])
     good = np.flatnonzero(~bad)

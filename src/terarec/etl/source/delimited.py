@@ -135,6 +135,7 @@ class DelimitedReader:
         """Return the columns of a block."""
         text, names = part.content
         parsed = parse_delimited(text, self._layout(names, policy))
+        # Columns are not needed: no policy accepts this fault.
         if FATAL in parsed.fault_counts:
             return ParsedPart({}, None, {FATAL: 1}, [_report(part, names, parsed.faults[-1])])
         columns: dict[str, pa.Array] = {}
@@ -157,6 +158,7 @@ class DelimitedReader:
 
     def numbers(self, part: RawPart, positions: NDArray[np.int64]) -> list[int]:
         """Return the line numbers in the file of rows at some positions of a part."""
+        # Found again for the few rows with faults: a line number for every row would cost each block.
         numbers: list[int] = (lines_of_rows(part.content[0], self._quoting)[positions] + part.before + 1).tolist()
         return numbers
 

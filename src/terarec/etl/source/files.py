@@ -72,6 +72,7 @@ def _local(path: Path) -> Iterator[SourceFile]:
     if str(path) == "-":
         raise ConfigError("sources", f"got '-' for standard input, expected a file: {_READ_SEVERAL_TIMES}")
     if not path.exists():
+        # Only where no such file exists is the name a pattern: names may hold brackets.
         if not glob.has_magic(str(path)):
             raise DataNotFoundError(path, "no such file")
         found = sorted(map(Path, glob.glob(str(path))))
@@ -84,6 +85,7 @@ def _local(path: Path) -> Iterator[SourceFile]:
             continue
         # Path.rglob would pass over a directory that it may not read.
         below = [Path(folder, name) for folder, _, names in os.walk(entry, onerror=_unreadable) for name in names]
+        # By name, and not as the disk lists them, so that row ids are the same on every machine.
         inside = sorted(file for file in below if file.is_file() and _is_data(file.relative_to(entry).parts))
         if not inside:
             raise FormatError(entry, "the directory has no data file, expected at least one")

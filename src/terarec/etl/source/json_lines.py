@@ -130,6 +130,7 @@ def _read(value: Any, column: SourceColumn, cleaning: Cleaning) -> Any:
     if not isinstance(value, list):
         raise _FaultError("json")
     items = [None if item is None else _read_value(item, kind) for item in cleaning.values(value)]
+    # As text, which `read_array` reads like the items of separated text.
     return [item if item is None or isinstance(item, str) else repr(item) for item in items]
 
 
@@ -138,9 +139,11 @@ def _read_value(value: Any, kind: str) -> Any:
         if not isinstance(value, str):
             raise _FaultError("text")
         return value
+    # JSON's true is an int in Python, and no number here.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _FaultError(kind)
     if kind == "integer" and isinstance(value, float):
+        # From 2**53 on a float may be one of several integers.
         if not (value.is_integer() and abs(value) < 2**53):
             raise _FaultError(kind)
         return int(value)

@@ -169,6 +169,7 @@ class Source:
     @cached_property
     def _limited(self) -> tuple[list[int], int]:
         """Rows of each file up to the limit, and the bytes that are read for them."""
+        # Only reading tells which bytes hold the first rows.
         counts, num_bytes = [0] * len(self.files), 0
         for raw in self.raw_blocks():
             counts[raw.file] += raw.num_rows

@@ -128,9 +128,11 @@ def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
             elif compression == "zip":
                 archive = opened.enter_context(zipfile.ZipFile(stored))
                 stream = opened.enter_context(archive.open(_only_member(file.path, archive)))
+            # Arrow reads zstd and lz4, which the library of Python 3.11 lacks, and bz2.
             elif compression is not None:
                 stream = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(stored, mode="r"), compression))
             yield stored, stream
+    # A zip file of a method that Python lacks raises NotImplementedError.
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, OSError) as error:
         if compression is None:
             raise FormatError(file.path, f"cannot be read ({error})") from error
@@ -189,6 +191,7 @@ def _cut(path: str, stream: Any, block_bytes: int, begin: int, quoting: Quoting)
         position += len(chunk)
         if position == len(chunk):
             chunk = chunk.removeprefix(BYTE_ORDER_MARK)
+        # Text without a quote is cut at its last line end, and no quotes are followed.
         if quoting.quote and (b'"' in chunk or b'"' in rest):
             text = rest + chunk
             end = count_rows(text, quoting).complete_bytes
@@ -240,6 +243,7 @@ def count_text_rows(file: SourceFile, threads: int, quoting: Quoting = UNQUOTED)
     begins = _line_begins(file, min(threads, 1 + file.bytes // _PART_BYTES))
     with ThreadPoolExecutor(len(begins), thread_name_prefix="etl") as pool:
         ends = [*begins[1:], math.inf]
+        # Threads gain, since counting releases the GIL.
         counts = list(pool.map(count_lines, repeat(file), begins, ends, repeat(quoting.quote)))
     known = [count.rows for count in counts if count is not None]
     if len(known) == len(counts):

@@ -106,6 +106,7 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
         yield session
     finally:
         if running is None:
+            # An application of the caller goes on.
             base.stop()
 
 
@@ -146,6 +147,7 @@ def check_master(master: str) -> None:
 def _java_version(java: str) -> int | None:
     """Return the major version of the Java program `java`; None if it does not run."""
     try:
+        # Java writes its version to stderr.
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -97,6 +97,7 @@ def fit_steps(
     # `_merge_small` leaves rows in the order of hashes; states are merged in the order of the sources.
     rows = sorted(observed.collect(), key=itemgetter(1))
     found: list[_Observed] = [part for key, _, part in rows if key == REPORT]
+    # Here and not in the tasks, so that the first fault in the order of the sources is the one that is raised.
     raise_first(piece.report for piece in found)
     if not any(piece.report.rows[TRAIN] for piece in found):
         raise FormatError("sources", "got no row for training, expected at least one")
@@ -113,6 +114,7 @@ def fit_steps(
         for part in range(parts)
     ]
     if tables:
+        # Every task gets all rests, since values of groups are taken relative to the first number of all rows.
         merge = partial(_merge_tables, rests, directory)
         for number, merged in sorted(map_with_job(context, job, of_parts, merge).collect()):
             for step, name, begin in merged:

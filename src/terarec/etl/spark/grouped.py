@@ -99,6 +99,7 @@ def _transform(first_rows: tuple[int, ...], opened: OpenJob, key: str, rows: Ite
         raise_first(found for *_, found in rows)
         return
     step, part = map(int, key.split("/"))
+    # Shuffled rows come by piece and block, so concatenated they are by rising row id, as grouped steps take them.
     outputs = outputs_of(opened.plan.operators[step], step, concatenate_rows([found for *_, found in rows]))
     ends = np.searchsorted(outputs.ids, [*first_rows[1:], np.iinfo(np.int64).max])
     for piece, (start, stop) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):

@@ -79,6 +79,7 @@ class JobWatch:
                 self._context.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
             if failed:
                 raise failed[0]
+        # The tracker may have missed the last tasks.
         report.update(1.0)
 
 

@@ -137,6 +137,7 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
             last = _line_end(stream, found.end - 1) if found.end < file.bytes else file.bytes
             counted = count_lines(file, first, last, spec.quote) if last > first else LineCount(0, 0)
             if counted is None:
+                # Some quote may hide line ends: only reading from the start of the file tells which.
                 return Counted(is_cut=False)
             cut = Cut(first, max(first, last), *counted)
     # Compressed text cannot be cut: the range that begins it counts all of it.
@@ -165,6 +166,7 @@ def cut_parquet(files: Sequence[SourceFile], reader: ParquetReader, piece_bytes:
         ConfigError: A file lacks a column.
         FormatError: A damaged file, one without rows, or a column of another type.
     """
+    # On the driver, since row groups are cut by the footers that it reads anyway.
     reader.check_schemas(file.path for file in files)
     pieces: list[Piece] = []
     row = 0

@@ -166,6 +166,7 @@ class SparkRun:
         if isinstance(split, SplitByTime):
 
             def count() -> Result:
+                # The job that finds the bounds has none, and runs before the grouped steps.
                 self._bounds = self._grouped = None
                 return bounds_to_data(time_bounds(self._context, self._job(), self._pieces, split))
 
@@ -264,6 +265,7 @@ def _piece_bytes(size: str) -> int:
 def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int, found: Range) -> Sequence[Row]:
     """Yield what a range holds, or the error that ended counting."""
     try:
+        # An error is a result here: the driver raises the first one in the order of the files.
         result: Any = count_range(reader_of(spec), spec, files[found.file], found, piece_bytes)
     except TerarecError as error:
         result = Fault(number, type(error).__name__, error.where, error.problem)

@@ -314,4 +314,5 @@ def task_file(job: Job, path: Path) -> Iterator[Path]:
 
 def _partition(place: Row) -> int:
     """Return a hash that is the same in every process."""
+    # Python's own hash of a text differs between processes.
     return place[0] if isinstance(place[0], int) else crc32(place[0].encode())

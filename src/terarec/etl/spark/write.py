@@ -259,6 +259,7 @@ def _write_shard(
         rows = np.concatenate([ids for ids, _ in found])
         # Ties by row id, as in `ShuffledSink`: the engines write the same shards.
         order = np.lexsort((rows, _hashes(rows, seed)))
+        # The parts are freed before the shard is written.
         blocks = iter([(rows[order], merge([block for _, block in found], order))])
         del found
     skip, left = shard.skip, shard.rows

@@ -333,6 +333,7 @@ def _split_columns(spec: WorkflowSpec) -> set[str]:
 
 def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequence[ColumnTypes]) -> int:
     """Return how many of the first steps run before the rows are split."""
+    # Rows are split once it is known which there are, so that shares are those of the samples.
     rows = max((step + 1 for step, operator in enumerate(steps) if operator.stage == "rows"), default=0)
     for name in _split_columns(spec):
         makes = [stop for stop in range(rows, len(types)) if name in types[stop]]
@@ -375,6 +376,7 @@ def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
         # A step that reads what another one is fitted for waits for the next pass.
         before = max((passes.get(name, 0) for name in operator.reads), default=0)
         if operator.stage == "fitted" and operator.side_table is None:
+            # Steps of one phase share a pass over the rows.
             phases.setdefault(before, []).append(step)
             before += 1
         passes.update(dict.fromkeys(operator.writes, before))
@@ -396,6 +398,7 @@ def _row_validation(
     labels = tuple(label for label in spec.labels if label.source in known)
     dense = tuple(name for name in spec.dense if name in known - may_drop)
     weight = spec.weight if spec.weight in known else None
+    # Two walks: the first finds the steps that run at all, the second those of them that validation needs.
     used: set[int] = set()
     chosen: list[int] = []
 

@@ -73,8 +73,10 @@ def _plain(values: Any) -> Any:
     if isinstance(values, pa.Array):
         if pa.types.is_dictionary(values.type):
             return values.dictionary_decode()
+        # A column of nulls has no type of its own: each reader takes None.
         return values.to_pylist() if pa.types.is_null(values.type) else values
     if isinstance(values, np.ndarray) and values.ndim >= 1:
+        # Arrays of objects, texts or booleans are read value by value, as lists are.
         return values if values.dtype.kind in "iuf" and values.ndim == 1 else values.tolist()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
@@ -241,6 +243,7 @@ def _integer(value: Any) -> int:
         if not (number.is_integer() and abs(number) < 2**53):
             raise ValueError
         return int(number)
+    # True is an int in Python.
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not -(2**63) <= int(value) < 2**63:
         raise ValueError
     return int(value)

@@ -63,6 +63,7 @@ class RecordProgram:
         end = len(plan.operators)
         self._dense = builder.matrix(dense, end) if dense else None
         self._keys = make_getter([builder.keys(name, end) for name in keys])
+        # Last: matrices grow while columns are requested.
         self._operations = builder.operations.ordered()
 
     def run(self, columns: Sequence[list[Any]]) -> tuple[NDArray[np.float64] | None, Sequence[Keys]]:
@@ -223,6 +224,7 @@ class Operations:
         slots = {place.slot for place in places}
         rows = [place.row for place in places]
         first = rows[0]
+        # Neighbouring rows of one matrix need no copy: they are a view of it.
         if len(slots) > 1 or first is None or rows != list(range(first, first + len(rows))):
             return self.memoize(tuple(places), [place.slot for place in places], _make_gather(rows))
         if len(rows) == places[0].rows:
@@ -233,6 +235,7 @@ class Operations:
 def make_getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     """Return the function that returns the contents of some slots of the list of all."""
     if len(slots) > 1:
+        # In C, without a frame of Python for each operation.
         return itemgetter(*slots)
     first = slots[0] if slots else 0
     return itemgetter(slice(first, first + len(slots)))  # one slot is a sequence, too

@@ -94,12 +94,14 @@ class RecordEncoder:
         """Encode by the program; None where it does not take the values."""
         try:
             values: Sequence[Any] = self._fetch(columns)
+        # `_check` names the column that is missing.
         except KeyError:
             return None
         if set(map(type, values)) != {list}:
             values = list(map(few_as_list, values))
             if set(map(type, values)) != {list}:
                 return None
+        # Only records with further columns are checked for unknown ones: others cost nothing.
         if len(columns) != len(values) and not self._accepted.issuperset(columns):
             return None
         sizes = set(map(len, values))
@@ -107,6 +109,7 @@ class RecordEncoder:
             return None
         try:
             matrix, keys = self._program.run(values)
+        # The steps name the value and what is accepted, which the program leaves out for speed.
         except InvalidValueError:
             return None
         if matrix is None:
@@ -156,6 +159,7 @@ def serving_plan(plan: Plan, results: Sequence[str]) -> ServingPlan:
         operator = plan.operators[step]
         if operator.stage == "rows" or not made:
             return None
+        # The walk ends here: what the step reads is of other rows, too, which a record does not bring.
         if operator.stage == "grouped":
             brought.update((name, plan.types[step + 1][name]) for name in made)
             return ()

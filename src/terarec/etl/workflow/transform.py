@@ -78,6 +78,7 @@ def run_steps(
         The rows after the last step, and the partial result of each statistic.
     """
     partials: dict[int, Any] = {}
+    # A step that is fitted in this pass need not run in it: its statistic observes the rows all the same.
     for step in sorted({*work.steps, *work.observes}):
         if step in work.observes and statistics is not None:
             partials[step] = statistics[step].observe(rows)

@@ -68,8 +68,10 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
     if version == 1:
         _add_cleaning(data.get("workflow"))
     _remove_spark_functions(data.get("workflow"))
+    # Before the codec reads the steps: it knows only operators that are registered, which importing them does.
     import_operators(data.get("workflow"), allow_import, str(path))
     spec: WorkflowSpec = from_data(WorkflowSpec, data.get("workflow"), f"{path}: $.workflow")
+    # Before the plan is made, which imports the functions.
     check_functions(spec, allow_import, str(path))
     return spec
 
@@ -112,6 +114,7 @@ def load_states(plan: Plan, directory: Path) -> dict[int, State]:
     try:
         return {step: plan.operators[step].load_state(directory / STATES, state_name(plan, step)) for step in fitted}
     except ConfigError as error:
+        # The files are at fault and not an argument of the caller.
         raise FormatError(directory / STATES, error.where, error.problem) from None
 
 
@@ -266,6 +269,7 @@ class Workflow:
             StorageError: The disk is full.
         """
         save_states(self.plan, self.states, Path(directory))
+        # Last: a directory without it is no workflow.
         self.to_json(Path(directory) / WORKFLOW_FILE)
 
     def with_split(self, split: Split | None) -> Workflow:
