@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from terarec.nn import LAYERS, LayerKind
-from terarec.nn.layer import REQUIRED
+from terarec.spec.checks import REQUIRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 INTRODUCTION = """# Layers by name

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.nn import LAYERS, Layer, TensorShape, WeightedLayer, build_layer
-from terarec.nn.layer import REQUIRED
+from terarec.spec.checks import REQUIRED
 from tests.errors import at
 from tests.nn.formula import generator
 

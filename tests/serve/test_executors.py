@@ -54,6 +54,10 @@ def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "EXECUTORS", quick)
 
 
+def test_options_name_every_executor() -> None:
+    assert tuple(EXECUTORS) == EXECUTOR_NAMES
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", [None, ServedTables(server=HOST)], ids=["memory", "parameter server"])
 @pytest.mark.parametrize("executor", EXECUTOR_NAMES[1:])

@@ -21,7 +21,7 @@ from terarec.export.files import (
     BATCH_SIZES,
     NARROW_TOLERANCES,
     TOLERANCE,
-    Run,
+    Runner,
     aotinductor_runner,
     max_difference,
     onnx_runner,
@@ -105,7 +105,7 @@ class _Written:
 
     inputs: Sequence[ModelInput]
     outputs: Sequence[str]
-    run: Run
+    run: Runner
     expected: Callable[[Batch], Sequence[Tensor]]
     batches: Sequence[Batch]
     auc: float | None = None

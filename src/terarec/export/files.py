@@ -41,7 +41,7 @@ _MOST_KEYS = 4
 
 AnyScoring = Scoring | GraphScoring
 
-Run = Callable[[Mapping[str, NDArray[np.generic]]], Sequence[NDArray[np.generic]]]
+Runner = Callable[[Mapping[str, NDArray[np.generic]]], Sequence[NDArray[np.generic]]]
 """Name of each input -> its value, to the value of each output."""
 
 
@@ -237,7 +237,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def max_difference(
-    run: Run,
+    run: Runner,
     inputs: Sequence[ModelInput],
     expected: Callable[[Batch], Sequence[Tensor]],
     batches: Iterable[Batch],
@@ -274,7 +274,7 @@ def max_difference(
     return largest
 
 
-def onnx_runner(path: Path) -> Run:
+def onnx_runner(path: Path) -> Runner:
     """Run the ONNX file `path` with ONNX Runtime.
 
     Raises:
@@ -284,26 +284,26 @@ def onnx_runner(path: Path) -> Run:
     return lambda feed: [np.asarray(scores) for scores in session.run(None, dict(feed))]
 
 
-def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+def torch_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
     """Run the program in the file `path`."""
     return _torch_run(torch.export.load(path).module(), inputs)
 
 
-def torchscript_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+def torchscript_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
     """Run the TorchScript file `path`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
         return _torch_run(torch.jit.load(path), inputs)  # type: ignore[no-untyped-call]
 
 
-def aotinductor_runner(path: Path, inputs: Sequence[ModelInput]) -> Run:
+def aotinductor_runner(path: Path, inputs: Sequence[ModelInput]) -> Runner:
     """Run the package of AOTInductor in the file `path`."""
     from torch._inductor import aoti_load_package  # loads the compiler
 
     return _torch_run(aoti_load_package(str(path)), inputs)
 
 
-def _torch_run(module: Callable[..., Sequence[Tensor]], inputs: Sequence[ModelInput]) -> Run:
+def _torch_run(module: Callable[..., Sequence[Tensor]], inputs: Sequence[ModelInput]) -> Runner:
     def run(feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
         with torch.no_grad():
             found = module(*(torch.from_numpy(feed[given.name]) for given in inputs))

@@ -31,105 +31,105 @@ from terarec.nn.reshaping import (
 )
 
 
-def constant(graph: OnnxGraph, tensor: Tensor) -> str:
+def _constant(graph: OnnxGraph, tensor: Tensor) -> str:
     """Return `tensor` as a float32 constant."""
     return graph.constant(tensor.detach().float().cpu().numpy())
 
 
-def indices(graph: OnnxGraph, tensor: Tensor) -> str:
+def _indices(graph: OnnxGraph, tensor: Tensor) -> str:
     """Return `tensor` as an int64 constant."""
     return graph.constant(tensor.detach().cpu().numpy().astype(np.int64))
 
 
-def linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False) -> str:
+def _linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = False) -> str:
     """Return `layer` on the last dimension of `x`, and ReLU on request."""
-    x = graph.node("MatMul", x, constant(graph, layer.weight.t()))
+    x = graph.node("MatMul", x, _constant(graph, layer.weight.t()))
     if layer.bias is not None:
-        x = graph.node("Add", x, constant(graph, layer.bias))
+        x = graph.node("Add", x, _constant(graph, layer.bias))
     return graph.node("Relu", x) if has_relu else x
 
 
-def identity(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+def emit_identity(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
     """Return the input: the layer does nothing in evaluation."""
     return [x]
 
 
-def relu(graph: OnnxGraph, layer: ReLU, x: str) -> list[str]:
+def emit_relu(graph: OnnxGraph, layer: ReLU, x: str) -> list[str]:
     """Return the positive part."""
     return [graph.node("Relu", x)]
 
 
-def sigmoid(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+def emit_sigmoid(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
     """Return the logistic function; the prediction of most losses, too."""
     return [graph.node("Sigmoid", x)]
 
 
-def elu(graph: OnnxGraph, layer: ELU, x: str) -> list[str]:
+def emit_elu(graph: OnnxGraph, layer: ELU, x: str) -> list[str]:
     """Return the exponential linear unit."""
     return [graph.node("Elu", x, alpha=float(layer.alpha))]
 
 
-def class_probabilities(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
+def emit_class_probabilities(graph: OnnxGraph, layer: Layer, x: str) -> list[str]:
     """Return the prediction of a loss of classes."""
     return [graph.node("Softmax", x, axis=1)]
 
 
-def add(graph: OnnxGraph, layer: Add, *inputs: str) -> list[str]:
+def emit_add(graph: OnnxGraph, layer: Add, *inputs: str) -> list[str]:
     """Return the sum of all inputs."""
     return [graph.node("Sum", *inputs)]
 
 
-def sub(graph: OnnxGraph, layer: Sub, left: str, right: str) -> list[str]:
+def emit_sub(graph: OnnxGraph, layer: Sub, left: str, right: str) -> list[str]:
     """Return the first less the second."""
     return [graph.node("Sub", left, right)]
 
 
-def elementwise_multiply(graph: OnnxGraph, layer: ElementwiseMultiply, first: str, *others: str) -> list[str]:
+def emit_elementwise_multiply(graph: OnnxGraph, layer: ElementwiseMultiply, first: str, *others: str) -> list[str]:
     """Return the product of all inputs."""
     for other in others:
         first = graph.node("Mul", first, other)
     return [first]
 
 
-def concat(graph: OnnxGraph, layer: Concat, *inputs: str) -> list[str]:
+def emit_concat(graph: OnnxGraph, layer: Concat, *inputs: str) -> list[str]:
     """Return the inputs side by side."""
     return [graph.node("Concat", *inputs, axis=layer.axis)]
 
 
-def reshape(graph: OnnxGraph, layer: Reshape, x: str) -> list[str]:
+def emit_reshape(graph: OnnxGraph, layer: Reshape, x: str) -> list[str]:
     """Return a view, of some of the slots where they are named."""
     # The layer's one buffer is absent where it takes all slots, so the loop runs once or never.
     for slots in layer.buffers():  # where only some are taken
-        x = graph.node("Gather", x, indices(graph, slots), axis=1)
+        x = graph.node("Gather", x, _indices(graph, slots), axis=1)
     return [graph.reshape(x, *layer.output_shapes[0].dims)]
 
 
-def select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
+def emit_select(graph: OnnxGraph, layer: Select, x: str) -> list[str]:
     """Return entries of one dimension."""
-    return [graph.node("Gather", x, indices(graph, layer.get_buffer("_index")), axis=layer.dim)]
+    return [graph.node("Gather", x, _indices(graph, layer.get_buffer("_index")), axis=layer.dim)]
 
 
-def gather(graph: OnnxGraph, layer: Gather, x: str) -> list[str]:
+def emit_gather(graph: OnnxGraph, layer: Gather, x: str) -> list[str]:
     """Return rows of the batch across samples."""
-    return [graph.node("Gather", x, indices(graph, layer.get_buffer("_indices")), axis=0)]
+    return [graph.node("Gather", x, _indices(graph, layer.get_buffer("_indices")), axis=0)]
 
 
-def slices(graph: OnnxGraph, layer: Slice, x: str) -> list[str]:
+def emit_slices(graph: OnnxGraph, layer: Slice, x: str) -> list[str]:
     """Return one output for each range of the last dimension."""
     return [graph.slice(x, start, stop, axis=-1) for start, stop in layer.ranges]
 
 
-def reduce_sum(graph: OnnxGraph, layer: ReduceSum, x: str) -> list[str]:
+def emit_reduce_sum(graph: OnnxGraph, layer: ReduceSum, x: str) -> list[str]:
     """Return the sum along a dimension, which stays with length 1."""
     return [graph.node("ReduceSum", x, graph.integers(layer.axis), keepdims=1)]
 
 
-def reduce_mean(graph: OnnxGraph, layer: ReduceMean, x: str) -> list[str]:
+def emit_reduce_mean(graph: OnnxGraph, layer: ReduceMean, x: str) -> list[str]:
     """Return the mean along a dimension, which stays with length 1."""
     return [graph.node("ReduceMean", x, graph.integers(layer.axis), keepdims=1)]
 
 
-def scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
+def emit_scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
     """Return elements or rows several times."""
     axis = 1 if layer.axis == 1 else 2
     repeats = [1, 1, 1]
@@ -139,7 +139,7 @@ def scale(graph: OnnxGraph, layer: Scale, x: str) -> list[str]:
     return [graph.reshape(copies, *layer.output_shapes[0].dims)]
 
 
-def matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: str) -> list[str]:
+def emit_matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: str) -> list[str]:
     """Return a product for each sample, or of entire batches where the first input has two dimensions."""
     dims = layer.output_shapes[0].dims
     if layer.is_of_batches:
@@ -150,12 +150,12 @@ def matrix_multiply(graph: OnnxGraph, layer: MatrixMultiply, left: str, right: s
     return [graph.node("MatMul", left, right)]
 
 
-def fused_reshape_concat_general(graph: OnnxGraph, layer: FusedReshapeConcatGeneral, *inputs: str) -> list[str]:
+def emit_fused_reshape_concat_general(graph: OnnxGraph, layer: FusedReshapeConcatGeneral, *inputs: str) -> list[str]:
     """Return all slots as rows, the inputs' vectors side by side."""
     return [graph.reshape(graph.node("Concat", *inputs, axis=2), *layer.output_shapes[0].dims)]
 
 
-def fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: str) -> list[str]:
+def emit_fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: str) -> list[str]:
     """Return all slots but the last, and the last one."""
     joined = graph.node("Concat", *inputs, axis=2)
     last = layer.output_shapes[0].rows // layer.output_shapes[1].rows
@@ -163,55 +163,55 @@ def fused_reshape_concat(graph: OnnxGraph, layer: FusedReshapeConcat, *inputs: s
     return [graph.reshape(part, *layer.output_shapes[0].dims) for part in parts]
 
 
-def inner_product(graph: OnnxGraph, layer: InnerProduct, x: str) -> list[str]:
+def emit_inner_product(graph: OnnxGraph, layer: InnerProduct, x: str) -> list[str]:
     """Return x W + b."""
-    return [linear(graph, x, layer.linear)]
+    return [_linear(graph, x, layer.linear)]
 
 
-def fused_inner_product(graph: OnnxGraph, layer: FusedInnerProduct, x: str) -> list[str]:
+def emit_fused_inner_product(graph: OnnxGraph, layer: FusedInnerProduct, x: str) -> list[str]:
     """Return x W + b, and ReLU where the layer has it."""
-    return [linear(graph, x, layer.linear, has_relu=layer.linear.relu)]
+    return [_linear(graph, x, layer.linear, has_relu=layer.linear.relu)]
 
 
-def mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -> list[str]:
+def emit_mlp(graph: OnnxGraph, layer: MLPLayer | GroupDense, x: str, *scratch: str) -> list[str]:
     """Return linear layers with ReLU where the layer has it."""
     for part, has_relu in zip(layer.mlp.layers, layer.mlp.relus, strict=True):
-        x = linear(graph, x, cast(nn.Linear, part), has_relu=has_relu)
+        x = _linear(graph, x, cast(nn.Linear, part), has_relu=has_relu)
     return [x]
 
 
-def multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
+def emit_multi_cross(graph: OnnxGraph, layer: MultiCross, x0: str) -> list[str]:
     """Return one cross layer after the other, in either version."""
     x = x0
     # Layer by layer, as the formula says. The short form of version 1 sums in another order, within the tolerance.
     weights = iter(layer.file_parameters())
     for _ in range(len(layer.bias)):
         if layer.weight is None:
-            inner = graph.node("MatMul", x, constant(graph, next(weights)))
-            crossed = graph.node("MatMul", inner, constant(graph, next(weights)))
-            crossed = graph.node("Mul", x0, graph.node("Add", crossed, constant(graph, next(weights))))
+            inner = graph.node("MatMul", x, _constant(graph, next(weights)))
+            crossed = graph.node("MatMul", inner, _constant(graph, next(weights)))
+            crossed = graph.node("Mul", x0, graph.node("Add", crossed, _constant(graph, next(weights))))
         else:
-            dot = graph.node("MatMul", x, constant(graph, next(weights).t()))
-            crossed = graph.node("Add", graph.node("Mul", x0, dot), constant(graph, next(weights)))
+            dot = graph.node("MatMul", x, _constant(graph, next(weights).t()))
+            crossed = graph.node("Add", graph.node("Mul", x0, dot), _constant(graph, next(weights)))
         x = graph.node("Add", crossed, x)
     return [x]
 
 
-def batch_norm(graph: OnnxGraph, layer: BatchNorm, x: str) -> list[str]:
+def emit_batch_norm(graph: OnnxGraph, layer: BatchNorm, x: str) -> list[str]:
     """Normalize by the running statistics, as in evaluation."""
     arrays = (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
     return [
-        graph.node("BatchNormalization", x, *(constant(graph, array) for array in arrays), epsilon=float(layer.eps))
+        graph.node("BatchNormalization", x, *(_constant(graph, array) for array in arrays), epsilon=float(layer.eps))
     ]
 
 
-def layer_norm(graph: OnnxGraph, layer: LayerNorm, x: str) -> list[str]:
+def emit_layer_norm(graph: OnnxGraph, layer: LayerNorm, x: str) -> list[str]:
     """Normalize over the last dimension."""
-    gamma, beta = constant(graph, layer.gamma), constant(graph, layer.beta)
+    gamma, beta = _constant(graph, layer.gamma), _constant(graph, layer.beta)
     return [graph.node("LayerNormalization", x, gamma, beta, axis=-1, epsilon=float(layer.eps))]
 
 
-def prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
+def emit_prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
     """Use the statistics of the current batch, as the layer does in evaluation, too."""
     mean = graph.node("ReduceMean", x, graph.integers(0), keepdims=1)
     centred = graph.node("Sub", x, mean)
@@ -222,7 +222,7 @@ def prelu_dice(graph: OnnxGraph, layer: PReLUDice, x: str) -> list[str]:
     return [graph.node("Mul", x, graph.node("Add", gate, shut))]
 
 
-def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
+def emit_gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
     """Return the states; gates are in ONNX's order: update, reset, new."""
     own = layer.gru
 
@@ -239,13 +239,13 @@ def gru(graph: OnnxGraph, layer: GRU, x: str) -> list[str]:
     return [graph.reshape(states, own.hidden_size)]
 
 
-def weight_multiply(graph: OnnxGraph, layer: WeightMultiply, x: str) -> list[str]:
+def emit_weight_multiply(graph: OnnxGraph, layer: WeightMultiply, x: str) -> list[str]:
     """Return each number times its vector."""
-    vectors = graph.node("Mul", graph.node("Unsqueeze", x, graph.integers(2)), constant(graph, layer.weight))
+    vectors = graph.node("Mul", graph.node("Unsqueeze", x, graph.integers(2)), _constant(graph, layer.weight))
     return [graph.reshape(vectors, layer.weight.numel())]
 
 
-def fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
+def emit_fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
     """Return half of the squared sum less the sum of squares."""
     vectors = graph.reshape(x, layer.num_vectors, layer.out_dim)
     total = graph.node("ReduceSum", vectors, graph.integers(1), keepdims=0)
@@ -253,7 +253,7 @@ def fm_order2(graph: OnnxGraph, layer: FmOrder2, x: str) -> list[str]:
     return [graph.node("Mul", graph.node("Sub", graph.node("Mul", total, total), squares), graph.number(0.5))]
 
 
-def interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -> list[str]:
+def emit_interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -> list[str]:
     """Return the first vector, the lower triangle of all dots, row by row, and a zero."""
     own = graph.node("Unsqueeze", first, graph.integers(1))
     vectors = graph.node("Concat", own, others, axis=1)
@@ -266,14 +266,14 @@ def interaction(graph: OnnxGraph, layer: Interaction, first: str, others: str) -
     return [graph.node("Concat", first, with_zero, axis=1)]
 
 
-def softmax(graph: OnnxGraph, layer: Softmax, x: str, *mask: str) -> list[str]:
+def emit_softmax(graph: OnnxGraph, layer: Softmax, x: str, *mask: str) -> list[str]:
     """Return the softmax over the last dimension, with a mask on request."""
     if not mask:
         return [graph.node("Softmax", x, axis=-1)]
     return [_masked_softmax(graph, graph.node("Mul", x, graph.number(layer.factor)), *mask)]
 
 
-def multi_head_attention(
+def emit_multi_head_attention(
     graph: OnnxGraph, layer: MultiHeadAttention, query: str, key: str, value: str, *mask: str
 ) -> list[str]:
     """Return the values weighed by the softmax of their scores, head by head."""
@@ -283,7 +283,7 @@ def multi_head_attention(
     return [_join_heads(graph, graph.node("MatMul", weights, v))]
 
 
-def attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: str, *value: str) -> list[str]:
+def emit_attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: str, *value: str) -> list[str]:
     """Return scores alone, and the values by head where there are any."""
     if not value:
         return [_scores(graph, query, key)]
@@ -291,16 +291,16 @@ def attention_scores(graph: OnnxGraph, layer: AttentionScores, query: str, key: 
     return [_scores(graph, q, k), v]
 
 
-def attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, value: str) -> list[str]:
+def emit_attention_values(graph: OnnxGraph, layer: AttentionValues, weights: str, value: str) -> list[str]:
     """Return values weighed by softmaxed scores."""
     return [_join_heads(graph, graph.node("MatMul", weights, value))]
 
 
-def sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[str]:
+def emit_sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> list[str]:
     """Return 1 where all positions are below the lengths, of which there are one or two."""
     buffers = ["_from_positions", "_to_positions"][-len(lengths) :]
     inside = [
-        graph.node("Less", indices(graph, layer.get_buffer(name)), _whole(graph, length))
+        graph.node("Less", _indices(graph, layer.get_buffer(name)), _whole(graph, length))
         for name, length in zip(buffers, lengths, strict=True)
     ]
     both = inside[0] if len(inside) == 1 else graph.node("And", *inside)
@@ -342,46 +342,46 @@ def _whole(graph: OnnxGraph, lengths: str) -> str:
 
 
 _LAYERS: Mapping[str, Callable[..., list[str]]] = {
-    "add": add,
-    "attention_scores": attention_scores,
-    "attention_values": attention_values,
-    "batch_norm": batch_norm,
-    "concat": concat,
-    "dropout": identity,
-    "elementwise_multiply": elementwise_multiply,
-    "elu": elu,
-    "fm_order2": fm_order2,
-    "fused_inner_product": fused_inner_product,
-    "fused_reshape_concat": fused_reshape_concat,
-    "fused_reshape_concat_general": fused_reshape_concat_general,
-    "gather": gather,
-    "group_dense": mlp,
-    "gru": gru,
-    "inner_product": inner_product,
-    "interaction": interaction,
-    "layer_norm": layer_norm,
-    "matrix_multiply": matrix_multiply,
-    "mlp": mlp,
-    "multi_cross": multi_cross,
-    "multi_head_attention": multi_head_attention,
-    "prelu_dice": prelu_dice,
-    "reduce_mean": reduce_mean,
-    "reduce_sum": reduce_sum,
-    "relu": relu,
-    "reshape": reshape,
-    "scale": scale,
-    "select": select,
-    "sequence_mask": sequence_mask,
-    "sigmoid": sigmoid,
-    "slice": slices,
-    "softmax": softmax,
-    "sub": sub,
-    "weight_multiply": weight_multiply,
+    "add": emit_add,
+    "attention_scores": emit_attention_scores,
+    "attention_values": emit_attention_values,
+    "batch_norm": emit_batch_norm,
+    "concat": emit_concat,
+    "dropout": emit_identity,
+    "elementwise_multiply": emit_elementwise_multiply,
+    "elu": emit_elu,
+    "fm_order2": emit_fm_order2,
+    "fused_inner_product": emit_fused_inner_product,
+    "fused_reshape_concat": emit_fused_reshape_concat,
+    "fused_reshape_concat_general": emit_fused_reshape_concat_general,
+    "gather": emit_gather,
+    "group_dense": emit_mlp,
+    "gru": emit_gru,
+    "inner_product": emit_inner_product,
+    "interaction": emit_interaction,
+    "layer_norm": emit_layer_norm,
+    "matrix_multiply": emit_matrix_multiply,
+    "mlp": emit_mlp,
+    "multi_cross": emit_multi_cross,
+    "multi_head_attention": emit_multi_head_attention,
+    "prelu_dice": emit_prelu_dice,
+    "reduce_mean": emit_reduce_mean,
+    "reduce_sum": emit_reduce_sum,
+    "relu": emit_relu,
+    "reshape": emit_reshape,
+    "scale": emit_scale,
+    "select": emit_select,
+    "sequence_mask": emit_sequence_mask,
+    "sigmoid": emit_sigmoid,
+    "slice": emit_slices,
+    "softmax": emit_softmax,
+    "sub": emit_sub,
+    "weight_multiply": emit_weight_multiply,
 }
 _LOSSES: Mapping[str, Callable[..., list[str]]] = {
-    "binary_cross_entropy": sigmoid,
-    "cross_entropy": class_probabilities,
-    "multi_cross_entropy": sigmoid,
+    "binary_cross_entropy": emit_sigmoid,
+    "cross_entropy": emit_class_probabilities,
+    "multi_cross_entropy": emit_sigmoid,
 }
 EXPORTED_KINDS = MappingProxyType({**_LAYERS, **_LOSSES})
 """Kinds of `terarec.nn.registry.LAYERS` that ONNX files can hold; a loss is there as the prediction that it makes."""

@@ -11,9 +11,9 @@ from terarec.hugectr.enums import Optimizer_t, Update_t
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, WrongInputError
 from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.schema.record import Record
-from terarec.hugectr.schema.table import REQUIRED
 from terarec.hugectr.schema.types import BOOL, Type, member_name, one_of
 from terarec.io import atomic_entries, folder_and_name, read_text
+from terarec.spec.checks import REQUIRED
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import nearest, quoted
 

@@ -14,7 +14,7 @@ from terarec.hugectr.model import Model
 from terarec.hugectr.objects import DataReaderParams, OptimizerWithSchedule, SolverConfig
 from terarec.hugectr.readers import DataReader
 from terarec.hugectr.schedule import LearningRateScheduler
-from terarec.hugectr.schema.table import REQUIRED, bind_arguments
+from terarec.hugectr.schema.table import bind_arguments
 from terarec.hugectr.schema.types import (
     BOOL,
     STRING,
@@ -28,6 +28,7 @@ from terarec.hugectr.schema.types import (
     scalar_or_list,
 )
 from terarec.hugectr.training_cache import TrainingCache
+from terarec.spec.checks import REQUIRED
 from terarec.spec.quoting import quoted
 
 

@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
-from terarec.spec.checks import Rule
-
-
-# A class of its own, as None may be a default; its repr is what pages show.
-class _Required:
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED: Final = _Required()
+from terarec.spec.checks import REQUIRED, Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

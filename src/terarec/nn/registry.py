@@ -14,7 +14,7 @@ from terarec.nn.arithmetic import Add, ElementwiseMultiply, MatrixMultiply, Redu
 from terarec.nn.attention import GRU, AttentionScores, AttentionValues, MultiHeadAttention, SequenceMask, Softmax
 from terarec.nn.dense import FusedInnerProduct, GroupDense, InnerProduct, MLPLayer, WeightMultiply
 from terarec.nn.interaction import FmOrder2, Interaction, MultiCross
-from terarec.nn.layer import REQUIRED, Layer, LayerOption, TensorShape, WeightedLayer
+from terarec.nn.layer import Layer, LayerOption, TensorShape, WeightedLayer
 from terarec.nn.losses import BinaryCrossEntropy, CrossEntropy, Loss, MultiCrossEntropy
 from terarec.nn.normalization import BatchNorm, LayerNorm
 from terarec.nn.reshaping import (
@@ -27,6 +27,7 @@ from terarec.nn.reshaping import (
     Select,
     Slice,
 )
+from terarec.spec.checks import REQUIRED
 from terarec.spec.registry import Registry
 
 _MODULES: tuple[type[Layer], ...] = (

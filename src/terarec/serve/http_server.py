@@ -392,5 +392,5 @@ def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _broken(_: Request, error: Exception) -> Response:
-    """Our mistake: the traceback goes to the server's log, one line to the client."""
+    """Answer after an error of our own: the traceback goes to the server's log, one line to the client."""
     return JSONResponse({"error": f"internal error: {type(error).__name__}"}, status_code=500)

@@ -85,7 +85,7 @@ class Catalogue:
         return [self._values[place] for place in places]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the columns, in hexadecimal."""
+        """Return the SHA-256 of the columns, in hexadecimal."""
         digest = hashlib.sha256(self.key.encode())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.columns.schema) as stream:
@@ -148,7 +148,7 @@ class Towers:
         return cls(loaded, workflow_of(Path(run) / DATASET_DIRECTORY, allow_import=allow_import))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the item tower's dense weights and of the number of steps, in hexadecimal."""
+        """Return the SHA-256 of the item tower's dense weights and of the number of steps, in hexadecimal."""
         digest = hashlib.sha256(str(self.step).encode())
         for name, held in self._model.item.state_dict().items():
             digest.update(name.encode())

@@ -153,7 +153,7 @@ def _bind(spec: ServingSpec) -> socket.socket:
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, SIGINT and SIGTERM call `stop`; only the main thread may handle signals."""
+    """Let SIGINT and SIGTERM call `stop` in the block; only the main thread may handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

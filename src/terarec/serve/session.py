@@ -22,7 +22,14 @@ from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.formats import Keys
 from terarec.formats.delta import StateId
-from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_dense_state, load_model, load_without_tables
+from terarec.models.artifact import (
+    DATASET_DIRECTORY,
+    ModelWithoutTables,
+    check_columns,
+    load_dense_state,
+    load_model,
+    load_without_tables,
+)
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.narrow import narrow
 from terarec.nn.objectives import build_objective
@@ -156,34 +163,33 @@ class InferenceSession:
         """
         run_dir = Path(run_dir)
         directory = run_dir / DATASET_DIRECTORY
+        # The model before the workflow, so that a directory that is no run is reported as such.
+        held: ModelWithoutTables | None = None
         if tables is None:
-            # The model before the workflow, so that a directory that is no run is reported as such.
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
-            workflow = workflow_of(directory, allow_import=allow_import)
+        else:
+            held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
+            model, run, dataset, step = held.model, held.spec, held.dataset, held.checkpoint.step
+        workflow = workflow_of(directory, allow_import=allow_import)
+        served = None if tables is None or held is None else serve_tables(held, tables, device_of(model))
+        try:
             # Before the constructor narrows the layers: programs are made of the trained ones.
             programs = _open_programs(model, run, dataset, run_dir, executor, numbers)
-            made = cls(model, workflow, run, dataset, step=step, dataset_dir=directory, numbers=numbers)
-            made._programs = programs
-            return made
-        held = load_without_tables(run_dir, checkpoint, device=device, allow_import=allow_import)
-        workflow = workflow_of(directory, allow_import=allow_import)
-        served = serve_tables(held, tables, device_of(held.model))
-        try:
-            programs = _open_programs(held.model, held.spec, held.dataset, run_dir, executor, numbers)
             made = cls(
-                held.model,
+                model,
                 workflow,
-                held.spec,
-                held.dataset,
-                step=held.checkpoint.step,
+                run,
+                dataset,
+                step=step,
                 dataset_dir=directory,
                 served=served,
-                state=held.checkpoint.state,
+                state=None if held is None else held.checkpoint.state,
                 numbers=numbers,
             )
         # Also on a signal: the server has threads and files, which nobody else closes.
         except BaseException:
-            served.close()
+            if served is not None:
+                served.close()
             raise
         made._programs = programs
         return made

@@ -7,10 +7,20 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from terarec.errors import ConfigError
 from terarec.spec.quoting import did_you_mean, quoted
+
+
+class Required:
+    """Marker of an option or parameter that has no default; None may be one."""
+
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED: Final = Required()
 
 
 class FieldError(ConfigError):

@@ -29,10 +29,10 @@ from terarec.spec.dataset import DatasetStorage
 
 _THREADS = 2  # that read groups ahead of the writer
 
-Progress = Callable[[int, int], None]
 
-
-def write_as_records(dataset: Path, out: Path, options: RecordOptions, progress: Progress | None = None) -> RecordsSpec:
+def write_as_records(
+    dataset: Path, out: Path, options: RecordOptions, progress: Callable[[int, int], None] | None = None
+) -> RecordsSpec:
     """Write every split of a data set as HugeCTR's files, and ``records.json``, which describes them.
 
     Each categorical column becomes a slot, an input of its own, in the data set's order; its rows are the slot's size.
@@ -104,7 +104,7 @@ class ImportedRecords:
 
 
 def write_as_dataset(
-    records: Path, out: Path, *, storage: DatasetStorage = "parquet", progress: Progress | None = None
+    records: Path, out: Path, *, storage: DatasetStorage = "parquet", progress: Callable[[int, int], None] | None = None
 ) -> ImportedRecords:
     """Write HugeCTR's files as a data set.
 

@@ -22,8 +22,8 @@ from terarec.hugectr.objects import (
     UpdateSourceParams,
     VolatileDatabaseParams,
 )
-from terarec.hugectr.schema.table import REQUIRED
 from terarec.hugectr.schema.types import BOOL, Type, integer, member_name, one_of
+from terarec.spec.checks import REQUIRED
 
 
 class HPS:

@@ -31,6 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.schema.rules import DERIVED, OLDER_FORMS, RULES
 from terarec.hugectr.schema.types import NEWEST, OLDEST, Type, parse_type
+from terarec.spec.checks import REQUIRED
 from terarec.spec.quoting import nearest, quoted
 
 FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference")
@@ -43,16 +44,6 @@ _LOCK = RLock()
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-
-
-class Required:
-    """Marks a parameter without a default."""
-
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = Required()
 
 
 class Status(Enum):
