@@ -75,10 +75,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a name on first use: ``import terarec`` alone loads neither torch nor pyarrow."""
+    # PEP 562: called for names that the module does not have yet.
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'terarec' has no attribute {name!r}")
     value: object = getattr(importlib.import_module(f"terarec.{home}"), name)
+    # Kept, so that the next access costs no call.
     globals()[name] = value
     return value
 

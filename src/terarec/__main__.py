@@ -2,5 +2,6 @@
 
 from terarec.cli import main
 
+# Spawned processes import this module under another name, and must not run the command again.
 if __name__ == "__main__":
     main()

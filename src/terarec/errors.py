@@ -23,6 +23,7 @@ class TerarecError(Exception):
     """
 
     def __init__(self, *parts: object) -> None:
+        # The last part is what is wrong, so that each layer on the way up can put its own place before it.
         *where, self.problem = map(str, parts or ("",))
         self.where = ": ".join(filter(None, where))
         super().__init__(f"{self.where}: {self.problem}" if self.where else self.problem)
@@ -39,6 +40,7 @@ class FormatError(TerarecError, ValueError):
 class DataNotFoundError(FormatError, FileNotFoundError):
     """A file or directory that was named does not exist."""
 
+    # OSError has an own spelling, with a number and a file that this error does not have.
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 

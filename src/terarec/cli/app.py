@@ -32,6 +32,7 @@ from terarec.errors import ConfigError
 if TYPE_CHECKING:
     from terarec.cli.options import OptionGroup
 
+# Headings of the list of commands.
 DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Diagnostics"
 WORKFLOW, NAME = "WORKFLOW", "NAME"
 _JSON = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object in the last line of stdout.")]
@@ -63,6 +64,7 @@ def reject_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
     """
     if not args or ctx.resilient_parsing:  # a shell completes a line that is not complete
         return
+    # Click itself keeps the last value of an option; its parser alone knows how often each was typed.
     _, _, given = command.make_parser(ctx).parse_args(args=list(args))
     for parameter, times in Counter(given).items():
         if times > 1 and parameter.param_type_name == "option" and not parameter.multiple and not parameter.count:
@@ -74,6 +76,7 @@ class WorkflowOrCommand(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Resolve like Click, but ``prepare avazu day.csv`` as ``prepare WORKFLOW avazu day.csv``."""
+        # A preset or a file is an argument, which a group of Click cannot have next to its commands.
         is_command = self.get_command(ctx, args[0]) is not None
         return super().resolve_command(ctx, args if is_command else [WORKFLOW, *args])
 
@@ -83,6 +86,7 @@ class NameOrCommand(Group):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse like Click, but ``workflow --out avazu.json avazu`` as ``workflow NAME --out avazu.json avazu``."""
+        # Here and not in `resolve_command`: Click would take options before the name for those of the group.
         is_own = not args or args[0] in ctx.help_option_names or args[0] in self.commands
         return super().parse_args(ctx, args if is_own else [NAME, *args])
 
@@ -111,6 +115,7 @@ class Lazy(Command):
 
     def load(self) -> Any:
         """Import the function and make it a command; the dataclass of its first parameter declares the options."""
+        # A name and not the function: importing all commands would take longer than most of them.
         module, _, function = self._target.partition(":")
         body = getattr(importlib.import_module(f"terarec.cli.{module}"), function)
         return _built(self.name or "", body, self.help or "", self._describes)
@@ -137,6 +142,8 @@ class _Options:
         hints = typing.get_type_hints(options_type, include_extras=True)
         for item in dataclasses.fields(options_type):
             inner, *marks = typing.get_args(hints[item.name])
+            # By its method: `OptionGroup` is in a module that loads all specs, which the list of commands does not
+            # need.
             group = next((mark for mark in marks if hasattr(mark, "parameters")), None)
             if group is not None:
                 groups[item.name] = (group, inner)
@@ -177,6 +184,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
         show = Show(as_json=values.pop("json"))
         try:
             body(options.value(values), show)
+        # Only fields that this command's options describe: the same name in a file is no option.
         except FieldError as error:
             if error.owner not in known:
                 raise
@@ -192,6 +200,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
     # Typer learns the options from the signature, which stands in for one parameter a field.
     run.__signature__ = inspect.Signature([*parameters, json_flag])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, json_flag]}
+    # Typer makes a command of an application alone; completion is an option of ``terarec`` itself.
     app = typer.Typer(add_completion=False)
     app.command(name, cls=Command, help=summary)(run)
     return typer.main.get_command(app)
@@ -202,6 +211,7 @@ def _typed(parameter: inspect.Parameter) -> str:
     declared = typing.get_args(parameter.annotation)[1]
     # Inside Annotated, Typer keeps the first of the declared names where a default would be.
     words = (declared.default, *(declared.param_decls or ()))
+    # A flag with a negative form is declared as "--x/--no-x".
     flags = [word for word in words if isinstance(word, str) and word.startswith("--")]
     if flags:
         return flags[0].partition("/")[0]
@@ -333,6 +343,7 @@ class Frame:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        # Eager, so that it works without a command, which a group requires otherwise.
         print(f"terarec {__version__}")
         raise typer.Exit
 
@@ -375,7 +386,9 @@ def run(arguments: Sequence[str]) -> int:
     frame = Frame()
     try:
         with _stopped_by_sigterm():
+            # Not standalone: Click would print errors in its own form and end the process.
             result = command_line()(list(arguments), prog_name="terarec", obj=frame, standalone_mode=False)
+        # A reader that has gone is noticed here rather than by Python at its end, which prints a traceback.
         sys.stdout.flush()
     except SystemExit:
         # Rich leaves so when the reader of stdout has gone, and has dealt with stdout by then; Typer after it has
@@ -401,6 +414,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
+    # The handler of SIGINT raises KeyboardInterrupt, on which all cleaning up is built.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

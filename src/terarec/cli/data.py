@@ -61,6 +61,7 @@ def _generator(name: str, unit: str, options_type: type[GenerateOptions] = Gener
         out = arguments.pop("out")
         with show.progress("generating", unit) as progress:
             report = generator.generate(out, **arguments, progress=progress)
+        # The one figure that the report does not have.
         known = {"days": arguments["days"]} if "days" in arguments else {}
         show.result(f"Generated {out}", {**known, "out": str(out), **dataclasses.asdict(report)})
 
@@ -98,6 +99,7 @@ def workflow(options: WorkflowOptions, show: Show) -> None:
     if options.layout is not None and options.name not in {"movielens", "amazon"}:
         raise ConfigError("--layout", f"got {options.layout!r} for {options.name}, which has one layout")
     check_new_file(options.out, replace=options.force)
+    # Only what is given: each preset has its own defaults, and not all have a layout.
     chosen = {"min_count": options.min_count, "layout": options.layout}
     spec = preset(**{name: value for name, value in chosen.items() if value is not None})
     Workflow.of(spec).to_json(options.out, replace=options.force)
@@ -131,6 +133,7 @@ def draft(options: DraftOptions, show: Show) -> None:
     from terarec.etl.workflow import Workflow
     from terarec.io import check_new_file
 
+    # Before the sample is read, which may come from a slow disk or a URL.
     check_new_file(options.out, replace=options.force)
     found = draft_workflow(options.files, options.label, name=options.out.stem)
     Workflow.of(found.spec).to_json(options.out, replace=options.force)
@@ -192,6 +195,7 @@ class ConvertOptions:
 def convert(options: ConvertOptions, show: Show) -> None:
     """Run ``terarec convert``."""
     _check(options)
+    # A model is no data set: it has neither rows nor a rate.
     started = time.perf_counter()
     if options.to == "run":
         figures = _to_run(options)
@@ -235,6 +239,7 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
         keysets=options.keysets,
     )
     spec = read_dataset(options.data)
+    # Not an error: a data set with weights can be converted, but nobody should be surprised by a training without.
     dropped = (*(() if spec.weight is None else (spec.weight,)), *(column.name for column in spec.metadata))
     if dropped:
         show.line(f"left out, as HugeCTR's files hold neither weights nor metadata: {', '.join(dropped)}")
@@ -324,6 +329,7 @@ def drift(options: DriftOptions, show: Show) -> None:
     reference = summarize_dataset(options.reference, wanted, name=name, allow_import=allowed)
     report = compare(reference, current)
     page, figures = write_drift_report(report, options.out, replace=options.force)
+    # The stability index compares all kinds of columns by one number.
     moved = sorted(report.columns, key=lambda column: -column.stability_index)
     show.result(
         f"Compared {len(moved)} columns",

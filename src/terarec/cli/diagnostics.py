@@ -59,6 +59,7 @@ _FEATURES = {
 def processor() -> dict[str, Any]:
     """Return the model, features that kernels care about, cores of the machine and cores that this process may use."""
     text = _read("/proc/cpuinfo") or ""
+    # The first processor stands for all; x86 has "flags", Arm "Features".
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     words = set(flags.group(1).split()) if flags else set()
     return {
@@ -76,6 +77,7 @@ def memory() -> dict[str, Any]:
     kibibytes = {name: int(count) for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     total = kibibytes.get("MemTotal")
     available = kibibytes.get("MemAvailable")
+    # The second generation of cgroups, then the first.
     limit = _read("/sys/fs/cgroup/memory.max") or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes") or ""
     # The first generation of cgroups writes a number near 2^63 for "no limit".
     limited = limit.isdecimal() and int(limit) < 1 << 60
@@ -105,6 +107,7 @@ def openmp_runtimes() -> list[str]:
 
 
 def _usable_cores() -> int | None:
+    # A container or taskset may allow fewer cores than the machine has; macOS has no such call.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -112,6 +115,7 @@ def _usable_cores() -> int | None:
 
 def _read(path: str) -> str | None:
     try:
+        # Any of these files may be missing in a container, and on another system all are.
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
@@ -251,6 +255,7 @@ def _run(implementation: str) -> tuple[torch.Tensor, torch.Tensor]:
     weights, keys, offsets, layout = _problem()
     pooled = bag_lookup(weights, keys, offsets, layout, implementation=implementation)
     gradient = BagGradient(keys, offsets, torch.full_like(pooled, 1 / _BATCH), layout)
+    # SGD has no state, so that the weights alone show whether rows are summed correctly.
     row_update_(weights, (), [gradient], row_rule("sgd", lr=0.1), step=1, implementation=implementation)
     return pooled, weights
 
@@ -261,11 +266,13 @@ def _lookup_rate() -> float:
     for _ in range(_REPEATS):
         start = time.perf_counter()
         bag_lookup(weights, keys, offsets, layout, implementation="cpu")
+        # The fastest: the others measure what else runs on the machine.
         fastest = min(fastest, time.perf_counter() - start)
     return keys.numel() / fastest
 
 
 def _problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, BagLayout]:
+    # The same for both implementations, and without touching the seed of the process.
     generator = torch.Generator().manual_seed(0)
     num_keys = _NUM_FEATURES * _BATCH
     sum_pooling: Pooling = "sum"

@@ -48,6 +48,7 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """Return the line, the exit code and the place for `error`."""
     kind = type(error).__name__
+    # Before OSError, which it is as well.
     if isinstance(error, BrokenPipeError):
         return Failure(0, None, kind)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
@@ -56,6 +57,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(INTERRUPTED, _one_line(f"interrupted: {error}"), kind)
     if isinstance(error, _CommandLineError):
         return Failure(USAGE, _one_line(f"error: {_usage(error)}"), ConfigError.__name__, _parameter(error))
+    # Before OSError: a missing file of terarec is a FileNotFoundError, too.
     if isinstance(error, TerarecError):
         code = USAGE if isinstance(error, ConfigError) else DATA
         return Failure(code, _one_line(f"error: {error}"), kind, _one_line(error.where))
@@ -78,6 +80,7 @@ def _parameter(error: Any) -> str:
 
 def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
+    # An unknown option: Click suggests names that are spelled alike, which --lr and --dense-lr are not.
     if context is not None and hasattr(error, "option_name") and hasattr(error, "possibilities"):
         message = f"{error.message.rstrip('.')}{_near_options(error.option_name, context.command.params)}"
     else:
@@ -110,6 +113,7 @@ def _system(error: OSError) -> str:
 def _one_line(text: str) -> str:
     from terarec.spec.quoting import one_line
 
+    # Libraries do not know the command line, so that the option is named here.
     for argument, option in _OPTIONS.items():
         text = text.replace(argument, option)
     return one_line(" ".join(text.split()))

@@ -52,6 +52,7 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
     from terarec.formats import DATASET_FILE
 
     path = options.path
+    # Distinguished by their files, as users name a directory in each case.
     if (path / DATASET_FILE).is_file():
         return _describe_dataset(options, show)
     if path.is_dir():
@@ -64,6 +65,7 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
 def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
     from terarec.cli.inspect_data import describe_column, describe_dataset
 
+    # Options of other things are errors rather than ignored: the path is probably not what the user meant.
     if options.checkpoint is not None:
         raise ConfigError("--checkpoint", f"{options.path} is a data set, expected a RUN")
     if options.table is not None:
@@ -111,6 +113,7 @@ def _export(options: InspectOptions, table: str) -> dict[str, Any]:
     from terarec.cli.inspect_model import export_table
     from terarec.io import check_new_file
 
+    # One format, but an option, so that others can follow without another command.
     if options.to != "parquet":
         raise ConfigError("--to", f"got {options.to!r}, expected parquet")
     if options.out is None:
@@ -132,6 +135,7 @@ def doctor(options: DoctorOptions, show: Show) -> None:
 
     del options
     found = examine()
+    # Sections are figures, lists tables; "ok" alone is neither and comes last.
     for section, entries in found.items():
         if isinstance(entries, Mapping):
             show.figures(section, {name: _words(value) for name, value in entries.items()})

@@ -32,6 +32,7 @@ def describe_dataset(path: Path, *, allow_import: Sequence[str] = ()) -> dict[st
     spec = read_dataset(path)
     splits = [_split(path, spec, split) for split in spec.splits]
     workflow = workflow_of(path, allow_import=allow_import)
+    # One row group: a share of missing ids needs no more, and data sets have thousands of them.
     sample = next(blocks(path, spec, first_split(spec)), None) if spec.splits else None
     return {
         "what": "dataset",
@@ -147,6 +148,7 @@ def describe_column(
     numbers = list(spec.column_names[: len(spec.labels) + len(spec.dense)])
     if name in numbers:
         position = numbers.index(name)
+        # Labels come before dense columns in `column_names`, as here.
         return {**figures, **_numbers(np.hstack([block.label, block.dense])[:, position] for block in scanned)}
     if name == spec.weight:
         return {**figures, **_numbers(block.weight for block in scanned if block.weight is not None)}
@@ -176,9 +178,11 @@ def _categories(
     seen: list[Counts] = []
     for block in scanned:
         seen.append(np.unique(flat_values(block.keys[position]).astype(np.int64), return_counts=True))
+        # Merging each block at once would sort all ids again for every block.
         seen = [_merged(seen)] if len(seen) >= _MERGED_BLOCKS else seen
         rows += block.num_rows
     ids, counts = _merged(seen)
+    # Stable, so that equal counts come by rising id in every run.
     order = np.argsort(-counts, kind="stable")[:top]
     num_keys = max(int(counts.sum()), 1)
     return {
@@ -198,6 +202,7 @@ def _merged(seen: list[Counts]) -> Counts:
     none = np.zeros(0, dtype=np.int64)
     ids, places = np.unique(np.concatenate([none, *(ids for ids, _ in seen)]), return_inverse=True)
     total = np.zeros(ids.size, dtype=np.int64)
+    # Unbuffered: ``total[places] += ...`` would count a repeated place once.
     np.add.at(total, places, np.concatenate([none, *(counts for _, counts in seen)]))
     return ids, total
 
@@ -237,5 +242,6 @@ def _numbers(scanned: Iterable[NDArray[np.float32]]) -> dict[str, Any]:
             total += float(numbers.sum())
             squares += float(numbers @ numbers)
     offset = total / rows if rows else math.nan
+    # Rounding may leave a constant column slightly below zero.
     deviation = math.sqrt(max(squares / rows - offset * offset, 0.0)) if rows else math.nan
     return {"rows": rows, "minimum": low, "mean": shift + offset, "deviation": deviation, "maximum": high}

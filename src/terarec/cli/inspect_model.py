@@ -38,6 +38,7 @@ def choose_checkpoint(path: Path, which: str | None) -> Path:
         if which is not None:
             raise ConfigError("--checkpoint", f"{path} is a checkpoint, expected a RUN")
         return path
+    # Its checkpoints are there, but no description that could say which is the best.
     if not (path / RUN_FILE).is_file():
         return find(path / CHECKPOINT_DIRECTORY, which or "last")
     return find_checkpoint(path, load_run(path / RUN_FILE), which)
@@ -53,6 +54,7 @@ def describe_checkpoint(path: Path, which: str | None = None) -> dict[str, Any]:
     """
     checkpoint = choose_checkpoint(path, which)
     chain = read_chain(checkpoint)
+    # Of a delta, tables are in the base and in all deltas up to it; dense weights are complete in each.
     manifest, files = chain[-1][1], TableChain(chain)
     tables = [_table(files, table) for table in files.names]
     dense, _ = read_tensors(checkpoint / DENSE, sha256=manifest.entry(DENSE).sha256)
@@ -124,6 +126,7 @@ def _table(files: TableChain, table: str) -> dict[str, Any]:
     state: dict[str, None] = {}
     index = new_hash_index()
     is_dynamic = files.is_dynamic(table)
+    # In pieces: a table may be larger than the memory of the machine that looks at it.
     for tensors in files.pieces(table):
         norms = row_norms(tensors[WEIGHTS])
         rows, width = rows + norms.size, tensors[WEIGHTS].shape[1]
@@ -134,6 +137,7 @@ def _table(files: TableChain, table: str) -> dict[str, Any]:
         state |= {name.removeprefix(STATE_PREFIX): None for name in tensors if name.startswith(STATE_PREFIX)}
         if is_dynamic:
             keys = torch.from_numpy(tensors[KEYS])
+            # Files have keys and no index: this one shows what a table takes that loads them.
             index.assign(keys, torch.arange(len(keys)))
     return {
         "table": table,
@@ -195,6 +199,7 @@ def describe_table(
         width = piece[WEIGHTS].shape[1]
         norms.append(row_norms(piece[WEIGHTS]))
         keys += [piece[KEYS]] if KEYS in piece else []
+    # 8 bytes a row, where the rows themselves are not kept.
     all_norms: NDArray[np.float64] = np.concatenate(norms)
     order = np.argsort(-all_norms, kind="stable")[:top]
     # Rows of a static table are in key order; a dynamic one says which key each row is of.
@@ -234,6 +239,7 @@ def export_table(
         StorageError: The disk is full; nothing is left behind.
     """
     checkpoint = choose_checkpoint(path, which)
+    # The checkpoint may be named itself; a table in tiers needs the description of the run around it.
     runs = (place for place in (path, checkpoint.parent.parent) if (place / RUN_FILE).is_file())
     rows = write_table_file(checkpoint, table, out, run=next(runs, None), allow_import=allow_import)
     return {

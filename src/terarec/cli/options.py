@@ -47,6 +47,7 @@ class SpecField:
             holder = next(documentation_of(owner).get(group, "") for owner in owners)
             hints = [hints_of(owner)[group] for owner in owners if _field(owner, group)]
             owners = list(dict.fromkeys(spec for hint in hints for spec in specs_of(hint)))
+        # Kinds are class variables and no fields: the field above them has the documentation.
         if leaf == "kind":
             return cls(hint=kinds_of(typing.Union[tuple(owners)]), meaning=_sentence(holder), default=None)  # noqa: UP007
         having = [owner for owner in owners if _field(owner, leaf)]
@@ -54,13 +55,16 @@ class SpecField:
         assert found is not None
         meaning = _sentence(documentation_of(having[0]).get(leaf, ""))
         if len(having) < len(owners) and len(having) <= _MOST_KINDS:
+            # Most models share most fields; a line names the models of the others alone.
             meaning = f"{meaning.rstrip('.')} ({', '.join(owner.kind for owner in having)})."  # type: ignore[attr-defined]
+        # The first class stands for all: options of several models are left to the spec where they are not given.
         default = found.default if found.default_factory is dataclasses.MISSING else found.default_factory()
         return cls(hint=hints_of(having[0])[leaf], meaning=meaning, default=default)
 
     @property
     def type(self) -> type:
         """The Python type of the option: numbers and flags are checked where the option is read, all else later."""
+        # A dict has the kinds of a union.
         hint = present(self.hint) if not isinstance(self.hint, dict) else str
         return hint if hint in (int, float, bool) and float | str != self.hint else str
 
@@ -146,6 +150,7 @@ def spec_option(
     """
     field = SpecField.at(spec_type, path)
     flag = f"--{name.replace('_', '-')}"
+    # Without a negative form, a setting of a configuration file could not be taken back.
     words = f"{flag}/--no-{flag[2:]}" if field.type is bool and not is_plain else flag
     shown = ",".join(field.default) if field.is_repeatable and isinstance(field.default, tuple) else ""
     return typer.Option(
@@ -235,6 +240,7 @@ class Settings:
     def value(self, hint: Any, values: Mapping[str, Any]) -> object:
         """Return the texts of the options that are given."""
         del hint
+        # As texts, so that an option and ``--set PATH=VALUE`` are read and rejected by the same code.
         return {self._settings[name].path: str(value) for name, value in values.items() if value is not None}
 
 

@@ -81,6 +81,7 @@ def plan(options: PlanOptions, show: Show) -> None:
 
     file = options.config / RUN_FILE if options.config.is_dir() else options.config
     base = load_run(file)
+    # First, so that --set may change one of the fields.
     changes = {} if options.tiers is None else tier_changes(base, Tiers.parse(options.tiers))
     spec = override(base, changes | parse_assignments(options.assignments or ()))
     if options.ranks is not None:
@@ -102,6 +103,7 @@ def plan(options: PlanOptions, show: Show) -> None:
     show.table("Tables", figures["tables"])
     show.table(f"Tables with --tiers {found.suggestion}", figures["placement"])
     show.result(f"Plan of {file}", figures)
+    # Last: who exceeds a budget needs the tables to see by what.
     found.check()
 
 
@@ -116,9 +118,11 @@ def _plan_ranks(spec: RunSpec, size: int, options: PlanOptions, show: Show) -> N
     if options.out is not None:
         check_new_file(options.out, replace=options.force)
     given = None if options.sharding is None else load_plan(options.sharding)
+    # All ranks, since a probe of the links needs both ends; alone it is one rank.
     ranks = join({"run": to_data(spec), "ranks": size})
     try:
         costs = _costs(options, ranks)
+        # A plan is computed and written once.
         if not ranks.is_first:
             return
     finally:
@@ -166,5 +170,6 @@ def _costs(options: PlanOptions, ranks: Ranks) -> MachineCosts:
     changed = {name: float(parse_size(size, f"--{name.replace('_', '-')}")) for name, size in sizes.items()}
     if not changed:
         return found
+    # Figures state their origin: a measured cost and a typed one are not worth the same.
     words = " and ".join(f"{name.replace('_', ' ')} given" for name in changed)
     return dataclasses.replace(found, **changed, source=f"{found.source}, {words}")

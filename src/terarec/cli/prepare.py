@@ -82,6 +82,7 @@ def prepare(
         memory_bytes=None if options.memory is None else int(options.memory * _GIB),
         tables=tables or {},
     )
+    # In MiB of the sources: their rows are not counted before the first pass.
     with show.progress("preparing", "MiB") as advance:
 
         def report_progress(progress: Progress) -> None:
@@ -118,6 +119,7 @@ def _show(report: PrepareReport, out: Path, show: Show) -> None:
     show.table("Embedding table sizes (float32, estimated)", figures["tables"])
     show.table("Phases", figures["phases"])
     show.table("Bad input", [{"kind": kind, "count": count} for kind, count in report.bad_input.counts.items()])
+    # Beyond the memory bound counting takes longer: --memory would help.
     for line in (*report.bad_input.first, *(f"counted through the disk: {name}" for name in report.spilled)):
         show.line(line)
     show.json(figures)
@@ -182,9 +184,11 @@ def _criteo_split(options: PrepareCriteoOptions) -> Split | None:
         if options.valid_last_day:
             raise FieldError("", "valid_fraction", "got --valid-last-day as well, expected one of them")
         return last_rows(options.valid_fraction)
+    # Expanded here: one pattern or directory may name all days.
     files = len(find_files(options.raw))
     if options.valid_last_day and files < 2:
         raise FieldError("", "valid_last_day", "got one file, expected at least two, the last being the valid split")
+    # Criteo's files are days, of which the last one predicts the future as serving does.
     return SplitByFiles(valid=1) if files > 1 else last_rows(_VALID_FRACTION)
 
 
@@ -248,6 +252,7 @@ def _csv_split(options: PrepareCsvOptions) -> Split | None:
         raise FieldError("", "valid_fraction", "got valid (--valid) as well, expected one of them")
     if not (options.valid or options.test):
         return fraction
+    # A split by files counts from the end, where `prepare_csv` puts these files.
     valid, test = (len(find_files(files)) if files else 0 for files in (options.valid, options.test))
     return SplitByFiles(valid=valid, test=test, valid_fraction=options.valid_fraction)
 
@@ -292,6 +297,7 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
         )
     tables: dict[str, tuple[str, ...]] = {}
     for name, path in pairs("--table", options.table or (), "NAME=PATH"):
+        # Not distinct: a side table may have several files.
         tables[name] = (*tables.get(name, ()), path)
     prepare(workflow, options.raw, options, show, tables)
 
@@ -304,8 +310,10 @@ def _find(name: str, allow_import: Sequence[str]) -> Workflow:
     from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 
     path = Path(name)
+    # A file of that name was made on purpose.
     if name in PRESETS and not path.exists():
         return Workflow.of(PRESETS[name]())
+    # A run keeps the workflow of its data set in a directory below.
     if (path / RUN_FILE).is_file():
         return workflow_of(path / DATASET_DIRECTORY, allow_import=allow_import)
     if (path / DATASET_FILE).is_file():

@@ -78,6 +78,7 @@ def evaluate(options: EvaluateOptions, show: Show) -> None:
     check_columns(described, options.data, trained_on, RunDirectory(options.run).dataset)
     labels = [label.name for label in trained_on.labels]
     evaluator = Evaluator.of(training, build_objective(spec.objective), labels)
+    # The class of the model and not the kind of its spec, as these metrics call its towers.
     if options.k is not None and not isinstance(model, TwoTower):
         raise ConfigError("--k", f"has no meaning for a model of the kind {spec.model.kind}, expected two_tower")
     total = described.num_rows(options.split)
@@ -131,6 +132,7 @@ def _retrieval(
     from terarec.data import open_reader
     from terarec.train.retrieval import evaluate_towers, user_column
 
+    # Items of the train split are candidates, too, and what users have seen is not recommended again.
     splits = [options.split, *(["train"] if "train" in described.splits and options.split != "train" else [])]
     readers = [
         open_reader(options.data, split, batch_size=training.batch_size, threads=training.reader_threads)
@@ -165,6 +167,7 @@ def _rows(name: str, found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _slice_rows(by_value: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = [{"value": str(held["value"]), "rows": held["rows"], **held["metrics"]} for held in by_value["values"]]
+    # Values that are too rare for a row of their own.
     other = by_value["other"]
     if other is not None:
         rows.append({"value": f"{other['distinct_values']} others", "rows": other["rows"], **other["metrics"]})
@@ -271,6 +274,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
             replace=options.force,
             progress=report_progress,
         )
+    # At the end: the progress bar would be drawn over lines in between.
     for line in report.first_bad_input:
         show.line(line)
     _show(options, dataclasses.asdict(report), show)

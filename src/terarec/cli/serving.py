@@ -77,6 +77,7 @@ def export(options: ExportOptions, show: Show) -> None:
     figures = {"run": str(options.run), "out": str(options.out), "format": options.format, **report}
     spent = {"seconds": time.perf_counter() - started, "peak_memory_bytes": memory.peak_bytes()}
     shown = {**figures, "file": str(report["file"]), **spent}
+    # Reports of one model have a truth value here.
     if isinstance(report.get("tables"), tuple):  # of vectors of all tables
         shown["tables"] = [{**table, "file": str(table["file"])} for table in report["tables"]]
         show.table("tables", shown["tables"])
@@ -93,6 +94,7 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
     allowed = options.allow_import or ()
     if options.format not in (*FORMATS, "triton"):
         _check_unset(options)
+    # A word for what it is for, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
         return export_table(
@@ -239,6 +241,7 @@ def publish(options: PublishOptions, show: Show) -> None:
             try:
                 if publisher.poll():
                     show.line(f"Published {options.run} to step {publisher.statistics().step}; Ctrl-C stops.")
+            # A broker or a disk may come back; the checkpoint is published at the next poll.
             except (StorageError, OSError) as error:
                 show.line(f"{error}; it is tried again")
     finally:
@@ -246,6 +249,7 @@ def publish(options: PublishOptions, show: Show) -> None:
     show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))
 
 
+# Bounds the memory for candidates and their scores, whatever the number of users.
 _USERS = 1024  # scored at once
 
 
@@ -294,6 +298,7 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     check_run(options.run)
     if options.ranker is not None:
         check_run(options.ranker)
+    # Both models are checked before the first one is loaded, which may take minutes.
     towers = Towers.open(options.run, options.checkpoint, device=device, allow_import=allowed)
     ranker = None
     if options.ranker is not None:
@@ -305,8 +310,10 @@ def recommend(options: RecommendOptions, show: Show) -> None:
     if options.exclude is not None:
         _column(users, options.exclude, "--exclude")
     recommender = Recommender.open(towers, catalogue, ranker=ranker, index=options.search, index_dir=options.index)
+    # A column that is not there is rejected by the recommender, which knows what both models need.
     given = [name for name in recommender.user_columns if name in users.column_names]
     rows: int = users.num_rows
+    # The key as it was read, so that the result joins the file of the items.
     kind = catalogue.columns.schema.field(options.key).type
     schema = pa.schema([("row", pa.int64()), ("rank", pa.int64()), (options.key, kind), ("score", pa.float32())])
     recommended = 0
@@ -340,6 +347,7 @@ def _read(path: Path, inputs: Iterable[InputColumn]) -> pa.Table:
     """Return the columns of a file; those of CSV are texts where a model reads texts."""
     from terarec.formats import read_table_file
 
+    # A CSV has no types: "007" would be read as a number and lose its zeros.
     return read_table_file(path, texts=[column.name for column in inputs if column.kind == "string"])
 
 
@@ -352,6 +360,7 @@ def _column(table: pa.Table, name: str, option: str) -> list[Any]:
 
 def _lists(column: pa.ChunkedArray) -> list[list[Any]]:
     found = column.to_pylist()
+    # A missing list excludes nothing.
     if not all(value is None or isinstance(value, list) for value in found):
         raise ConfigError("--exclude", f"got a column of type {column.type}, expected lists of items")
     return [value or [] for value in found]

@@ -42,6 +42,7 @@ class Show:
         from rich.console import Console
 
         self.as_json = as_json
+        # Programs read the last line of stdout; people see the rest on the terminal all the same.
         self.console: Console = Console(stderr=as_json, highlight=False)
         if not self.console.is_terminal:
             self.console.width = _WIDEST  # a file or a program takes rows whole, however long they are
@@ -78,6 +79,7 @@ class Show:
 
         if not rows:
             return
+        # Rows of one kind may lack a figure, such as the share of missing values of a label.
         columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
         numeric = [any(isinstance(row[name], int | float) for row in rows) for name in columns]
         cells = [[text(name, row[name]) for name in columns] for row in rows]
@@ -125,6 +127,7 @@ class Show:
 def print_json(data: Mapping[str, Any]) -> None:
     """Print `data` as one line of JSON on stdout; numbers that JSON has no words for become null."""
     sys.stdout.write(json.dumps(finite_data(data), allow_nan=False, default=str) + "\n")
+    # Now, as a server runs on, and whoever started it waits for its address.
     sys.stdout.flush()
 
 
@@ -133,6 +136,7 @@ def _table(title: str, headers: Sequence[str], justify: Sequence[Any]) -> Table:
     from rich.text import Text
 
     table = Table(
+        # Texts and not strings, in which rich reads "[...]" as its markup.
         title=Text(printable(title), style="bold"),
         title_justify="left",
         show_header=any(headers),

@@ -161,9 +161,11 @@ def run_spec(options: TrainOptions) -> RunSpec:
         ConfigError: No data set named, or a field that is unknown, mistyped or out of range.
         DataNotFoundError: No such configuration file.
     """
+    # From the weakest to the strongest: the description, options, --set.
     base = _base(options)
     changes = dict(options.settings)
     if options.data is not None:
+        # Typed paths count from the working directory, those of a description from its file.
         changes["data"] = str(options.data.absolute())
     if options.init_from is not None:
         changes["init_from"] = str(options.init_from.absolute())
@@ -184,6 +186,7 @@ def _base(options: TrainOptions) -> RunSpec:
     config = options.config or options.config_file
     if config is not None:
         return load_run(config)
+    # The description that the run was started with, so that ``--resume`` needs no further option.
     described = (options.out if options.seeds is None else _first_seed(options.out)) / _RUN_FILE
     if options.resume and described.is_file():
         return load_run(described)
@@ -205,6 +208,7 @@ def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
     """Return the fields to set for `tiers`, in the place of those of `base`."""
     path = "model.tables.tiers"
     has_some = getattr(getattr(base.model, "tables", None), "tiers", None) is not None
+    # The tiers of the description are not mixed with these: host=2GiB alone would keep another's file.
     changes = {path: "none"} if has_some else {}
     if tiers.file is not None:
         tiers = dataclasses.replace(tiers, file=str(Path(tiers.file).absolute()))
@@ -214,11 +218,13 @@ def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
 
 def _first_seed(out: Path) -> Path:
     """Return the run of the lowest seed below `out`, whose seed is the first one; `out` itself if there is none."""
+    # Other entries, such as a summary of the user, are passed over.
     runs = [run for run in out.glob("seed-*") if run.name.removeprefix("seed-").isdecimal()]
     return min(runs, key=lambda run: int(run.name.removeprefix("seed-")), default=out)
 
 
 def _with_bottom_as_wide(base: RunSpec, changes: dict[str, str]) -> dict[str, str]:
+    # Otherwise --width alone would be an error for the most common model.
     kind = changes.get("model.kind", base.model.kind)
     if kind != DLRMSpec.kind or "model.width" not in changes or "model.bottom" in changes:
         return changes
@@ -238,6 +244,7 @@ def train(options: TrainOptions, show: Show) -> None:
     from terarec.train.run import build
 
     plan = None if options.plan is None else load_plan(options.plan)
+    # Ranks that were started with different settings are an error before the first step.
     ranks = join({"run": to_data(spec), "out": str(options.out), "resume": options.resume})
     # One bar and one log for all ranks.
     callbacks = _callbacks(spec, options, show, options.out) if ranks.is_first else []
@@ -256,6 +263,7 @@ def train(options: TrainOptions, show: Show) -> None:
 
 
 def _fit(run: Run, options: TrainOptions, show: Show) -> None:
+    # Every rank trains; one reports.
     if not run.ranks.is_first:
         run.fit(resume=options.resume)
         return
@@ -303,6 +311,7 @@ def _callbacks(spec: RunSpec, options: TrainOptions, show: Show, directory: Path
     if has_tensorboard() and not options.no_tensorboard:
         callbacks.append(TensorBoardLogger(RunDirectory(directory).tensorboard, spec.training.eval_split or "valid"))
     if options.mlflow is not None:
+        # Seeds of one directory get names that belong together.
         parts = directory.absolute().parts[-2:] if options.seeds is not None else directory.absolute().parts[-1:]
         callbacks.append(MLflowLogger(options.mlflow, spec, "/".join(parts)))
     return callbacks
@@ -320,6 +329,7 @@ def _draw(out: Path, show: Show) -> Path | None:
 
     try:
         return write_report(out)
+    # Whatever it is: the training is done, its checkpoints are there, and a picture is not worth an exit code.
     except Exception as error:
         show.line(f"no report: {failure_of(error).message}")
         return None
@@ -332,6 +342,7 @@ def _figures(run: Run, report: FitReport, page: Path | None) -> dict[str, Any]:
         "model": run.spec.model.kind,
         "device": report.device,
         "init_from": str(run.initial) if run.initial is not None else None,
+        # There for every run, though those of a regression or without evaluation are unknown.
         "auc": None,
         "logloss": None,
         **(evaluation.results.overall.values if evaluation is not None else {}),

@@ -61,6 +61,7 @@ def commented_json(spec: object, remarks: Mapping[str, str] | None = None) -> st
 
 def without_comments(text: str) -> str:
     """Return `text` with its ``//`` comment lines emptied, so that line numbers stay."""
+    # Emptied and not removed: errors of the parser name lines of the file.
     return "\n".join("" if line.lstrip().startswith("//") else line for line in text.split("\n"))
 
 
@@ -81,6 +82,7 @@ def _object(spec: Any, path: str, remarks: Mapping[str, str], depth: int) -> Ite
             yield from _comment(text, inner)
         lines = list(_value(value, place, remarks, depth + 1))
         lines[0] = f"{inner}{json.dumps(field.name)}: {lines[0]}"
+        # JSON has no comma after the last field, and comments stand before a field, never after it.
         lines[-1] += "," if position < len(fields) - 1 else ""
         yield from lines
     yield " " * _INDENT * depth + "}"
@@ -92,6 +94,7 @@ def _value(value: Any, path: str, remarks: Mapping[str, str], depth: int) -> Ite
         return
     data = to_data(value)
     text = json.dumps(data, allow_nan=False)
+    # A list on one line where it fits: one item a line would make layers and columns fill the page.
     if len(text) > _WIDTH:
         text = json.dumps(data, allow_nan=False, indent=_INDENT)
     first, *others = text.split("\n")
@@ -130,6 +133,7 @@ def load_run(path: Path | str) -> RunSpec:
         ConfigError: Broken JSON (line and column), or an unknown, missing or mistyped field (JSON path).
     """
     path = Path(path)
+    # First without its folder, so that errors quote what the file has.
     run = from_data(RunSpec, _parse(path, "a run description"), where=f"{path}: $")
     folder = path.parent.absolute()
     init_from = None if run.init_from is None else os.path.normpath(folder / run.init_from)
@@ -193,6 +197,7 @@ def _update_stream(source: Path | str) -> UpdateStreamSpec:
         raise ConfigError(str(source), "is no stream, expected kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM")
     path = Path(source)
     data, where = _parse(path, "a description of a stream"), f"{path}: $"
+    # Not as a union, in which the kind is required: streams of Redis are described without it as well.
     if isinstance(data, dict) and data.get("kind") == KafkaTopicSpec.kind:
         return from_data(KafkaTopicSpec, data, where=where)
     return from_data(RedisStreamSpec, data, where=where)
@@ -232,6 +237,7 @@ def save_run(run: RunSpec, path: Path | str) -> None:
     path = Path(path)
     if not path.parent.is_dir():
         raise DataNotFoundError(path.parent, f"no such directory, expected one for {path.name}")
+    # Without comments: this file records a run, and people edit another one.
     write_json(path, to_data(run))
 
 
@@ -342,10 +348,12 @@ def _assign(root: type, data: dict[str, Any], path: str, text: str) -> None:
         part = present(hint)
         if not kinds and not dataclasses.is_dataclass(part):
             raise ConfigError(path, f"{'.'.join(groups[: depth + 1])} has no fields, expected a value of its own")
+        # A part that is None gets its defaults, so that one of its fields can be set.
         if data.get(group) is None:
             data[group] = _default(spec_type, group)
         data = data[group]
         spec_type = kinds.get(data.get("kind", "")) if kinds else part
+        # The change to the kind itself comes first, see `override`; here no kind was chosen at all.
         if spec_type is None and path != f"{'.'.join(groups)}.kind":
             inside = ".".join(groups[: depth + 1])
             raise ConfigError(path, f"{inside} is none, expected {inside}.kind=... too, one of {', '.join(kinds)}")
@@ -387,6 +395,7 @@ def _read(hint: Any, text: str, path: str) -> Any:
         return None
     if any(dataclasses.is_dataclass(member) for member in types):
         raise ConfigError(path, f"got {quoted(text)}, expected one of its fields to be set, as in {path}.kind=...")
+    # None is dealt with, so that the first other type decides how the text is read.
     hint = present(hint)
     if hint is Any or _holds_specs(hint) or (typing.get_origin(hint) is Mapping and text.startswith("{")):
         return _read_json(hint, text, path)

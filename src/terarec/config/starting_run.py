@@ -72,6 +72,7 @@ def starting_run(model: type[ModelSpec], dataset: DatasetSpec, data: str, *, fac
     """
     remarks: dict[str, str] = {}
     described, open_fields = _model(model, dataset, factory, remarks)
+    # A static table has as many rows as ids; raw integers have no such number.
     if hasattr(described, "tables") and any(column.rows is None for column in dataset.categorical):
         described = cast(ModelSpec, replace(cast(Any, described), tables=DynamicTablesSpec()))
         remarks["model.tables"] = "Dynamic, since the data have columns of any integers as keys."
@@ -109,6 +110,7 @@ def _model(
 def _two_tower(dataset: DatasetSpec, remarks: dict[str, str]) -> tuple[ModelSpec, tuple[str, ...]]:
     columns = _names(dataset)
     items = [name for name in columns if _words(name) & _ITEM_WORDS and not _words(name) & _USER_WORDS]
+    # The tower of items needs a column that identifies them.
     keys = [column.name for column in dataset.categorical if column.hotness == 1 and column.name in items]
     users = [name for name in columns if name not in items]
     if keys and any(_words(name) & _USER_WORDS for name in users):
@@ -126,6 +128,7 @@ def _histories(columns: tuple[CategoricalColumn, ...]) -> tuple[TargetHistory, .
     for history in columns:
         targets = [column.name for column in columns if column.hotness == 1 and column.rows == history.rows]
         named = [name for name in targets if _words(name) <= _words(history.name)]
+        # Equal numbers of rows mean a common vocabulary; names decide where several columns have that many.
         chosen = named if len(named) == 1 else targets
         if history.hotness > 1 and history.rows is not None and len(chosen) == 1:
             pairs.append(TargetHistory(target=chosen[0], history=history.name))
@@ -170,7 +173,9 @@ def _batch_size(dataset: DatasetSpec, remarks: dict[str, str]) -> int:
     rows = dataset.num_rows("train") if "train" in dataset.splits else 0
     if not rows or rows >= STEPS_OF_AN_EPOCH * default:
         return default
+    # The largest power of two that leaves enough steps.
     size = max(SMALLEST_BATCH, 1 << max(0, (rows // STEPS_OF_AN_EPOCH).bit_length() - 1))
+    # Rounded up: the last batch of an epoch may be smaller.
     remarks["training.batch_size"] = f"{-(-rows // size):,} steps for {rows:,} training samples."
     return size
 

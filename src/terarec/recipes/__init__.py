@@ -28,10 +28,12 @@ _Spec = TypeVar("_Spec")
 
 def recipe_names() -> Mapping[str, tuple[str, ...]]:
     """Name of the data -> names of the models, in alphabetical order."""
+    # By `importlib.resources`: the package may be installed in an archive.
     folders = sorted((folder for folder in files(__package__).iterdir() if folder.is_dir()), key=_name)
     names: dict[str, tuple[str, ...]] = {}
     for folder in folders:
         held = sorted(map(_name, folder.iterdir()))
+        # Python leaves other folders here, such as __pycache__.
         if _DATA in held:
             names[folder.name] = tuple(name.removesuffix(".json") for name in held if name != _DATA)
     return names

@@ -63,9 +63,11 @@ def reproduce(
     recipe, described = load_recipe(data, model), load_recipe_data(data)
     prepared = out / "data"
     # A data set appears as a whole, so that one that is there is complete; all models of the data share it.
+    # A data set appears under its name when it is complete; all models of the recipe share it.
     if not (prepared / DATASET_FILE).is_file():
         files = find_recipe_files(described, directory)
         prepare(Workflow.of(described.workflow), files, prepared)
+    # The only setting that belongs to the machine; all others are those of the publication.
     training = dataclasses.replace(recipe.run.training, threads=threads)
     run = dataclasses.replace(recipe.run, data=str(prepared), training=training)
     found = fit_seeds(run, out / model, seeds, TEST_SPLIT, callbacks=callbacks, resume=resume, on_result=on_result)

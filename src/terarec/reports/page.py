@@ -102,6 +102,7 @@ def render(page: Page) -> str:
         import jinja2
     except ModuleNotFoundError as error:
         raise MissingDependencyError("jinja2", "not installed, expected pip install 'terarec[report]'") from error
+    # Strict: a misspelled field of the template is an error and not an empty cell.
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -114,6 +115,7 @@ BLUE, PALE_BLUE, GREEN, ORANGE, PURPLE, OCHRE = "#2463b5", "#9dbde6", "#2a8a57",
 
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text, drawn by whichever fonts the reader has: a third of the size
+    # Ids are random otherwise, and equal reports would have different bytes.
     "svg.hashsalt": "terarec",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "sans-serif"],
@@ -151,6 +153,7 @@ def plot_style() -> Iterator[None]:
 
 def new_axes(height: float) -> tuple[Any, Any]:
     """Return a figure of one card's width and this height in inches, and its axes."""
+    # Not pyplot, which looks for a window system and keeps every figure until it is closed.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, height))
@@ -165,7 +168,9 @@ def _set_margins(figure: Any) -> None:
     (axes,) = figure.axes
     width, height = figure.get_size_inches()
     labels = axes.yaxis.get_major_formatter().format_ticks(axes.get_yticks())
+    # Letters of East Asian scripts take the room of two.
     letters = max((sum(1 + (east_asian_width(letter) in "WF") for letter in label) for label in labels), default=0)
+    # Inches: 0.08 for a letter of 9 points, 0.2 for the turned label of the axis.
     left = 0.15 + 0.08 * letters + (0.2 if axes.get_ylabel() else 0.0)
     figure.subplots_adjust(
         left=min(left / width, 0.6), right=1 - 0.15 / width, bottom=0.45 / height, top=1 - 0.32 / height
@@ -182,4 +187,5 @@ def svg_element(figure: Any, name: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    # Ids count for a whole page, in which every plot has an element "axes_1".
     return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)

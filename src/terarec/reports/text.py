@@ -49,6 +49,7 @@ def text(name: str, value: object) -> str:
     if isinstance(value, int):
         # A port or a seed is a name, not a quantity.
         return str(value) if name in {"port", "seed"} else f"{value:,}"
+    # Metrics such as an AUC differ in late digits; of other numbers four are read.
     return f"{value:.5f}" if 0.001 <= abs(value) < 10 or value == 0 else f"{value:,.4g}"
 
 

@@ -54,12 +54,14 @@ class Rule:
     read: Callable[[Any], Any]
 
 
+# Cached: every spec that is built asks for the rules of its fields, which are few.
 @functools.cache
 def integer(low: int = 1, high: int | None = None) -> Rule:
     """Return the rule of integers of at least `low` and at most `high`."""
 
     def read(value: Any) -> int:
         is_good = isinstance(value, int) and not isinstance(value, bool) and value >= low
+        # A member of an IntEnum, or of another subclass, becomes the integer that JSON has.
         return int(value) if is_good and (high is None or value <= high) else _reject(value)
 
     return Rule(f"an integer >= {low}" if high is None else f"an integer from {low} to {high}", read)
@@ -103,6 +105,7 @@ def choice(accepted: Collection[Any]) -> Rule:
     """Return the rule of a few values; True is not 1."""
 
     def read(value: Any) -> Any:
+        # Not ``in``: 1 == True == 1.0, but a file or a C++ core distinguishes them.
         found = [item for item in accepted if type(item) is type(value) and item == value]
         return found[0] if found else _reject(value)
 
@@ -181,6 +184,7 @@ def name(owner: object, field: str = "name") -> None:
 
 def is_name(value: object) -> bool:
     """Return whether `name` accepts `value`."""
+    # Names become parts of file names and lines of tables: no separators, no control characters.
     good = isinstance(value, str) and bool(value) and value.isprintable()
     return good and not ("/" in value or "\\" in value or value in {".", ".."})  # type: ignore[operator]
 
@@ -189,6 +193,7 @@ def inner_path(owner: object, field: str) -> None:
     """Raise unless ``owner.field`` is a path with forward slashes that stays inside the directory it is relative to."""
     value = getattr(owner, field)
     good = isinstance(value, str) and bool(value) and value.isprintable()
+    # A data set may come from another party, and must not name files elsewhere.
     if not good or value.startswith("/") or ".." in value.split("/"):
         fail(owner, field, "a relative path inside its directory")
 

@@ -25,6 +25,7 @@ from terarec.spec.quoting import did_you_mean, quoted, shortened
 
 def members(hint: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the one type that `hint` is."""
+    # ``X | None`` and ``Optional[X]`` have different origins.
     is_union = typing.get_origin(hint) in (Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
@@ -42,6 +43,7 @@ def specs_of(hint: Any) -> list[type]:
 def kinds_of(hint: Any) -> dict[str, type]:
     """Return the specs of a union by their kind; empty for a field that is no such union."""
     found = specs_of(hint)
+    # A field of one class needs no kind, so that there is nothing to choose.
     return {str(getattr(member, "kind", "")): member for member in found} if len(found) > 1 else {}
 
 
@@ -54,6 +56,7 @@ def words_of(hint: Any) -> list[object]:
 @functools.cache
 def hints_of(spec_type: type) -> dict[str, Any]:
     """Return the type of each field, with names resolved."""
+    # Cached above, as this evaluates the text of every annotation again.
     return typing.get_type_hints(spec_type)
 
 
@@ -69,6 +72,7 @@ def documentation_of(spec_type: type) -> dict[str, str]:
     # The class itself comes last, so that its entry replaces an inherited one.
     for owner in reversed(spec_type.__mro__):
         _, _, section = inspect.cleandoc(owner.__doc__ or "").partition("\nAttributes:\n")
+        # A line at the margin begins the next section; an entry has four spaces before it, its further lines more.
         section = re.split(r"\n(?=\S)", section)[0]
         for entry in re.split(r"\n(?= {4}\S)", "\n" + section):
             name, colon, text = entry.strip().partition(": ")
@@ -157,6 +161,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(data, list):
             raise _mistyped(where, data, "a list")
+        # Specs have tuples of one type and of any length alone.
         item = typing.get_args(hint)[0]
         return tuple(_decode(item, value, f"{where}[{index}]") for index, value in enumerate(data))
     if origin is not None and issubclass(origin, Mapping):
@@ -190,6 +195,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     if not specs or set(specs) == {""}:  # one type, or None; or a number or a text or a list of them
         plain = [member for member in members if member is not type(None)]
         fitting = [member for member in plain if _fits(member, data)]
+        # Where none fits, the first type says in its error what is accepted.
         return _decode((fitting or plain)[0], data, where)
     return _decode_member(specs, data, where)
 
@@ -220,6 +226,7 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
         data = {key: value for key, value in data.items() if key != "kind"}
     hints = hints_of(spec_type)
     fields = {field.name: field for field in dataclasses.fields(spec_type)}
+    # Before missing fields: a misspelled name often is the missing one, and this error has the hint.
     for key in data:
         if key not in fields:
             raise unknown_field(where, str(key), fields)
@@ -231,6 +238,7 @@ def _decode_spec(spec_type: Any, data: Any, where: str) -> Any:
     try:
         return spec_type(**values)
     except FieldError as error:
+        # Who writes JSON knows the field by its path and not by a class.
         place = _inside(where, error.field) if error.field else where
         raise ConfigError(place, error.problem) from None
 
@@ -272,6 +280,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = ""
     """Yield JSON path, old value and new value wherever two objects differ; a field that is left out is None."""
     for name in {**old, **new}:  # in the order of the fields, "kind" first
         one, other = old.get(name), new.get(name)
+        # A part that only one of them has is reported whole, as its fields have no counterparts.
         if isinstance(one, dict) and isinstance(other, dict):
             yield from differences(one, other, f"{parent}{name}.")
         elif one != other:

@@ -139,6 +139,7 @@ class DatasetSpec:
             checks.reject(
                 self, "metadata", f"got {names} for storage 'raw', whose records hold none; expected 'parquet'"
             )
+        # On their own, since metadata may share names with the other columns, whose file columns then differ.
         checks.distinct(self, "metadata", tuple(column.name for column in self.metadata))
         checks.distinct(self, "columns", self.file_columns)
         if self.best_auc is not None:
@@ -165,6 +166,7 @@ class DatasetSpec:
     @property
     def metadata_file_columns(self) -> tuple[str, ...]:
         """File column of each metadata column: its name, after ``metadata.`` where another column has that name."""
+        # A file column has one name, but an id and its raw value may both be wanted.
         fixed = self._fixed_columns
         return tuple(f"metadata.{column.name}" if column.name in fixed else column.name for column in self.metadata)
 
@@ -269,6 +271,7 @@ class RecordLayout:
     @property
     def key_offsets(self) -> tuple[int, ...]:
         """Sum of the sizes of the slots before each slot; zeros without `slot_sizes`."""
+        # One sum more than slots, as the last one is that of all sizes.
         sums = tuple(accumulate(self.slot_sizes, initial=0))
         return sums[: self.num_slots] if self.slot_sizes else (0,) * self.num_slots
 

@@ -111,6 +111,7 @@ class GraphEmbedding:
         widths = {self.width_of(feature) for feature in self.features}
         if self.output == "stacked" and len(widths) > 1:
             checks.reject(self, "output", f"got 'stacked' for vectors of widths {sorted(widths)}, expected one width")
+        # The name becomes that of a torch module, in which a dot separates parts.
         if "." in self.name:
             checks.fail(self, "name", "a name without dots")
 
@@ -146,6 +147,7 @@ class GraphLayer:
         for place in ("bottoms", "tops"):
             if not getattr(self, place):
                 checks.fail(self, place, "at least one tensor")
+        # JSON has lists where Python code has tuples: with tuples alone both give equal specs. The class is frozen.
         object.__setattr__(self, "options", _without_lists(dict(self.options)))
 
 
@@ -178,6 +180,7 @@ class GraphSpec:
         known: dict[str, str] = {}
         for place, name in self._inputs():
             self._add(known, place, name)
+        # Layers run in this order, so that a tensor has to be made before it is read; there can be no cycle.
         for layer in self.layers:
             for bottom in layer.bottoms:
                 if bottom not in known:
@@ -194,6 +197,7 @@ class GraphSpec:
         """Yield the field that describes each input or embedding, and the name of its tensor."""
         for label in self.labels:
             yield "labels", label.name
+        # A tensor without columns does not exist: a layer that reads it is an error here and not at the first batch.
         if self.dense_dim:
             yield "dense_name", self.dense_name
         for embedding in self.embeddings:

@@ -58,6 +58,7 @@ class NetworkSpec(EmbeddedSpec):
     init: DenseInit = "default"
 
     def __post_init__(self) -> None:
+        # Not ``super()``: a dataclass with slots is a second class, and ``super()`` would look for the first one.
         EmbeddedSpec.__post_init__(self)
         checks.one_of(self, "activation", get_args(Activation))
         checks.one_of(self, "batch_norm", _FLAGS)
@@ -222,6 +223,7 @@ class DCNV2Spec(NetworkSpec):
         if self.rank is not None:
             checks.positive_int(self, "rank")
         elif self.experts > 1:
+            # The paper defines its mixture of experts for low-rank kernels alone.
             checks.fail(self, "rank", "an integer >= 1 for several experts")
         checks.widths(self, "hidden", allow_empty=self.structure == "cross_only")
 
@@ -286,6 +288,7 @@ class DLRMSpec(NetworkSpec):
         checks.widths(self, "top")
         checks.one_of(self, "interaction", ("dot", "cat"))
         if self.bottom[-1] != self.width:
+            # The interaction takes its output as one more vector next to those of the columns.
             checks.fail(self, "bottom", f"a last layer as wide as the embedding ({self.width})")
 
 
@@ -333,6 +336,7 @@ class DINSpec(NetworkSpec):
         if not self.sequences:
             checks.fail(self, "sequences", "at least one pair of a target and a history")
         checks.distinct(self, "sequences", [pair.history for pair in self.sequences])
+        # A target has one key a sample, a history a list of them.
         both = {pair.target for pair in self.sequences} & {pair.history for pair in self.sequences}
         if both:
             checks.reject(self, "sequences", f"{min(both)!r} is a target and a history, expected one of them")
@@ -404,6 +408,7 @@ class PythonModelSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Only spelled correctly: a description is read and checked where the code is neither installed nor allowed.
         module, colon, name = self.factory.partition(":") if isinstance(self.factory, str) else ("", "", "")
         if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
             checks.fail(self, "factory", "package.module:name")

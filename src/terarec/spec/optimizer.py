@@ -70,6 +70,7 @@ class RowOptions:
             )
 
 
+# With 1 an average would never move, and Adam's correction of its bias would divide by zero.
 _BELOW_ONE = 0.9999999
 
 
@@ -130,6 +131,7 @@ class AdaGradSpec:
 
     kind: ClassVar[str] = "adagrad"
     lr: float = 0.01
+    # torch's default.
     eps: float = 1e-10
     initial_accumulator: float = 0.0
     rows: RowOptions | None = None
@@ -232,11 +234,13 @@ class FTRLSpec:
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
+    # The epsilon of float32, as in HugeCTR.
     eps: float = 1.1920929e-07
     initial_accumulator: float = 0.0
     rows: RowOptions | None = None
 
     def __post_init__(self) -> None:
+        # The weights of a row are computed from z by a division by the rate.
         _check_rate_and_rows(self, above_zero=True)
         for number in ("beta", "l1", "l2", "eps", "initial_accumulator"):
             checks.finite_float(self, number, low=0.0)
@@ -264,6 +268,7 @@ class TorchOptimizerSpec:
         checks.finite_float(self, "lr", low=0.0)
         checks.instance(self, "options", Mapping, "arguments by name such as {'weight_decay': 0.01}")
         for argument in self.options:
+            # Parameters are those of the model, and a schedule needs to find the rate under one name.
             if argument in ("params", "lr") or not isinstance(argument, str):
                 checks.reject(
                     self, "options", f"got {argument!r}, expected names of arguments other than params and lr"

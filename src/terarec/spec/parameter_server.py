@@ -11,6 +11,7 @@ from terarec.spec import checks
 
 EvictionPolicy = Literal["random", "lru", "lfu"]
 _POLICIES = ("random", "lru", "lfu")
+# A name is part of the keys of a Redis server, ``hps_et.MODEL.TABLE``, and of names of directories.
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,120}")
 _NAME_WORDS = "1 to 120 letters, digits, '_' and '-'"
 
@@ -101,7 +102,9 @@ class RedisSpec:
     kind: ClassVar[str] = "redis"
     address: str = "127.0.0.1:6379"
     user: str = "default"
+    # Not in the spelling of the spec, which goes to logs and errors.
     password: str | None = field(default=None, repr=False)
+    # Defaults of HugeCTR's parameter server, whose tables in Redis are read and written.
     num_partitions: int = 8
     num_connections: int = 5
     batch_rows: int = 65536
@@ -133,6 +136,7 @@ class RedisSpec:
             host, _, port = address.strip().rpartition(":")
             if not host or not 0 < int(port) < 65536:
                 raise ValueError(address)
+            # An address of IPv6 is in brackets before its port.
             found.append((host.strip("[]"), int(port)))
         return tuple(found)
 
@@ -302,6 +306,7 @@ class ParameterServerSpec:
         if kinds.count("host") > 1:
             checks.reject(self, "tiers", f"got {kinds}, expected host memory once")
         paths = [tier.path for tier in self.tiers if isinstance(tier, RowFileSpec | RocksDBSpec)]
+        # Two tiers in one directory would take the same files.
         checks.distinct(self, "tiers", paths)
         checks.distinct(self, "models", [f"{model.name} {model.version}" for model in self.models])
 
@@ -322,6 +327,7 @@ class ServedTablesSpec:
     follow_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        # Checks the tiers as those of a parameter server.
         _ = self.server
         checks.instance(self, "cache", CacheSpec | None, "a cache, or none")
         if self.follow_seconds is not None:

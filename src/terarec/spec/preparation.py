@@ -79,6 +79,7 @@ class PrepareOptions:
             checks.positive_int(self, "memory_bytes", minimum=_LEAST_MEMORY)
         if self.parts is not None:
             checks.positive_int(self, "parts")
+            # HugeCTR trains with one file after the other, so that each of its files is a part already.
             if self.storage not in DATASET_STORAGES:
                 checks.reject(
                     self,
@@ -178,12 +179,14 @@ class CsvOptions:
     @property
     def columns(self) -> tuple[str, ...]:
         """The distinct columns to read from the files."""
+        # Distinct, as a column may be a number and an id at once.
         named = (self.label, *self.dense, *self.log, *self.categorical, *self.ids, *self.buckets, *self.keys)
         weight = () if self.weight is None else (self.weight,)
         return tuple(dict.fromkeys((*named, *weight, *self.metadata)))
 
     def id_name(self, column: str) -> str:
         """Return the column that holds the ids of the integers of `column`."""
+        # The column of numbers keeps its name, so that the ids need another.
         return f"{column}_id" if column in self.dense or column in self.log else column
 
 

@@ -41,6 +41,7 @@ def quoted(value: object, *, is_json: bool = False, most: int = QUOTED_CHARACTER
 
 def one_line(message: str) -> str:
     """Escape the control characters of an error's message and cut it to `MESSAGE_CHARACTERS`."""
+    # Cut before, so that a huge message is not escaped in full, and after, as escapes are longer.
     return shortened(printable(shortened(message, MESSAGE_CHARACTERS)), MESSAGE_CHARACTERS)
 
 
@@ -56,7 +57,9 @@ def _pieces(value: object, is_json: bool, most: int) -> Iterator[str]:
     if is_json and (value is None or isinstance(value, bool)):
         yield json.dumps(value)
     elif isinstance(value, str | bytes):
+        # Cut before it is spelled, by two characters for the quotes; one byte too many lets the caller see the cut.
         yield repr(shortened(value, most - 2)) if isinstance(value, str) else repr(value[: most + 1])
+    # Of a subclass, such as an enumeration or a named tuple, the own spelling says more.
     elif type(value) is int:
         yield repr(value) if value.bit_length() <= _SPELLED_BITS else f"an integer of {value.bit_length()} bits"
     elif type(value) in (list, tuple, dict):

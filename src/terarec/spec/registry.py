@@ -101,6 +101,7 @@ def unknown_name(where: str, got: str, known: Collection[str], *, listed: Collec
 
 def _origin(entry: object) -> object:
     """Return what identifies an entry: the place of its definition, or the entry itself."""
+    # A module that is loaded again, such as a cell of a notebook, makes another class of the same name.
     place = getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)
     return entry if None in place else place
 
@@ -141,6 +142,7 @@ def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
     Raises:
         ConfigError: Names the thing, and what would allow it.
     """
+    # A text is a sequence, too: each of its letters would be taken for a package.
     if isinstance(allow_import, str):
         raise ConfigError("allow_import", f"got the text {allow_import!r}, expected a list of packages")
     module = name.partition(":")[0]
@@ -151,8 +153,10 @@ def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
             f"not run, as its package is not allowed; --allow-import {top} allows it, in Python "
             f"allow_import=({top!r},)",
         )
+    # It is imported at its first use; until then a workflow can be read where its code is not installed.
     if not _is_there(module):
         return
+    # A module has what it imports, too: ``shop:system`` of an allowed package could be that of os.
     home = getattr(imported(name), "__module__", None)
     if not isinstance(home, str) or not _is_within(home, allow_import):
         allowed = ", ".join(allow_import)
@@ -167,6 +171,7 @@ def _is_there(module: str) -> bool:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # The module itself or a package above it; otherwise it is there, and one of its own imports fails.
         if _is_within(module, [error.name or ""]):
             return False
         raise ConfigError(f"module {module!r}", f"{error}, expected one that can be imported") from None
@@ -224,6 +229,7 @@ def register(kind: str | None = None) -> Callable[[OperatorT], OperatorT]:
     """
 
     def decorate(operator: OperatorT) -> OperatorT:
+        # The form of `imported`, so that a saved workflow finds the class of a user's package by it.
         name = kind or f"{operator.__module__}:{operator.__qualname__}"
         _OPERATORS.add(name, operator)
         operator.kind = name

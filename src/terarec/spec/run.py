@@ -198,6 +198,7 @@ class TrainingSpec:
         checks.one_of(self, "precision", ("fp32", "bf16", "fp16"))
         if not isinstance(self.device, str) or not re.fullmatch(DEVICE_PATTERN, self.device):
             checks.fail(self, "device", "'auto', 'cpu', 'cuda' or 'cuda:N'")
+        # A union of a number and a text, which the codec cannot restrict to one word.
         if self.loss_scale != "dynamic":
             if isinstance(self.loss_scale, str):
                 checks.fail(self, "loss_scale", "a number above 0, or 'dynamic'")
@@ -264,6 +265,7 @@ class RunSpec:
         for name, optimizer in self.row_optimizers.items():
             if not checks.is_name(name) or not isinstance(optimizer, SparseOptimizerSpec):
                 checks.fail(self, "row_optimizers", "an optimizer of tables for each name")
+        # The name by which tables that name no rule find `sparse_optimizer`.
         if DEFAULT_OPTIMIZER in self.row_optimizers:
             checks.reject(
                 self, "row_optimizers", f"got {DEFAULT_OPTIMIZER!r}, expected other names: it is sparse_optimizer"
@@ -348,6 +350,7 @@ class RecipeDataSpec:
         for split, names in self.files.items():
             if not names or not all(isinstance(name, str) and name for name in names):
                 checks.reject(self, f"files.{split}", f"got {names!r}, expected names of files, at least one")
+        # Published figures are those of the publication's own split, which its files are.
         if self.workflow.split != SplitByFiles(valid=1, test=1):
             checks.reject(self, "workflow.split", "expected by_files with 1 file for valid and 1 for test")
 

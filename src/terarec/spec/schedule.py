@@ -35,6 +35,7 @@ class WarmupDecaySchedule:
     """
 
     kind: ClassVar[str] = "warmup_decay"
+    # HugeCTR's defaults: no warm-up and no fall.
     warmup_steps: int = 1
     decay_start: int = 0
     decay_steps: int = 1
@@ -78,6 +79,7 @@ class MultiStepSchedule:
     def __post_init__(self) -> None:
         given = self.milestones
         good = isinstance(given, tuple) and all(isinstance(m, int) and not isinstance(m, bool) for m in given)
+        # Distinct and rising, as `sorted(set(...))` is.
         if not good or not given or given[0] < 1 or list(given) != sorted(set(given)):
             checks.fail(self, "milestones", "rising numbers of intervals such as [10, 20]")
         checks.finite_float(self, "gamma", low=0.0, open_low=True)
@@ -160,6 +162,7 @@ class PlateauSchedule:
     """
 
     kind: ClassVar[str] = "plateau"
+    # torch's defaults, as are those of the schedules named after its classes.
     factor: float = 0.1
     patience: int = 10
     threshold: float = 1e-4

@@ -280,6 +280,7 @@ class DynamicTableSpec:
         checks.one_of(self, "dtype", ROW_TYPES)
         checks.one_of(self, "track_uses", (False, True))
         checks.one_of(self, "report_evicted", (False, True))
+        # The width is known here alone, so that no rule of one field can check the vector.
         if isinstance(self.default, tuple):
             is_finite = all(isinstance(value, int | float) and math.isfinite(value) for value in self.default)
             if len(self.default) != self.width or not is_finite:
@@ -295,6 +296,7 @@ def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | No
     checks.instance(owner, "evict", EvictionSpec | None, "lru(), lfu(), ttl(steps), by_score(function) or None")
     if max_rows is not None:
         checks.positive_int(owner, "max_rows")
+    # Rows time out in a table of any size; the other policies act where it is full.
     elif evict is not None and not isinstance(evict, TTLEviction):
         checks.fail(owner, "max_rows", f"an integer >= 1, the size that evict={evict.kind!r} keeps")
 
@@ -337,6 +339,7 @@ class StaticTablesSpec:
             ConfigError: A column of any keys.
         """
         if rows is None:
+            # There is no number of rows to allocate, and no key is a row number.
             raise ConfigError(
                 "tables",
                 f"got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' (--tables dynamic)",

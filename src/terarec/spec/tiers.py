@@ -71,6 +71,7 @@ class Tiers:
             if size is None:
                 continue
             try:
+                # An empty text is no size: a number gets the same error as any other wrong value.
                 parse_size(size if isinstance(size, str) else "")
             except ConfigError:
                 checks.fail(self, name, f"{_EXPECTED}, or none")
@@ -111,10 +112,12 @@ class Tiers:
         """
         known = [field.name for field in fields(cls)]
         given: dict[str, Any] = {}
+        # A directory with a comma in its name needs a configuration file.
         for part in text.split(","):
             name, equals, value = part.partition("=")
             if not equals or name not in known or name in given:
                 raise ConfigError("tiers", f"got {text!r}, expected {'=,'.join(known)}= or some of them, each once")
+            # Another word stays a text, which the check of the field rejects with what it accepts.
             given[name] = _WORDS.get(value, value) if name == "direct" else value
         return cls(**given)
 

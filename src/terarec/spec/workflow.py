@@ -79,6 +79,7 @@ class SplitByTime:
             if getattr(self, threshold) is not None:
                 checks.finite_float(self, threshold)
         has_thresholds = self.valid_from is not None or self.test_from is not None
+        # Both or neither of the two ways.
         if has_thresholds is bool(self.valid or self.test):
             checks.reject(self, "", "expected either thresholds (valid_from, test_from) or shares (valid, test)")
         if self.valid_from is not None and self.test_from is not None and self.test_from <= self.valid_from:
@@ -142,6 +143,7 @@ SourceType = Literal["text", "integer", "number", "hex32", "time"]
 SourceFormat = Literal["delimited", "json_lines", "parquet", "arrow"]
 SourceEncoding = Literal["utf-8", "latin-1"]
 SourceCleaning = Literal["values", "fields"]
+# A lone % at the end is found, too, so that it is rejected and not taken for a character.
 _DIRECTIVES = re.compile(r"%.?", re.DOTALL)
 
 
@@ -211,6 +213,7 @@ class SourceSpec:
         if not self.columns:
             checks.reject(self, "columns", "got no column, expected at least one")
         checks.distinct(self, "columns", tuple(column.name for column in self.columns))
+        # ASCII has the same bytes in both encodings, and the parser compares bytes.
         good = isinstance(self.delimiter, str) and bool(self.delimiter) and self.delimiter.isascii()
         if not good or any(mark in self.delimiter for mark in '"\r\n'):
             checks.fail(self, "delimiter", "ASCII characters, at least one, none of them a quote or a line end")
@@ -299,6 +302,7 @@ class WorkflowSpec:
         if not self.labels:
             checks.reject(self, "labels", "got no label, expected at least one")
         names = (*(label.name for label in self.labels), *self.dense, *self.categorical, *self.keys)
+        # A model needs an input.
         if len(names) == len(self.labels):
             checks.reject(self, "", "got no dense, categorical or key column, expected at least one")
         checks.distinct(self, "", names if self.weight is None else (*names, self.weight))
@@ -318,6 +322,7 @@ class WorkflowSpec:
             hint = did_you_mean(name, there)
             expected = f"a column of the source: {', '.join(there)}"
             checks.reject(self, "metadata", f"got {quoted(name)}{hint}, expected {expected}")
+        # A metadata column has one of three types, one value a row.
         if column.separator is not None or column.type == "hex32":
             held = column.type if column.separator is None else f"lists of {column.type}"
             checks.reject(
