@@ -46,6 +46,7 @@ def _linear(graph: OnnxGraph, x: str, layer: nn.Linear, *, has_relu: bool = Fals
     x = graph.node("MatMul", x, _constant(graph, layer.weight.t()))
     if layer.bias is not None:
         x = graph.node("Add", x, _constant(graph, layer.bias))
+    # MatMul and not Gemm, which takes matrices alone: an input may have more than two dimensions.
     return graph.node("Relu", x) if has_relu else x
 
 
@@ -279,6 +280,7 @@ def emit_multi_head_attention(
     """Return the values weighed by the softmax of their scores, head by head."""
     q, k, v = (_split_heads(graph, x, layer.num_heads) for x in (query, key, value))
     scores = _scores(graph, q, k)
+    # The two softmaxes differ as in the layer, by the 1e-6 that HugeCTR adds to the sum under a mask.
     weights = _masked_softmax(graph, scores, *mask) if mask else graph.node("Softmax", scores, axis=-1)
     return [_join_heads(graph, graph.node("MatMul", weights, v))]
 

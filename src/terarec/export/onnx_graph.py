@@ -46,6 +46,7 @@ class OnnxGraph:
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._count = 0
+        # Names are prefixed by the layer that makes them, so that ONNX's messages point to a layer of the model.
         self.scope = ""
 
     def input(self, name: str, dtype: type[np.generic], dims: Sequence[int | None]) -> str:
@@ -81,6 +82,7 @@ class OnnxGraph:
 
     def reshape(self, value: str, *dims: int) -> str:
         """Return `value` as [-1, ...dims], row-major."""
+        # -1 is the length of the batch, which is open.
         return self.node("Reshape", value, self.integers(-1, *dims))
 
     def slice(self, value: str, start: int, stop: int, *, axis: int) -> str:

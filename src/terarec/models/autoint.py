@@ -50,10 +50,12 @@ class AutoInt(nn.Module):
                 for before, after in pairwise(widths)
             )
         )
+        # Attention keeps a vector for each column; the paper's last layer reads all of them side by side.
         last = self.vectors.num_vectors * spec.attention_width
         weight, bias = initial(last, outputs)
         self.output = new_linear(last, outputs, weight=weight, bias=bias, generator=generator)
         width = input_width(spec, dataset)
+        # The MLP reads the columns themselves, without attention, and its logits are added: the paper's AutoInt+.
         self.deep = mlp(spec, width, spec.hidden, outputs, generator) if spec.hidden else None
         self.linear = LinearTerms(spec, dataset, outputs, seed=seed) if spec.wide else None
 

@@ -6,6 +6,7 @@ as in ``torch.nn.functional.binary_cross_entropy_with_logits(weight=...)``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 import torch
@@ -244,16 +245,16 @@ class SampledSoftmaxObjective:
 
 def build_objective(spec: ObjectiveSpec | None) -> Objective:
     """Return the objective that `spec` describes; binary cross entropy for None."""
-    # This is the registry of objectives: the one place that knows the classes of their specs.
-    if spec is None or isinstance(spec, BinarySpec):
-        return BinaryObjective(spec)
-    if isinstance(spec, MultiClassSpec):
-        return MultiClassObjective(spec)
-    if isinstance(spec, RegressionSpec):
-        return RegressionObjective(spec)
-    if isinstance(spec, PairwiseSpec):
-        return PairwiseObjective(spec)
-    return SampledSoftmaxObjective(spec)
+    return BinaryObjective() if spec is None else _OBJECTIVES[type(spec)](spec)
+
+
+_OBJECTIVES: Mapping[type, Callable[..., Objective]] = {
+    BinarySpec: BinaryObjective,
+    MultiClassSpec: MultiClassObjective,
+    RegressionSpec: RegressionObjective,
+    PairwiseSpec: PairwiseObjective,
+    SampledSoftmaxSpec: SampledSoftmaxObjective,
+}
 
 
 def _weighted_mean(losses: Tensor, batch: Batch) -> Tensor:

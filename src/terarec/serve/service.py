@@ -76,6 +76,7 @@ class InferenceService:
         """
         metadata = self.model_metadata(name, version)
         for index, wanted in enumerate(request.outputs):
+            # Checked although there is one output: a client that names another would take its scores for that.
             if wanted.name != SCORE:
                 raise ConfigError(f"outputs[{index}].name", f"got {quoted(wanted.name)}, expected {SCORE!r}")
         scores = self._session.predict(self._columns(request))
@@ -110,6 +111,7 @@ class InferenceService:
                 f"{where}.shape",
                 f"got {quoted(list(tensor.shape))} for {tensor.name!r}, expected {expected} for B records",
             )
+        # The size of a body bounds records only roughly; what a batch takes in the model follows from their number.
         if tensor.shape[0] > self._max_batch:
             raise RequestTooLargeError(
                 f"{where}.shape", f"got {tensor.shape[0]} records, expected at most {self._max_batch} in one request"
@@ -127,6 +129,7 @@ def _fits(shape: tuple[int, ...], hotness: int | None) -> bool:
 def _lists(tensor: Tensor) -> Elements:
     """Return the values of each record of a tensor [B, n]; null fills the rows of records that have fewer than n."""
     num_records, width = tensor.shape
+    # The protocol's tensors are rectangular, so lists of several lengths come padded by null.
     rows = (tensor.data[row * width : (row + 1) * width] for row in range(num_records))
     return [[value for value in row if value is not None] for row in rows]
 

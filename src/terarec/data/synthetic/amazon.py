@@ -73,6 +73,7 @@ class _Products:
     def plan(cls, rows: int, seed: int) -> _Products:
         tastes = Tastes(
             seed=seed,
+            # A user needs several reviews, and a product many, so that a model can fit what is planted in them.
             num_users=max(rows // 25, 10),
             num_items=min(max(rows // 100, 160), 500_000),
             num_groups=len(CATEGORIES),
@@ -93,6 +94,7 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
     products = _Products.plan(rows, seed)
     reviews, meta = FILES[layout]
     for block in blocks(rows, _BLOCK_ROWS):
+        # A piece is computed from the numbers of its reviews alone, so that memory does not grow with the log.
         yield _reviews(products, reviews, layout, np.arange(*block))
     for block in blocks(products.tastes.num_items, _BLOCK_ROWS):
         yield _meta(products, meta, layout, np.arange(*block))

@@ -108,6 +108,7 @@ def _pieces(rows: int, layout: Layout, seed: int) -> Iterator[Piece]:
         users = np.arange(user, user + _BLOCK_ROWS // _FEWEST_RATINGS)
         user += len(users)
         further = -_MEAN_FURTHER * np.log1p(-draws.traits(seed, _COUNT, users))
+        # The last user may be cut short, since the log has exactly `rows` ratings.
         raters = np.repeat(users, _FEWEST_RATINGS + further.astype(np.int64))[: rows - done]
         yield _ratings(films, ratings, layout, raters, done)
         if layout == "1m":
@@ -161,6 +162,7 @@ def _movies(films: _Films, file: str, layout: Layout, numbers: NDArray[np.int64]
         titles = raw_log.concatenated(quote, titles, quote)
     genres = raw_log.concatenated(names, further)
     text = raw_log.joined([numbers + 1, titles, genres], _separator(layout))
+    # ml-1m is the one set in Latin-1: its workflow has to name the encoding.
     return Piece(file, text if layout == "latest" else text.decode().encode("latin-1"))
 
 
