@@ -33,7 +33,7 @@ def make_spec(
 
 
 def make_block(spec: DatasetSpec, num_rows: int, seed: int = 0) -> ColumnBlock:
-    """Rows whose first label counts them, so that they can be told apart, as do weights and `METADATA`."""
+    """Rows whose first label counts them, which distinguishes them, as do weights and `METADATA`."""
     rng = np.random.default_rng(seed)
     label = rng.random((num_rows, len(spec.labels)), dtype=np.float32)
     label[:, 0] = np.arange(num_rows)

@@ -1,4 +1,4 @@
-"""Files of a split are finished beside the work on the next one; its parts hold every row group once, with its keys."""
+"""Files of a split are finished while the next one is written; its parts hold every row group once, with its keys."""
 
 import json
 import threading

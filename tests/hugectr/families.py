@@ -271,7 +271,7 @@ def mmoe(*sources, **settings):
 
 
 def neumf(*sources, **settings):
-    """Matrix factorisation beside an MLP over users and items, in epochs."""
+    """Matrix factorisation next to an MLP over users and items, in epochs."""
     metrics = {hugectr.MetricsType.HitRate: 0.8, hugectr.MetricsType.AverageLoss: 0.0, hugectr.MetricsType.AUC: 1.0}
     made = bare(*sources, repeat_dataset=False, metrics_spec=metrics, **settings)
     inputs(made, ("data", 2), dense=1)

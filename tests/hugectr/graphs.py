@@ -46,7 +46,7 @@ def layer(kind: str, bottoms: str, tops: str, **options: object) -> GraphLayer:
 def model(*embeddings: GraphEmbedding, layers: Sequence[GraphLayer] = (), seed: int = 1) -> GraphModel:
     """Embeddings of two slots each and two dense numbers under `layers` that end in "x" [B, n], and a logit."""
     joined = [layer("reshape", one.name, f"{one.name}_flat", leading_dim=2 * WIDTH) for one in embeddings]
-    beside = layer("concat", " ".join(["dense", *(f"{one.name}_flat" for one in embeddings)]), "input")
+    with_dense = layer("concat", " ".join(["dense", *(f"{one.name}_flat" for one in embeddings)]), "input")
     ends = [layer("inner_product", "x" if layers else "input", "logit", num_output=1)]
     ends.append(layer("binary_cross_entropy", "logit label", "loss"))
     spec = GraphSpec(
@@ -54,7 +54,7 @@ def model(*embeddings: GraphEmbedding, layers: Sequence[GraphLayer] = (), seed: 
         dense_name="dense",
         dense_dim=2,
         embeddings=embeddings,
-        layers=(*joined, beside, *layers, *ends),
+        layers=(*joined, with_dense, *layers, *ends),
     )
     return GraphModel(spec, seed=seed)
 

@@ -235,16 +235,16 @@ def test_modules_take_the_place_of_installed_ones_and_objects_have_what_is_reque
 def test_wrong_commands_are_reported_in_one_line(tmp_path, monkeypatch, capsys, arguments, problem):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"terarec-hugectr: error: {problem}")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith(f"terarec-hugectr: error: {problem}")
+    assert output.count("\n") == 1
 
 
 def test_help_and_version(capsys):
     assert main(["--help"]) == main(["--version"]) == 0
-    told = capsys.readouterr().out
-    assert "--train CONFIG.json" in told
-    assert "HugeCTR 2.3 to 25.3.0" in told
+    output = capsys.readouterr().out
+    assert "--train CONFIG.json" in output
+    assert "HugeCTR 2.3 to 25.3.0" in output
 
 
 LOGGED = """

@@ -40,5 +40,5 @@ def test_weights_tables_states_and_tensors_are_where_the_placement_says(planted)
 
 
 @pytest.mark.parametrize(("loss_scale", "expected"), [(1.0, {"bf16", "fp16"}), (1024.0, {"fp16"})])
-def test_a_scaled_loss_asks_for_fp16_on_a_gpu(loss_scale, expected):
+def test_a_scaled_loss_selects_fp16_on_a_gpu(loss_scale, expected):
     assert mixed_precision(torch.device("cuda"), loss_scale=loss_scale) in expected

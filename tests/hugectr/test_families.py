@@ -154,10 +154,10 @@ def test_tasks_have_an_auc_each(tmp_path, capsys):
         write_norm(tmp_path / "train", Planted(20_000, labels=2)), write_norm(tmp_path / "valid", valid)
     )
     made.fit(max_iter=120, display=0, eval_interval=120)
-    told = capsys.readouterr().out
-    (both,) = re.findall(r"Evaluation, AUC: \{(0\.\d+), (0\.\d+)\}", told)
+    output = capsys.readouterr().out
+    (both,) = re.findall(r"Evaluation, AUC: \{(0\.\d+), (0\.\d+)\}", output)
     assert min(map(float, both)) > 0.95 * valid.best_auc
-    (mean,) = re.findall(r"Evaluation, AUC: (0\.\d+)\n", told)
+    (mean,) = re.findall(r"Evaluation, AUC: (0\.\d+)\n", output)
     assert float(mean) == pytest.approx(sum(map(float, both)) / 2, abs=1e-5)
 
 
@@ -165,8 +165,8 @@ def test_neural_collaborative_filtering_in_epochs(tmp_path, capsys):
     valid = ratings(5_000, seed=1)
     sources = write_norm(tmp_path / "train", ratings(20_000)), write_norm(tmp_path / "valid", valid)
     families.neumf(*sources).fit(num_epochs=4, display=0, eval_interval=160)
-    told = capsys.readouterr().out
-    names = re.findall(r"Evaluation, (\w+): ([\d.]+)", told)
+    output = capsys.readouterr().out
+    names = re.findall(r"Evaluation, (\w+): ([\d.]+)", output)
     assert [name for name, _ in names] == ["HitRate", "AverageLoss", "AUC"]
     assert float(names[2][1]) > 0.95 * valid.best_auc
     assert float(names[0][1]) > 0.8

@@ -12,8 +12,8 @@ from tests.hugectr.scripts import auc_of, dcn, to_loss
 from tests.hugectr.scripts import model as new_model
 
 
-def iterations(told):
-    return [int(number) for number in re.findall(r"Iter: (\d+) ", told)]
+def iterations(output):
+    return [int(number) for number in re.findall(r"Iter: (\d+) ", output)]
 
 
 @pytest.mark.parametrize(
@@ -22,21 +22,21 @@ def iterations(told):
 )
 def test_a_release_shows_after_or_before_an_interval_is_full(planted, capsys, release, shown, evaluations):
     dcn(*planted[:2], compat_release=release).fit(max_iter=12, display=4, eval_interval=6)
-    told = capsys.readouterr().out
-    assert iterations(told) == shown
-    assert told.count("Evaluation, AUC") == evaluations
-    assert ("[HUGECTR]" in told) == (release == "3.1")
+    output = capsys.readouterr().out
+    assert iterations(output) == shown
+    assert output.count("Evaluation, AUC") == evaluations
+    assert ("[HUGECTR]" in output) == (release == "3.1")
 
 
 @pytest.mark.parametrize(("release", "done"), [("25.03", 80), ("23.12", 82), ("3.1", 82)])
 def test_epochs_count_on_and_older_releases_count_the_end_of_data(planted, capsys, release, done):
     made = dcn(*planted[:2], repeat_dataset=False, compat_release=release)
     made.fit(num_epochs=2, display=30, eval_interval=50)
-    told = capsys.readouterr().out
-    assert f"Finish 2 epochs {done} global iterations with batchsize 500 in" in told
-    assert told.count("--Epoch ") == 2
-    assert iterations(told) == [30, 60]
-    assert "Evaluation, AUC: 0." in told
+    output = capsys.readouterr().out
+    assert f"Finish 2 epochs {done} global iterations with batchsize 500 in" in output
+    assert output.count("--Epoch ") == 2
+    assert iterations(output) == [30, 60]
+    assert "Evaluation, AUC: 0." in output
     assert not made.train()
 
 
@@ -71,9 +71,9 @@ def test_a_short_last_batch_is_left_out_unless_requested(planted):
 def test_training_ends_when_auc_is_above_the_target(planted, capsys):
     made = dcn(*planted[:2], metrics_spec={hugectr.MetricsType.AUC: 0.6})
     made.fit(max_iter=100, display=0, eval_interval=20)
-    told = capsys.readouterr().out
-    assert re.search(r"Hit target accuracy AUC 0.60000 at (20|40) / 100 iterations with batchsize 500", told)
-    assert "Finish" not in told
+    output = capsys.readouterr().out
+    assert re.search(r"Hit target accuracy AUC 0.60000 at (20|40) / 100 iterations with batchsize 500", output)
+    assert "Finish" not in output
 
 
 def test_a_target_that_is_met_but_not_passed_does_not_end_it(planted, capsys):

@@ -132,7 +132,7 @@ def test_a_model_scores_files(saved: Saved) -> None:
 
 
 def test_an_executor_computes_the_layers(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen by the file beside the graph, and shown by ``terarec inspect``."""
+    """Chosen by the file next to the graph, and shown by ``terarec inspect``."""
     sizes = count_batches(monkeypatch)
     graph = Path(shutil.copy(saved.graph, tmp_path / "graph.json"))
     with pytest.raises(DataNotFoundError):
@@ -259,7 +259,7 @@ def test_release_3_0(saved: Saved, tmp_path: Path) -> None:
 
 
 def test_release_3_0_takes_one_path_short_keys_and_its_defaults(small: Path, tmp_path: Path) -> None:
-    """As HugeCTR's test of a DCN asks: labels, dense numbers, keys and row pointers in four lines of text."""
+    """As HugeCTR's test of a DCN reads them: labels, dense numbers, keys and row pointers in four lines of text."""
     from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, write_sparse_file
 
     chunks = open_sparse_folder(small / "m0_sparse_5.model", 4).chunks()
@@ -320,15 +320,15 @@ def test_hps_looks_keys_up(saved: Saved) -> None:
     hps = HPS(config_of(saved))
     folder = Path(saved.sparse[1])
     keys, rows = np.fromfile(folder / "key", np.int64), np.fromfile(folder / "emb_vector", np.float32).reshape(-1, 8)
-    asked = np.concatenate([keys[::-1], [10**12]])
-    found = hps.lookup(asked, "wdl", 1)
+    requested = np.concatenate([keys[::-1], [10**12]])
+    found = hps.lookup(requested, "wdl", 1)
     assert found.dtype == np.float32
     assert np.array_equal(found.reshape(-1, 8), np.concatenate([rows[::-1], np.full((1, 8), -1.0)]))
     assert hps.lookup(np.array([10**6], dtype=np.uint32), "wdl", 0, 0).tolist() == [0.5]
-    out = torch.empty(len(asked), 8)
-    hps.lookup_fromdlpack(torch.from_numpy(asked), out, "wdl", 1, 0)
+    out = torch.empty(len(requested), 8)
+    hps.lookup_fromdlpack(torch.from_numpy(requested), out, "wdl", 1, 0)
     assert np.array_equal(out.numpy().reshape(-1), found)
-    capsules = torch.utils.dlpack.to_dlpack(torch.from_numpy(asked)), torch.utils.dlpack.to_dlpack(out.zero_())
+    capsules = torch.utils.dlpack.to_dlpack(torch.from_numpy(requested)), torch.utils.dlpack.to_dlpack(out.zero_())
     hps.lookup_fromdlpack(*capsules, "wdl", 1, 0)
     assert np.array_equal(out.numpy().reshape(-1), found)
     hps.refresh_embedding_cache("wdl")
@@ -336,7 +336,7 @@ def test_hps_looks_keys_up(saved: Saved) -> None:
         lambda: hps.lookup(np.zeros(2), "wdl", 0),
         lambda: hps.lookup(keys, "wdl", 2),
         lambda: hps.lookup(keys, "dlrm", 0),
-        lambda: hps.lookup_fromdlpack(torch.from_numpy(asked), out[:3], "wdl", 1),
+        lambda: hps.lookup_fromdlpack(torch.from_numpy(requested), out[:3], "wdl", 1),
         lambda: hps.lookup_fromdlpack(out, out, "wdl", 1),
         lambda: HPS(3),  # type: ignore[arg-type]
     ):

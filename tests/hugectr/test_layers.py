@@ -1,4 +1,4 @@
-"""Every `Layer_t` reaches its kind of layer with its options, in the spellings of every release; misuse is told."""
+"""Every `Layer_t` reaches its kind of layer with its options, in the spellings of every release; misuse is reported."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`Model` as scripts use it: it learns, its calls have HugeCTR's meaning, and misuse is told."""
+"""`Model` as scripts use it: it learns, its calls have HugeCTR's meaning, and misuse is reported."""
 
 import itertools
 import math
@@ -35,14 +35,14 @@ def test_a_script_finds_what_is_planted(planted, capsys):
     made = dcn(*sources)
     made.summary()
     made.fit(max_iter=160, display=40, eval_interval=80)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         "MultiCross                              all                           cross                         (None, 35)"
-        in told
+        in output
     )
-    assert told.count("Iter: ") == 4
-    assert told.count("Evaluation, AUC: ") == 2
-    assert "Finish 160 iterations with batchsize: 500 in " in told
+    assert output.count("Iter: ") == 4
+    assert output.count("Evaluation, AUC: ") == 2
+    assert "Finish 160 iterations with batchsize: 500 in " in output
     assert auc_of(made) > 0.95 * best_auc
 
 
@@ -54,10 +54,10 @@ def test_random_labels_teach_nothing(random_labels):
 
 def test_more_devices_than_there_are_change_nothing_and_are_reported_once(planted, capsys):
     one = losses_of(dcn(*planted[:2]), 5)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     four = losses_of(dcn_on([[0, 1], [2, 3]], planted), 5)
     assert one == four
-    assert "devices" not in told
+    assert "devices" not in output
     assert capsys.readouterr().out.count("vvgpu names 4 devices: training runs on cpu, with the same results") == 1
 
 
@@ -260,7 +260,7 @@ class TestMisuse:
         with pytest.raises(WrongInputError, check=at("compile: loss_names")):
             made.compile(["click"], [1.0])
 
-    def test_a_regularizer_beside_other_losses(self, planted):
+    def test_a_regularizer_with_other_losses(self, planted):
         made = hugectr.Model(model(*planted[:2]).solver, model(*planted[:2]).reader_params, hugectr.CreateOptimizer())
         made.add(hugectr.Input([1, 1], ["a", "b"], 3, "dense", []))
         for name in ("a", "b"):

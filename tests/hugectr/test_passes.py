@@ -50,9 +50,9 @@ def etc(folder):
 def test_fit_walks_over_sources_and_keysets(passes, tmp_path, capsys):
     made = cached(passes, etc(tmp_path / "rows"))
     made.fit(num_epochs=2, display=0, eval_interval=40, snapshot=1, snapshot_prefix=str(tmp_path / "never"))
-    told = capsys.readouterr().out
-    assert "Finish 2 epochs 80 global iterations" in told
-    assert told.count("Evaluation, AUC") == 2
+    output = capsys.readouterr().out
+    assert "Finish 2 epochs 80 global iterations" in output
+    assert output.count("Evaluation, AUC") == 2
     assert auc_of(made) > 0.95 * passes[3]
     assert not list(tmp_path.glob("never*"))
     made.save_params_to_files(str(tmp_path / "end"), 7)
@@ -207,18 +207,18 @@ def test_rows_of_the_next_keyset_are_read_while_one_trains(passes, tmp_path):
         )
     )
     (collection,) = made.module.embeddings.values()
-    asked = []
+    requested = []
 
     def noted(present, keys, goes_on):
-        asked.extend(-int(next(iter(part.values()))[0]) for part in (present, keys))
+        requested.extend(-int(next(iter(part.values()))[0]) for part in (present, keys))
 
-    collection.preload_beside = noted
+    collection.preload_next = noted
     cache = made.get_embedding_training_cache()
     for keyset in (keysets[0], [keysets[1]], keysets[1], keysets[2]):
         cache.update(keyset)
     with pytest.raises(FileNotFoundError):
         cache.update(str(tmp_path / "none"))
-    assert asked == [0, 1, 1, 2]  # nothing is known to follow a list, and the last
+    assert requested == [0, 1, 1, 2]  # nothing is known to follow a list, and the last
     made.fit(num_epochs=2, display=0, eval_interval=0)
     cache.update([keysets[0]])  # waits for the thread
-    assert asked[4:] == [0, 1, 1, 2, 2, 0, 0, 1, 1, 2]
+    assert requested[4:] == [0, 1, 1, 2, 2, 0, 0, 1, 1, 2]

@@ -36,8 +36,8 @@ def run_script(launcher: tuple[str, ...], planted: Any, folder: Path, gpus: list
     return done.stdout
 
 
-def found_by(told: str) -> dict[str, Any]:
-    (line,) = re.findall(r"^FOUND (.*)$", told, re.MULTILINE)
+def found_by(output: str) -> dict[str, Any]:
+    (line,) = re.findall(r"^FOUND (.*)$", output, re.MULTILINE)
     return json.loads(line)
 
 
@@ -80,11 +80,11 @@ def test_a_script_on_several_processes_finds_and_saves_what_one_does(
     launcher: tuple[str, ...], alone: tuple[Path, str], planted: Any, tmp_path: Path
 ) -> None:
     (wanted, printed), folder = alone, tmp_path / "many"
-    told = run_script(launcher, planted, folder, [[0, 1]])
-    assert told.count("Iter: 4 ") == 1
+    output = run_script(launcher, planted, folder, [[0, 1]])
+    assert output.count("Iter: 4 ") == 1
     expected = found_by(printed)
     close = {"auc": pytest.approx(expected["auc"], abs=1e-5), "loss": pytest.approx(expected["loss"], rel=1e-4)}
-    assert found_by(told) == {**expected, **close, "size": 2, "readers": 2}
+    assert found_by(output) == {**expected, **close, "size": 2, "readers": 2}
     assert (folder / "labels").read_text() == (wanted / "labels").read_text()
     predictions = (np.loadtxt(of / "predictions") for of in (folder, wanted))
     np.testing.assert_allclose(*predictions, rtol=1e-3, atol=1e-5)
@@ -141,7 +141,7 @@ def test_hybrid_embeddings_have_copies_of_the_rows_that_most_shares_of_batches_a
         slot_size_array=[50, 9],
         hybrid_embedding_param=hot,
     )
-    keys = torch.tensor([[7, 7, 7, 7], [1, 2, 3, 4]])  # slot 0 asks for one row, slot 1 for another each time
+    keys = torch.tensor([[7, 7, 7, 7], [1, 2, 3, 4]])  # slot 0 reads one row, slot 1 another each time
     batch = Batch(
         dense=torch.zeros(4, 0),
         label=torch.zeros(4, 1),

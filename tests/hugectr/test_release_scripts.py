@@ -12,7 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).with_name("releases")
 # What each of them tells besides its metrics.
-TOLD = {
+LOGGED = {
     "v2_3_session": ["iterations 24", "trained with data in data2/file_list.txt", "resumed equals True"],
     "v3_1_oversubscriber": ["Use training cache mode with number of epochs: 1", "(110,) (110, 1)\n(100,) (100, 8)"],
     "v3_2_continuous": [
@@ -37,12 +37,12 @@ TOLD = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", LOGGED)
 def test_a_script_of_a_release_runs(tmp_path, name):
     command = [sys.executable, "-m", "terarec.hugectr", str(FOLDER / f"{name}.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [told for told in TOLD[name] if told not in done.stdout] == []
+    assert [logged for logged in LOGGED[name] if logged not in done.stdout] == []
     aucs = [float(number) for number in re.findall(r"Evaluation, AUC: ([\d.]+)", done.stdout)]
     assert aucs
     assert all(abs(auc - 0.5) < 0.05 for auc in aucs)

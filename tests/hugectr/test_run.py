@@ -152,9 +152,9 @@ def predictions(made, batches):
 def test_the_commands_take_it(saved, tmp_path):
     made, path = saved
     scores, labels = predictions(made, 2)
-    told = figures("evaluate", path, "--data", path / "records.json")
-    assert told["step"] == 30
-    assert told["auc"] == pytest.approx(AUC().update(scores, labels).compute(), abs=1e-6)
+    reported = figures("evaluate", path, "--data", path / "records.json")
+    assert reported["step"] == 30
+    assert reported["auc"] == pytest.approx(AUC().update(scores, labels).compute(), abs=1e-6)
     out = tmp_path / "scores.parquet"
     assert figures("predict", path, "--data", path / "records.json", "--split", "valid", "--out", out)["rows"] == 1_000
     assert figures("inspect", path)["step"] == 30
@@ -174,16 +174,16 @@ def test_a_session_serves_what_the_model_predicts(saved):
 def test_a_run_is_exported(saved, tmp_path):
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     _, path = saved
-    told = figures("export", path, "--out", tmp_path / "onnx")
-    assert told["max_abs_difference"] < 1e-5
+    reported = figures("export", path, "--out", tmp_path / "onnx")
+    assert reported["max_abs_difference"] < 1e-5
 
 
 def test_training_resumes_from_the_command_line(saved):
     _, path = saved
     spec = load_run(path / "run.json")
     assert (spec.training.repeat, spec.training.max_steps) == (True, 30)
-    told = figures("train", "--resume", "--out", path, "--set", "training.max_steps=33")
-    assert told["steps"] == 33
+    reported = figures("train", "--resume", "--out", path, "--set", "training.max_steps=33")
+    assert reported["steps"] == 33
     assert load_model(path).step == 33
 
 

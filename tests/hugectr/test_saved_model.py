@@ -56,8 +56,8 @@ def flags(folder, out, *more):
 def test_training_resumes_from_files_as_without_a_stop(files, tmp_path):
     folder, made = files
     numbers = ("--step", STEPS, "--batch-size", BATCH, "--lr", 0.01, "--seed", 5)
-    told = figures(*flags(folder, tmp_path / "run", *numbers))
-    assert (told["step"], told["table_rows"]) == (
+    reported = figures(*flags(folder, tmp_path / "run", *numbers))
+    assert (reported["step"], reported["table_rows"]) == (
         STEPS,
         sum(len(t) for c in made.module.embeddings.values() for t in c.tables.values()),
     )

@@ -79,10 +79,10 @@ def test_a_part_is_loaded_before_its_first_step(tmp_path, spec, parted):
 
     def noted_ahead(present, keys, goes_on):
         ahead.append((present, keys))
-        preload_beside(present, keys, goes_on)
+        preload_next(present, keys, goes_on)
 
-    preload_beside = collection.preload_beside
-    collection.preload, collection.preload_beside = noted, noted_ahead
+    preload_next = collection.preload_next
+    collection.preload, collection.preload_next = noted, noted_ahead
     report = run.fit()
     assert [step for step, _, _ in loaded] == [0, 3, 7, 10, 13, 17]
     parts = read_parts(parted, "train")

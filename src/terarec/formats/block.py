@@ -65,6 +65,7 @@ def merge(blocks: Sequence[ColumnBlock], order: NDArray[np.int64] | None = None)
     """
     if len(blocks) == 1 and order is None:
         return blocks[0]
+    # Column by column, each in as many pieces as there are blocks.
     columns = [list(column) for column in zip(*(block.keys for block in blocks), strict=True)]
     # Some readers return an array where all samples of a block have one key, so that a column may be both.
     is_list = [any(isinstance(keys, Ragged) for keys in column) for column in columns]
@@ -102,7 +103,7 @@ def _merge_scalars(columns: list[list[Any]], order: NDArray[np.int64] | None) ->
     """Merge scalar key columns, each in pieces, into keys[S, n].
 
     All columns go to one array, and through one buffer: 26 columns of 262,144 int32 keys take 49 ns a row so, against
-    190 with new arrays for each column, most of it page faults (Zen 3; NumPy asks for huge pages from 4 MiB on).
+    190 with new arrays for each column, most of it page faults (Zen 3; NumPy requests huge pages from 4 MiB on).
     """
     if not columns:
         return np.empty((0, 0), dtype=np.int32)
@@ -146,6 +147,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
                 f"{where}, column {column.name!r}",
                 f"row {row} holds {int(lengths[row])} keys, expected 0 to {column.hotness}",
             )
+    # The place of a wrong key is searched only once there is one: the check itself is a single pass.
     if column.rows is not None and values.size and _leave(values, column.rows):
         position = int(np.argmax((values < 0) | (values >= column.rows)))
         raise FormatError(
@@ -165,6 +167,7 @@ def _leave(keys: NDArray[Any], rows: int) -> bool:
 INT32_ROWS = 2**31
 """Most rows that a table may have for its keys to fit int32."""
 
+# A group is read, decoded and shuffled as a whole, by one thread: its size bounds the memory of a reader.
 MAX_GROUP_ROWS = 65_536
 MIN_GROUP_ROWS = 1_024
 GROUP_BYTES = 16 * 2**20
@@ -353,6 +356,7 @@ class _Memory:
 
     def __init__(self, size: int) -> None:
         try:
+            # Not `if size in _free`: another thread may take the last one in between.
             self._bytes = _free[size].pop()
         except (KeyError, IndexError):
             self._bytes = np.empty(size, dtype=np.uint8)
@@ -362,6 +366,7 @@ class _Memory:
         # Called by any thread, and inside other calls of this module: each step is one that the interpreter never
         # interrupts, and none depends on the one before.
         size = len(self._bytes)
+        # Sizes of batches that are read no more: all are dropped, and those in use come back within a few batches.
         if size not in _free and len(_free) >= _SIZES_KEPT:
             _free.clear()
         free = _free.setdefault(size, [])

@@ -90,6 +90,7 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
         for array in tensors.values():
             # safetensors is little-endian on every machine.
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+            # `reshape(-1)`, since an array without dimensions cannot be viewed as bytes.
             _write(stream, digest, np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
@@ -117,6 +118,7 @@ def read_tensors(path: Path, *, sha256: str | None = None) -> tuple[dict[str, ND
         entries, metadata = _read_header(stream, digest, path)
         arrays = {}
         for name, entry in entries.items():
+            # Not a view of the file: the checksum needs one pass over all bytes, and callers may write to the array.
             array = np.empty(entry.shape, dtype=entry.dtype)
             _read(stream, digest, array.reshape(-1).view(np.uint8).data, path)
             arrays[name] = array
@@ -153,6 +155,7 @@ def _header(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[s
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # JSON may end with blanks, as safetensors itself pads: 8-byte numbers are aligned in a mapped file.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise FormatError(path, f"the header takes {len(text)} bytes, expected at most {MAX_HEADER_BYTES}")
@@ -166,6 +169,7 @@ def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, 
     prefix = bytearray(8)
     _read(stream, digest, memoryview(prefix), path)
     length = int.from_bytes(prefix, "little")
+    # Before memory is allocated: a damaged length may be any 64-bit number.
     if length > min(MAX_HEADER_BYTES, size - 8):
         raise FormatError(path, f"header of {length} bytes in a file of {size}, expected one that fits")
     text = bytearray(length)
@@ -178,6 +182,7 @@ def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, 
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError(path, f"the header is no object, or its {METADATA} holds something else than strings")
     entries = {name: _entry(path, name, described) for name, described in header.items()}
+    # By place, since the names of a header may be in any order; empty tensors share theirs with the next one.
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
     end = 0
     for name, entry in ordered.items():
@@ -210,8 +215,10 @@ def _entry(path: Path, name: str, described: Any) -> _Entry:
 
 def _write(stream: io.FileIO, digest: Any, view: memoryview) -> None:
     for start in range(0, len(view), _PIECE_BYTES):
+        # Hashed just before it is written, while it is in the cache of the processor.
         piece = view[start : start + _PIECE_BYTES]
         digest.update(piece)
+        # An unbuffered write may take less: Linux stops at 2 GiB, signals and full disks earlier.
         while piece:
             piece = piece[stream.write(piece) :]
 

@@ -44,6 +44,7 @@ def read_dataset(directory: Path) -> DatasetSpec:
     if not path.is_file():
         raise DataNotFoundError(directory, f"holds no {DATASET_FILE}, expected a data set made by 'terarec prepare'")
     data = read_versioned_json(path, FORMAT, VERSION, oldest=_OLDEST)
+    # A field of a later version would be dropped silently by a program that writes the file again.
     for field in data:
         if field != "dataset":
             raise FormatError(path, f"$.{field}", "unknown field, expected only 'dataset'")
@@ -70,6 +71,7 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
             if shard.file.split("/")[:-1] != [split]:
                 raise FormatError(directory, f"shard {shard.file!r} of split {split!r}, expected {split}/<file>")
         if spec.storage == "parquet" and shards:
+            # Absolute, as HugeCTR takes relative paths from the directory in which a script runs.
             files = [((location or directory) / shard.file).resolve() for shard in shards]
             write_file_list(directory / split / FILE_LIST, files)
             write_parquet_metadata(
@@ -79,6 +81,7 @@ def write_dataset(spec: DatasetSpec, directory: Path, *, location: Path | None =
                 [column.name for column in spec.dense],
                 [column.name for column in spec.categorical],
             )
+    # Last: a directory with this file is complete.
     write_versioned_json(directory / DATASET_FILE, FORMAT, VERSION, {"dataset": to_data(spec)})
 
 
@@ -111,10 +114,12 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
         DataNotFoundError: No such list.
         FormatError: The first line is no number, or not the number of paths that follow.
     """
+    # Files of other systems may end lines with a carriage return.
     lines = [line.strip() for line in read_text(path).splitlines()]
     while lines and not lines[-1]:
         lines.pop()
     first = lines[0] if lines else ""
+    # `int` takes signs, underscores and digits of every script.
     if not (first.isascii() and first.isdigit()):
         raise FormatError(f"{path}: line 1", f"got {first!r}, expected the number of files")
     names = lines[1:]
@@ -137,6 +142,7 @@ def write_file_list(path: Path, files: Sequence[str | Path]) -> None:
 def _on_the_file_system_of(file_list: str, name: str) -> str:
     if not is_remote(file_list) or is_remote(name):
         return name
+    # As other systems write lists: paths on the file system where the list is.
     files, _ = file_system(file_list)
     return str(files.unstrip_protocol(name))
 
@@ -175,6 +181,7 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
         name = base_name(_field(entry, "file_name", str, here))
         num_rows[name] = _count(entry, "num_rows", here)
     positions = {kind: _positions(data, kind, where) for kind in ("labels", "conts", "cats")}
+    # HugeCTR reads columns by position, whatever their names: one of two kinds would be read twice.
     repeated = [index for index in positions["labels"] if index in positions["conts"] + positions["cats"]]
     repeated += [index for index in positions["conts"] if index in positions["cats"]]
     if repeated:
@@ -211,6 +218,7 @@ def write_parquet_metadata(
         "conts": columns[first_dense:first_key],
         "labels": columns[:first_dense],
     }
+    # NVTabular's field names, which HugeCTR looks for.
     write_bytes(path, json.dumps(content).encode())
 
 
@@ -221,6 +229,7 @@ def base_name(path: str) -> str:
 
 def _positions(data: Any, kind: str, where: str) -> tuple[int, ...]:
     entries = _field(data, kind, list, where)
+    # By position, not in the order of the list: slot k is the k-th key column of the file.
     positions = sorted(_count(entry, "index", f"{where}.{kind}[{i}]") for i, entry in enumerate(entries))
     if len(set(positions)) != len(positions):
         raise FormatError(f"{where}.{kind}", f"an index occurs twice in {positions}")

@@ -67,6 +67,7 @@ class DeltaLink:
             FormatError: It follows another state, is repeated, or one is missing in between.
         """
         base, number = (previous, 1) if link is None else (link.base, link.sequence + 1)
+        # Ids as well as numbers: two runs from one checkpoint have deltas of the same steps and numbers.
         if self.previous != previous or self.base != base or self.sequence != number or step <= previous.step:
             mine, expected = _described(self), _described(DeltaLink(base=base, previous=previous, sequence=number))
             raise FormatError(f"delta of step {step}", f"is {mine}, expected {expected}")
@@ -134,6 +135,7 @@ def read_changes(path: Path, *, sha256: str | None = None) -> TableChanges:
             raise FormatError(path, f"tensor {name!r}: got {got}, expected int64[n]")
     assert removed is not None and keys is not None  # noqa: PT018 - which the loop has checked
     for name, array in arrays.items():
+        # Before rows are set: a piece is applied as a whole or not at all.
         if array.shape[:1] != keys.shape:
             raise FormatError(path, f"tensor {name!r}: got {list(array.shape)}, expected {len(keys)} rows")
     table_rows = metadata.get("table_rows", "")

@@ -46,6 +46,7 @@ def column_array(table: pa.Table, name: str, where: str) -> pa.Array:
     """
     column = table.column(name)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
+    # A list of nulls is not null itself: its values are counted apart.
     nulls = array.null_count or (array.flatten().null_count if is_list(array.type) else 0)
     if nulls:
         raise FormatError(f"{where}, column {name!r}", f"{nulls} {'null' if nulls == 1 else 'nulls'}, expected none")
@@ -63,6 +64,7 @@ def lists_of_array(array: pa.Array) -> ArrayLists:
     if pa.types.is_fixed_size_list(array.type):
         offsets = array.type.list_size * np.arange(len(array) + 1, dtype=np.int64)
         return Ragged(array.flatten().to_numpy(), offsets)
+    # A slice of an Arrow array keeps all values, so that its first offset need not be 0.
     offsets = array.offsets.to_numpy().astype(np.int64)
     return Ragged(array.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -91,6 +93,7 @@ class GroupBuffer:
         self._label = np.empty((len(spec.labels), capacity), dtype=np.float32)
         self._dense = np.empty((len(spec.dense), capacity), dtype=np.float32)
         dtype = key_dtype(spec)
+        # Room for the most keys that the rows may have, so that filling never allocates.
         self._values = [np.empty(capacity * column.hotness, dtype=dtype) for column in spec.categorical]
         self._offsets = [
             np.zeros(capacity + 1, dtype=np.int32) if column.hotness > 1 else None for column in spec.categorical
@@ -100,7 +103,7 @@ class GroupBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether the buffer is full."""
+        """True if no further row fits."""
         return self.num_rows == self.capacity
 
     def fill(self, rows: ColumnBlock, start: int) -> int:
@@ -117,6 +120,7 @@ class GroupBuffer:
                 first, last = int(new_offsets[start]), int(new_offsets[start + count])
                 base = int(offsets[self.num_rows])
                 values[base : base + last - first] = new_values[first:last]
+                # Offsets count from the start of the buffer, those of the rows from the start of their block.
                 offsets[here.start + 1 : here.stop + 1] = new_offsets[start + 1 : start + count + 1] - (first - base)
             else:
                 values[here] = column[there]
@@ -201,7 +205,9 @@ def _writer_options(spec: DatasetSpec) -> dict[str, Any]:
         "use_dictionary": in_dictionaries,
         "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
         "write_statistics": False,
+        # Of each page, which is what a reader decodes: nothing else in a Parquet file shows a flipped bit.
         "write_page_checksum": True,
+        # Arrow's own description of the schema says nothing that the types of these columns do not.
         "store_schema": False,
     }
 
@@ -286,6 +292,7 @@ class ParquetShard:
         # A file handle of its own for every call: PyArrow's reader is not meant for several threads at once.
         with (
             arrow_errors(where),
+            # The footer was read once; that of a file with many columns and groups takes long to parse.
             pq.ParquetFile(self.path, metadata=self._metadata, page_checksum_verification=True) as file,
         ):
             # Without threads of Arrow: the threads of a reader decode several groups at a time already.
@@ -307,6 +314,7 @@ def decode_table(table: pa.Table, spec: DatasetSpec, where: str) -> ColumnBlock:
     """
     num_rows = table.num_rows
     label = np.empty((num_rows, len(spec.labels)), dtype=np.float32)
+    # Samples are rows in memory, since a batch is a slice of them; the file has columns.
     dense = np.empty((num_rows, len(spec.dense)), dtype=np.float32)
     floats = (*label.T, *dense.T)  # writable views of the matrices' columns
     for name, target in zip(spec.column_names, floats, strict=False):
@@ -340,12 +348,14 @@ def check_schema(schema: pa.Schema, spec: DatasetSpec, where: str) -> None:
     hotness = {column.name: column.hotness for column in spec.categorical}
     metadata = {name: column.type for name, column in zip(spec.metadata_file_columns, spec.metadata, strict=True)}
     for name in spec.file_columns:
+        # Parquet allows one name several times, of which `field` would return any.
         count = len(schema.get_all_field_indices(name))
         if count != 1:
             found = "missing" if count == 0 else f"there {count} times"
             raise FormatError(f"{where}, column {name!r}", f"{found}, expected the columns of dataset.json")
         found_type = schema.field(name).type
         if name in metadata:
+            # Other writers have `string`, with 32-bit offsets; `metadata_array` widens it.
             accepted = {METADATA_TYPES[metadata[name]]} | ({pa.string()} if metadata[name] == "string" else set())
             good, expected = found_type in accepted, str(metadata[name])
         elif name not in hotness:

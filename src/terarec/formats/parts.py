@@ -92,6 +92,7 @@ def write_parts(
         file = digest = None
         if keysets:
             file = f"_part-{number:05d}.keyset"
+            # Before the description that names it, which is written last.
             digest = write_tensors(directory / split / file, _distinct_keys(spec, mine))
         rows = sum(shard.group_rows[index] for shard, index in mine)
         parts.append(PartSpec(groups=len(mine), rows=rows, keyset=file, sha256=digest))
@@ -146,6 +147,7 @@ def _ranges(group_rows: Sequence[int], count: int) -> list[tuple[int, int]]:
     for number in range(1, count):
         wanted = ends[-1] * number / count
         nearest = int(np.abs(ends - wanted).argmin()) + 1
+        # At least one group for this part, and one for each that follows.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(ends) - (count - number)))
     return list(zip(cuts, [*cuts[1:], len(ends)], strict=True))
 
@@ -154,6 +156,7 @@ def _distinct_keys(spec: DatasetSpec, groups: Sequence[tuple[Shard, int]]) -> Ma
     waiting: list[list[NDArray[np.int64]]] = [[] for _ in spec.categorical]
     for shard, index in groups:
         for pieces, column in zip(waiting, shard.read_group(index).keys, strict=True):
+            # Distinct group by group, and merged when more wait than are merged: each key is sorted a few times only.
             pieces.append(np.unique(flat_values(column)).astype(np.int64, copy=False))
             if sum(len(piece) for piece in pieces[1:]) > max(_MERGED_AT, len(pieces[0])):
                 pieces[:] = [np.unique(np.concatenate(pieces))]

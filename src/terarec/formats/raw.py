@@ -46,6 +46,7 @@ class RawShardWriter(ShardWriter):
             self._stream = self._file.partial.open("wb", buffering=0)
 
     def _append(self, rows: ColumnBlock) -> None:
+        # One matrix of 4-byte words, seen as integers and as floats: all fields of a record have one size.
         records = np.empty((rows.num_rows, self._words), dtype=_KEY)
         floats = records.view(_FLOAT)
         num_labels = rows.label.shape[1]
@@ -90,6 +91,7 @@ class RawShard:
         if not path.is_file():
             raise DataNotFoundError(path, "no such shard")
         size, record = path.stat().st_size, self._words * 4
+        # The size is all that tells a file that was cut short: there is no header.
         if size % record or (num_rows is not None and size != num_rows * record):
             promised = "a multiple" if num_rows is None else f"{num_rows} rows (dataset.json)"
             raise FormatError(path, f"holds {size} bytes, expected {promised} of {record} bytes each")
@@ -107,6 +109,7 @@ class RawShard:
         """
         where = f"{self.path}: row group {index}"
         records = np.empty((self.group_rows[index], self._words), dtype=_KEY)
+        # A handle for every call, so that threads do not share a position.
         with self.path.open("rb", buffering=0) as stream:
             stream.seek(index * self._step * self._words * 4)
             found = _read_all(stream, records.reshape(-1).view(np.uint8).data)

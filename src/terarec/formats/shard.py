@@ -86,6 +86,7 @@ class ShardWriter(ABC):
         """
         where = str(self._file.path)
         weight, metadata = block.weight, block.metadata
+        # Before anything is copied, so that an error leaves the file as it was.
         num_rows = check_rows(self._spec, block.label, block.dense, block.keys, where, weight=weight, metadata=metadata)
         self._append(block)
         self._num_rows += num_rows
@@ -109,6 +110,7 @@ class ShardWriter(ABC):
         """Remove the unfinished file."""
         if self._open:
             self._open = False
+            # First: a file that is open cannot be removed on every system, and its buffers may still be written.
             self._discard()
             self._file.abort()
 
@@ -243,6 +245,7 @@ class SplitFiles:
     def closed_rows(self) -> list[int]:
         """Rows of each file that is closed and on the disk, so that it survives a kill."""
         last = self._finishing
+        # Only the last file can be unfinished: the one before it was waited for.
         is_closed = last is None or (last.done() and last.exception() is None)
         return [rows for _, rows in (self.files if is_closed else self.files[:-1])]
 
@@ -258,6 +261,7 @@ class SplitFiles:
                 self._open = self._create(len(self.files))
                 self._size = next(self._sizes)
             count = min(self._size - self._rows, block.num_rows - start)
+            # Views: the writer copies or writes them before it returns.
             self._open[1].write_block(slice_rows(block, start, start + count))
             start += count
             self._rows += count
@@ -276,6 +280,7 @@ class SplitFiles:
 
     def abort(self) -> None:
         """Remove the unfinished file."""
+        # The file that it is finishing stays: it is complete.
         self._finisher.shutdown()
         if self._open is not None:
             self._open[1].abort()

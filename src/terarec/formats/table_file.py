@@ -42,6 +42,7 @@ def read_table_file(path: Path, *, texts: Sequence[str] = ()) -> pa.Table:
             return pq.read_table(path)
         if path.suffix == ".jsonl":
             return pyarrow.json.read_json(path)
+        # Arrow guesses types from the values; a column of ids such as 007 would lose its zeros.
         types = dict.fromkeys(texts, pa.string())
         return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True))
     except pa.ArrowInvalid as error:
@@ -106,6 +107,7 @@ class _JsonLines:
 def _json_values(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column; a float32 as the shortest number that reads back as the same float32."""
     if pa.types.is_float32(column.type):
+        # `float(value)` would print the digits of the nearest float64.
         return [float(text) for text in column.to_numpy().astype(str)]
     values: list[Any] = column.to_pylist()
     return values

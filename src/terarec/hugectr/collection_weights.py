@@ -90,7 +90,7 @@ def _opened(
     found = {described.table_id: described for described in dump.tables}
     chosen = []
     for number, (name, table) in enumerate(tables.items()):
-        # A dump of some tables is loaded as a whole without names; a name asks for a table that must be there.
+        # A dump of some tables is loaded as a whole without names; a named table has to be there.
         if name in wanted and (names or number in found):
             if number not in found:
                 raise BrokenFileError(folder, f"holds no table {number} ({name!r}), expected what load names")

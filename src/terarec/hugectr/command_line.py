@@ -229,7 +229,7 @@ class HCTRCommunicationHandler:
 
 
 class MLLoggerWrapper:
-    """Writes events to standard output.
+    """Logger of events on standard output.
 
     Attributes:
         comm_handler: The ranks; only the first writes.

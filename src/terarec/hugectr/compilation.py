@@ -48,7 +48,7 @@ _STATISTICS = 20
 
 
 class CapacityCheck(Callback):
-    """Raises if an embedding holds more keys than its workspace has room for.
+    """Check after each step that no embedding holds more keys than its workspace has room for.
 
     Args:
         model: The graph.

@@ -65,7 +65,7 @@ def stored_path(source: DataSourceParams, name: str, provided: Path_) -> Path_:
 
 
 class DataSource:
-    """Copies the files of a job to the local disk before it starts, as in releases 3.4 to 3.8.
+    """Copier of the files of a job to the local disk before it starts, as in releases 3.4 to 3.8.
 
     Args:
         data_source_params: In the form of these releases.
@@ -129,25 +129,25 @@ class FileNames:
 
     @property
     def folder(self) -> str:
-        """Where the files are."""
+        """Folder of the files."""
         return folder_and_name(self.prefix)[0]
 
     @property
     def dense(self) -> str:
-        """Weights of the layers."""
+        """Name of the file of the layers' weights."""
         return f"{self._stem}_dense_{self.iteration}.model"
 
     @property
     def dense_states(self) -> str:
-        """Optimizer states of the layers."""
+        """Name of the file of the layers' optimizer states."""
         return f"{self._stem}_opt_dense_{self.iteration}.model"
 
     def sparse(self, number: int) -> str:
-        """Return rows of the embedding `number`."""
+        """Return the name of the rows of the embedding `number`."""
         return f"{self._stem}{number}_sparse_{self.iteration}.model"
 
     def sparse_states(self, number: int) -> str:
-        """Return optimizer states of the embedding `number`."""
+        """Return the name of the optimizer states of the embedding `number`."""
         return f"{self._stem}{number}_opt_sparse_{self.iteration}.model"
 
     @property

@@ -61,7 +61,7 @@ class Error_t(Names):  # noqa: N801
 
 
 class Check_t(Names):  # noqa: N801
-    """Whether the records of a Norm file carry checksums."""
+    """Checksums of the records of a Norm file: present or not."""
 
     Sum = 0
     Non = 1
@@ -77,7 +77,7 @@ class DataReaderType_t(Names):  # noqa: N801
 
 
 class SourceType_t(Names):  # noqa: N801
-    """How a source names its files."""
+    """Form in which a source names its files."""
 
     FileList = 0
     Mmap = 1
@@ -98,7 +98,7 @@ DataSourceType_t = FileSystemType_t
 
 
 class TrainPSType_t(Names):  # noqa: N801
-    """Where an embedding training cache keeps its tables."""
+    """Place of the tables of an embedding training cache."""
 
     Staged = 0
     Cached = 1
@@ -178,7 +178,7 @@ class GroupLayer_t(Names):  # noqa: N801
 
 
 class Alignment_t(Names):  # noqa: N801
-    """How the asynchronous reader pads its keys on a GPU."""
+    """Padding of keys by the asynchronous reader on a GPU."""
 
     Auto = 0
     Non = 1
@@ -203,7 +203,7 @@ class Optimizer_t(Names):  # noqa: N801
 
 
 class Update_t(Names):  # noqa: N801
-    """Which rows of a table a step updates."""
+    """Rows of a table that a step updates."""
 
     Local = 0
     Global = 1
@@ -283,35 +283,35 @@ class PowerLaw_t(Names):  # noqa: N801
 
 
 class Tensor_t(Names):  # noqa: N801
-    """Which of the last two batches `Model.check_out_tensor` shows."""
+    """Batch whose tensors `Model.check_out_tensor` returns."""
 
     Train = 0
     Evaluate = 1
 
 
 class CommunicationStrategy(Names):
-    """How GPUs of an embedding collection exchange vectors."""
+    """Exchange of vectors between the GPUs of an embedding collection."""
 
     Uniform = 0
     Hierarchical = 1
 
 
 class CompressionStrategy(Names):
-    """What GPUs of an embedding collection send."""
+    """Content that GPUs of an embedding collection send."""
 
     Reduction = 0
     Unique = 1
 
 
 class DataReaderSparse_t(Names):  # noqa: N801
-    """How readers up to 3.0 spread the keys over GPUs."""
+    """Distribution of keys over GPUs by readers up to 3.0."""
 
     Distributed = 0
     Localized = 1
 
 
 class HybridEmbeddingType(Names):
-    """How a hybrid embedding places infrequent rows."""
+    """Placement of infrequent rows of a hybrid embedding."""
 
     Distributed = 0
 
@@ -336,7 +336,7 @@ class DatabaseType_t(Names):  # noqa: N801
 
 
 class DatabaseOverflowPolicy_t(Names):  # noqa: N801
-    """Which rows a full store drops."""
+    """Rows that a full store drops."""
 
     evict_oldest = 0
     evict_random = 1
@@ -360,7 +360,7 @@ class EmbeddingCacheType_t(Names):  # noqa: N801
 
 
 class InferType(Names):
-    """What calls a session in release 3.0."""
+    """Caller of a session in release 3.0."""
 
     Triton = 0
     Other = 1

@@ -52,7 +52,7 @@ class FittedModel(Protocol):
 
 
 class LearningRate(Callback):
-    """Sets the learning rate of each iteration by the model's schedule.
+    """Setter of the learning rate of each iteration, by the model's schedule.
 
     Args:
         model: A compiled model.
@@ -89,7 +89,7 @@ class Intervals:
 
 
 class Iterations(Callback):
-    """Counts iterations, and displays, evaluates and saves when the release does.
+    """Count of iterations, which displays, evaluates and saves when the release does.
 
     Attributes:
         index: Number of the last iteration, from 0; -1 before the first.
@@ -97,7 +97,7 @@ class Iterations(Callback):
 
     Args:
         model: The model.
-        made: The same, compiled.
+        made: The compiled model.
         log: Output of `fit`.
         every: Intervals of displays, evaluations and snapshots.
         has_target: Whether the AUC of the solver's metrics ends the training.
@@ -187,7 +187,7 @@ class Iterations(Callback):
 
 
 class ScriptCallbacks(Callback):
-    """Calls a script's ``TrainingCallback`` objects when training by iterations starts and when it ends.
+    """Caller of a script's ``TrainingCallback`` objects when training by iterations starts and when it ends.
 
     Args:
         callbacks: These objects.
@@ -225,7 +225,7 @@ class Fit:
 
     Args:
         model: The model.
-        made: The same, compiled.
+        made: The compiled model.
         every: Intervals of the work between iterations.
         cache: The training cache, which makes passes of epochs; None for none.
         num_epochs: Times over the data, with ``repeat_dataset=False``.

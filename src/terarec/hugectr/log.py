@@ -17,7 +17,7 @@ from terarec.spec import GraphSpec
 
 
 class Log:
-    """Prints lines in the format of HugeCTR's log; of several processes, only the first prints.
+    """Printer of lines in the format of HugeCTR's log; of several processes, only the first prints.
 
     Args:
         release: Release of the prefix, such as "25.03".

@@ -74,7 +74,7 @@ class Model:
         optimizer = reader_params if isinstance(reader_params, OptParamsPy) else opt_params
         assert optimizer is not None  # as the schema says
         self.solver = solver
-        # 2.3 and 3.0 have no `CreateMOS`: there the solver asks for passes.
+        # 2.3 and 3.0 have no `CreateMOS`: there the solver requests passes.
         self._optimizer, self._etc_params = optimizer, etc_params or oversubscriber_of(solver)
         self._network = Network(solver, optimizer)
         self._log = Log(solver.compat_release)

@@ -62,7 +62,7 @@ SparseFiles = Sequence[str] | Mapping[str, str]
 
 
 class ModelFiles:
-    """Writes and reads the files of a model; the methods and errors are those of `terarec.hugectr.Model`.
+    """Files of a model, to be written and read; the methods and errors are those of `terarec.hugectr.Model`.
 
     Args:
         network: Parts of the model.
@@ -107,7 +107,7 @@ class ModelFiles:
         return TrainingCache(params, files, collections, key_bytes=self._key_bytes, keysets=keysets)
 
     def save(self, prefix: str, number: int, cache: TrainingCache | None) -> None:
-        """See `Model.save_params_to_files`."""
+        """Write the files of a snapshot as `Model.save_params_to_files` does."""
         dense, source = self._made.trainer.optimizers.dense, self._source
         names = FileNames(file_url(source, model_home(source) + prefix), number)
         # From 3.1 on an embedding is a folder of keys, slots and vectors.
@@ -125,14 +125,14 @@ class ModelFiles:
                 save_sparse_optimizer_states(file, folder / names.sparse_states(index))
 
     def load_dense(self, path: str) -> None:
-        """See `Model.load_dense_weights`."""
+        """Load weights as `Model.load_dense_weights` does."""
         # Release 3.4 names the job's files on HDFS once for all calls; these win over the argument.
         url = file_url(self._source, stored_path(self._source, "dense_model", path))
         with local_copy(url, adjacent=(STATISTICS_SUFFIX,)) as copy:
             load_dense(self._made.model, copy)
 
     def load_dense_optimizer_states(self, path: str) -> None:
-        """See `Model.load_dense_optimizer_states`."""
+        """Load states as `Model.load_dense_optimizer_states` does."""
         optimizer: optim.Optimizer | None = self._made.trainer.optimizers.dense
         if optimizer is None:
             raise IllegalCallError("load_dense_optimizer_states", "the model has no dense weights, expected some")
@@ -140,7 +140,7 @@ class ModelFiles:
             load_dense_optimizer_states(self._made.model, optimizer, copy)
 
     def load_sparse(self, files: SparseFiles) -> None:
-        """See `Model.load_sparse_weights`."""
+        """Load rows as `Model.load_sparse_weights` does."""
         with self._chosen("load_sparse_weights", stored_path(self._source, "sparse_model", files)) as chosen:
             # Before the first is changed; that one is checked by its own loading.
             for file, path in chosen[1:]:
@@ -149,7 +149,7 @@ class ModelFiles:
                 load_sparse(file, path)
 
     def load_sparse_optimizer_states(self, files: SparseFiles) -> None:
-        """See `Model.load_sparse_optimizer_states`."""
+        """Load states of rows as `Model.load_sparse_optimizer_states` does."""
         stored = stored_path(self._source, "sparse_opt_states", files)
         with self._chosen("load_sparse_optimizer_states", stored) as chosen:
             for file, path in chosen[1:]:
@@ -158,7 +158,7 @@ class ModelFiles:
                 load_sparse_optimizer_states(file, path)
 
     def dump_tables(self, path: str, table_names: Sequence[str]) -> None:
-        """See `Model.embedding_dump`."""
+        """Write tables as `Model.embedding_dump` does."""
         # A list, so that an unknown name raises before anything is written.
         collections = list(self._collections("embedding_dump", table_names))
         with atomic_entries(file_url(self._source, path), replaceable=COLLECTION_FILES) as held:
@@ -167,7 +167,7 @@ class ModelFiles:
                 dump_collection(tables, folder, names=names, key_bytes=self._key_bytes)
 
     def load_tables(self, path: str, table_names: Sequence[str]) -> None:
-        """See `Model.embedding_load`."""
+        """Load tables as `Model.embedding_load` does."""
         collections = list(self._collections("embedding_load", table_names))
         with local_copy(file_url(self._source, path)) as held:
             for number, tables, names in collections[1:]:

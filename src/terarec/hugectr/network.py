@@ -350,7 +350,7 @@ def _sizes(params: SparseEmbedding, slots: int) -> Sequence[int]:
 def _dynamic(name: str, size: int, params: SparseEmbedding) -> DynamicTableSpec:
     """Return a table whose rows are initialized within 1 / sqrt(size) around 0, or 0.05 for an unknown size."""
     scale = 1 / math.sqrt(size) if size else 0.05
-    # Nothing here asks for evicted keys, which would pile up.
+    # Nothing here takes evicted keys, which would pile up.
     return DynamicTableSpec(name=name, width=params.embedding_vec_size, init_scale=scale, report_evicted=False)
 
 
@@ -362,7 +362,7 @@ def _static(name: str, size: int, params: SparseEmbedding) -> TableSpec:
 def collection_graph(
     config: EmbeddingCollectionConfig, *, number: int, optimizers: Mapping[str, str], hotness: Mapping[str, int]
 ) -> tuple[list[GraphEmbedding], list[GraphLayer]]:
-    """An embedding collection: an embedding for each optimizer of its tables, and the layers that join their tops.
+    """Return the embeddings of a collection, one for each optimizer of its tables, and the layers that join their tops.
 
     Args:
         config: The collection.

@@ -18,17 +18,17 @@ class TrainingCallback:
     """
 
     def on_training_start(self) -> None:
-        """Called before the first iteration."""
+        """Do nothing before the first iteration."""
 
     def on_training_end(self, current_iter: int) -> None:
-        """Called after the last iteration, which was the `current_iter`-th."""
+        """Do nothing after the last iteration, which was the `current_iter`-th."""
 
     def on_eval_start(self, current_iter: int) -> bool:
-        """Called before an evaluation after `current_iter` iterations."""
+        """Return whether to end the training before an evaluation after `current_iter` iterations."""
         return False
 
     def on_eval_end(self, current_iter: int, eval_results: Mapping[str, float]) -> bool:
-        """Called after it, with its metrics by name."""
+        """Return whether to end the training after an evaluation, by its metrics."""
         return False
 
 
@@ -98,11 +98,11 @@ class CollectionOptions(Record, call="EmbeddingCollectionConfig"):
 
 
 class DenseLayerComputeConfig(Record, call="DenseLayerComputeConfig"):
-    """How a GPU computes a layer."""
+    """Settings of a GPU that computes a layer."""
 
 
 class DenseLayerSwitchs(Record, call="DenseLayerSwitchs"):
-    """How a GPU computes a layer, in releases 3.7 to 4.3."""
+    """Settings of a GPU that computes a layer, in releases 3.7 to 4.3."""
 
 
 class DenseLayer(Record, call="DenseLayer"):

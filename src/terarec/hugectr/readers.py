@@ -48,7 +48,7 @@ class DataReader:
         records: The reader of the data, a `terarec.data.BatchReader`; None until `set_source` is called.
 
     Args:
-        open_source: Opens the data of a name.
+        open_source: Function that opens the data of a name.
         name: Name of the first data.
         batch_size: Samples in a batch.
         repeat: Whether the data starts over at its end.
@@ -282,7 +282,7 @@ def shuffle_seed(solver: Solver, reader: DataReaderParams) -> int | None:
 def source_opener(
     reader: DataReaderParams, layout: RecordLayout, *, num_samples: int, async_layout: tuple[bool, bool]
 ) -> OpenSource:
-    """Opens data in the format of `reader`, with `async_layout_of` for that of RawAsync."""
+    """Return a function that opens data in the format of `reader`, with `async_layout_of` for that of RawAsync."""
     kind, url = reader.data_reader_type, partial(file_url, reader.data_source_params)
     if kind is DataReaderType_t.Norm:
         return lambda name: NormSource(url(name), layout, checksum=reader.check_type is Check_t.Sum)

@@ -297,7 +297,7 @@ def _with_columns(graph: GraphSpec, records: RecordsSpec) -> GraphSpec:
 
 
 def _static_rows(graph: GraphSpec, layout: RecordLayout) -> tuple[int, ...]:
-    """Per slot, the rows of the smallest static table that it is looked up in; 0 without any."""
+    """Return for each slot the rows of the smallest static table that it is looked up in; 0 without any."""
     found = dict.fromkeys(layout.slot_names, 0)
     for embedding in graph.embeddings:
         rows = {table.name: table.rows for table in embedding.tables if isinstance(table, TableSpec)}

@@ -17,7 +17,7 @@ class Cadence:
     Attributes:
         from_one: Displays and evaluations are due when the iterations done are a multiple of the interval; before that
             release, when those done before the running one are, unless there are none.
-        saves_from_one: The same for snapshots, but none after the first iteration alone.
+        saves_from_one: Rule of `from_one` for snapshots, of which none follows the first iteration alone.
         counts_end: In epochs, the call that finds no more data counts as an iteration, too.
     """
 

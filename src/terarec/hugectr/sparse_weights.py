@@ -180,8 +180,8 @@ def held_rows(embedding: EmbeddingFile, keys: NDArray[np.int64]) -> tuple[NDArra
         own = keys - base
         # A dynamic table gives unknown keys one row that all of them share, `number`: those are not held.
         if isinstance(table, DynamicTable):
-            asked = torch.from_numpy(own).to(table.arena.device)
-            own = own[(table.rows(asked, train=False) != table.number).cpu().numpy()]
+            requested = torch.from_numpy(own).to(table.arena.device)
+            own = own[(table.rows(requested, train=False) != table.number).cpu().numpy()]
         else:
             own = own[(own >= 0) & (own < len(table))]
         rows = table.export(torch.from_numpy(own).to(table.arena.device))

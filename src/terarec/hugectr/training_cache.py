@@ -168,7 +168,7 @@ class TrainingCache:
 
 
 class _Pass:
-    """Rejects keys of training batches that are not in the keyset of the pass.
+    """Pass of an embedding, which rejects keys of training batches that are not in its keyset.
 
     Attributes:
         collection: The tables.
@@ -268,7 +268,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def oversubscriber_of(solver: Solver) -> ModelOversubscriberParams | None:
-    """Return the model oversubscriber that a solver of 2.3 or 3.0 asks for: its rows are in files."""
+    """Return the model oversubscriber that a solver of 2.3 or 3.0 requests: its rows are in files."""
     values = solver.values()
     if not values.get("use_model_oversubscriber"):
         return None
@@ -313,7 +313,7 @@ def with_cache_tiers(
     (``Update_t.Global``), are in memory.
 
     Args:
-        plan: As planned.
+        plan: Plan of the network.
         params: The `CreateETC` or `CreateMOS` object.
         parts: The embeddings, in their order.
         optimizer: The optimizer of embeddings without one of their own.

@@ -116,7 +116,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path, checksum):
 
 
 class _Requests:
-    """A file that notes how many bytes it is asked for."""
+    """A file that notes how many bytes are requested."""
 
     def __init__(self, file):
         self._file, self.size, self.name = file, file.size, file.name

@@ -21,7 +21,7 @@ for name in ("train_data.bin", "val_data.bin"):
     np.concatenate([label, dense, *keys], axis=1).tofile(name)
 
 
-class Told(hugectr.TrainingCallback):
+class Recorder(hugectr.TrainingCallback):
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -41,7 +41,7 @@ class Told(hugectr.TrainingCallback):
         self.calls.append(("end", current_iter))
 
 
-told = Told()
+recorder = Recorder()
 solver = hugectr.CreateSolver(
     model_name="dcnv2",
     batchsize=512,
@@ -54,7 +54,7 @@ solver = hugectr.CreateSolver(
     train_inter_iteration_overlap=True,
     eval_intra_iteration_overlap=True,
     perf_logging=True,
-    training_callbacks=[told],
+    training_callbacks=[recorder],
 )
 reader = hugectr.DataReaderParams(
     data_reader_type=hugectr.DataReaderType_t.RawAsync,
@@ -130,7 +130,7 @@ model.add(hugectr.DenseLayer(hugectr.Layer_t.BinaryCrossEntropyLoss, ["mlp2", "l
 model.compile()
 model.summary()
 model.fit(max_iter=40, display=10, eval_interval=20, snapshot=1_000_000, snapshot_prefix="dcnv2")
-print(told.calls)
+print(recorder.calls)
 print("checked out", model.check_out_tensor("mlp1", hugectr.Tensor_t.Train).shape)
 model.embedding_dump("./dump", ["0", "2"])
 model.embedding_load("./dump", ["2"])

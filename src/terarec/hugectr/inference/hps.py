@@ -60,7 +60,7 @@ class HPS:
             h_keys: Integers of 8 or 4 bytes, [n].
             model_name: Name of the model.
             table_id: Number of the table.
-            device_id: The device whose cache is asked.
+            device_id: Device whose cache is searched.
 
         Returns:
             float32[n * D].
@@ -84,7 +84,7 @@ class HPS:
             out_tensor: Floats of n * D elements, the same way.
             model_name: Name of the model.
             table_id: Number of the table.
-            device_id: The device whose cache is asked.
+            device_id: Device whose cache is searched.
 
         Raises:
             WrongInputError: Tensors of other types or sizes, or no such model or table.

@@ -114,7 +114,7 @@ def _redis(params: VolatileDatabaseParams) -> RedisSpec:
 
 
 def cache_of(params: InferenceParams) -> CacheSpec | None:
-    """Return the cache that a model asks for, or None."""
+    """Return the cache that a model requests, or None."""
     is_static = params.use_static_table or params.embedding_cache_type is EmbeddingCacheType_t.Static
     if not params.use_gpu_embedding_cache or not (params.cache_size_percentage or is_static):
         return None

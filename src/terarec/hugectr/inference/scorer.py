@@ -34,11 +34,11 @@ class Scorer:
     Attributes:
         graph: Description of the model.
         model: The layers.
-        programs: What computes the layers; None for eager torch.
+        programs: Compiled layers; None for eager torch.
 
     Args:
         graph: Description of the model.
-        graph_file: Its file, beside which the choice of executors is kept.
+        graph_file: File of the description, next to which the choice of executors is kept.
         dense_model_file: File of the dense weights.
         lookups: Rows of each embedding, in their order.
         device: Device of the layers.

@@ -39,7 +39,7 @@ FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache"
 
 _FORMS: dict[str, tuple[Form, ...]] = {}
 _loaded: list[bool] = []
-# Re-entrant: a default may be an object, whose own call asks for the forms while they are loaded.
+# Re-entrant: a default may be an object, whose own call needs the forms while they are loaded.
 _LOCK = RLock()
 
 P = ParamSpec("P")
@@ -189,7 +189,7 @@ class Name:
     """A name of HugeCTR without a form of its own: a method, a class, a module or a command.
 
     Attributes:
-        name: As scripts spell it; methods with their class.
+        name: Spelling in scripts; methods with their class.
         meaning: One line, for the page.
         since: First release that has it.
         until: Last release that has it.
