@@ -114,13 +114,13 @@ class _Window:
     """Window of groups that are read together.
 
     Attributes:
-        epoch: Its epoch.
-        index: Its number in the epoch.
+        epoch: Number of the epoch.
+        index: Number of the window in the epoch.
         groups: The groups.
         start: Rows of the epoch before them.
         kept: Rows of each group that are not left out, where a rank reads its share; else all rows.
         first: Number of its first row since the begin of a batch; < 0 for rows that earlier batches had.
-        end: Number of the row behind the last batch's last one; None if that is not known, or there is none.
+        end: Number of the row after the last batch's last one; None if that is not known, or there is none.
     """
 
     epoch: int
@@ -383,7 +383,7 @@ def _windows(feed: Feed, sampler: Sampler, position: _Position, *, repeat: bool)
     """Yield the windows that are not finished at `position`, in order; those before it are never read."""
     counts = feed.kept if feed.share is not None else None
     part_ends = list(accumulate(feed.part_rows))
-    at: tuple[int, int] | None = None  # row behind the window before, since the begin of a batch, and its part
+    at: tuple[int, int] | None = None  # row after the window before, since the begin of a batch, and its part
     for epoch in count(position.epoch) if repeat else (position.epoch,):
         start = 0
         for index, groups in enumerate(sampler.windows(epoch)):

@@ -33,7 +33,7 @@ def cut(
     Args:
         blocks: Blocks of any sizes.
         batch_size: Samples in a batch.
-        slice_of: Returns the rows ``start <= i < stop`` of a block.
+        slice_of: Function that returns the rows ``start <= i < stop`` of a block.
         skip: Samples to skip first.
         drop_last: Whether a last batch of fewer samples is left out.
 

@@ -24,7 +24,7 @@ class PartKeysets:
     Args:
         directory: Directory of the data set.
         split: Name of the split.
-        parts: Its parts, each with a keyset.
+        parts: Parts of the split, each with a keyset.
     """
 
     def __init__(self, directory: Path, split: str, parts: Sequence[PartSpec]) -> None:
@@ -93,6 +93,6 @@ def _is_in(values: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.boo
     if not keys.size:
         return np.zeros(values.shape, np.bool_)
     places = np.searchsorted(keys, values)
-    # The minimum is for values above all keys, whose place is behind the end.
+    # The minimum is for values above all keys, whose place is past the end.
     found: NDArray[np.bool_] = keys[np.minimum(places, keys.size - 1)] == values
     return found

@@ -185,7 +185,7 @@ class InMemorySource:
         spec: The columns; its splits are ignored.
         label: float32[n, L].
         dense: float32[n, F].
-        keys: For each categorical column integers[n], or n lists of them where hotness > 1.
+        keys: Keys of each categorical column: integers[n], or n lists of them where hotness > 1.
         weight: numbers[n] >= 0, where `spec` has a weight column.
         metadata: Name -> n values (an Arrow or NumPy array, or a list) for each metadata column of `spec`.
 

@@ -117,7 +117,7 @@ class RankShare:
     """One of several ranks that share every batch.
 
     Attributes:
-        rank: Its number.
+        rank: Number of the rank.
         size: Number of ranks R.
         is_span: Whether it takes a span of each batch in any order, so that the samples of all ranks one after the
             other are the batch. Otherwise, where rows are mixed, it takes those of some groups and decodes no others.
@@ -189,7 +189,7 @@ def places_in_order(first: int, count: int, batch_size: int, end: int | None, sh
         first: Number of the window's first row since the begin of a batch; < 0 for rows before that.
         count: Rows of the window.
         batch_size: Samples of a batch of all ranks.
-        end: Number of the row behind the last batch's last one; None if the stream has no end.
+        end: Number of the row after the last batch's last one; None if the stream has no end.
         share: The rank.
     """
     spans = []
@@ -217,7 +217,7 @@ def read_rows(
         group_rows: Rows of the window's groups.
         rows: int64[n], rows of the groups one after the other, in any order.
     """
-    # Groups without any row of this rank are not decoded, so rows behind them move forward by their lengths.
+    # Groups without any row of this rank are not decoded, so rows after them move forward by their lengths.
     starts = np.array([0, *accumulate(group_rows)])
     group = np.searchsorted(starts, rows, side="right") - 1
     # In the order of the groups, not of the rows, so that each group is decoded once.

@@ -68,7 +68,7 @@ class ExportReport:
 
     Attributes:
         file: The model's file.
-        step: Training steps behind the weights; None for a model that is of no run.
+        step: Training steps of the weights; None for a model that is of no run.
         model: Class of the model.
         tables: Whether the tables are in the file.
         inputs: Names of the inputs, in order.
@@ -93,7 +93,7 @@ class ExportReport:
 
 
 class RunStep(NamedTuple):
-    """A run, and the training steps behind the weights of its checkpoint."""
+    """A run, and the training steps of its checkpoint."""
 
     run: Path
     step: int
@@ -135,7 +135,7 @@ def export_run(
         scores: Scores of logits; None for those of the run's objective.
         numbers: Numbers of rows and layers as in `export_model`.
         data: Prepared data set, or HugeCTR's files, on which the AUC of the file is computed; None for none.
-        split: Its split.
+        split: Split of the data.
         allow_import: Packages whose code a model of the kind "python" may name.
 
     Raises:
@@ -215,7 +215,7 @@ def export_model(
         else:
             written = _write_native(model, dataset, path, format, tables, key_inputs, scores, numbers, samples)
         tolerance = NARROW_TOLERANCES.get(numbers.precision or "fp32", TOLERANCE)
-        # Before the directory appears under its name: a file that gives other scores is never left behind.
+        # Before the directory appears under its name: a file that gives other scores never stays.
         difference = max_difference(written.run, written.inputs, written.expected, written.batches, tolerance)
         auc, auc_change = None, None
         if samples is not None and written.auc is not None:

@@ -24,13 +24,13 @@ class DensePart:
 
     Attributes:
         inputs: Arguments, in order.
-        module: Takes their values and returns scores float32[B, n], side by side those of the model. It shares no
-            weights with the model, and needs no tables.
-        look_up: Returns the values of `inputs` for a batch.
+        module: Layers: values of `inputs` -> scores float32[B, n], side by side those of the model. They share no
+            weights with the model, and need no tables.
+        look_up: Function that returns the values of `inputs` for a batch.
 
     Args:
-        module: See above.
-        look_up: See above.
+        module: The layers.
+        look_up: Function that returns their inputs for a batch.
     """
 
     def __init__(self, module: Scoring | GraphScoring, look_up: Callable[[Batch], list[Tensor]]) -> None:
@@ -43,7 +43,7 @@ class DensePart:
         """Split a model.
 
         Args:
-            model: Takes a `Batch`, on the CPU; in evaluation mode.
+            model: Model that takes a `Batch`, on the CPU; in evaluation mode.
             dataset: The columns that it reads.
             scores: Scores of logits.
 
@@ -57,7 +57,7 @@ class DensePart:
             raise ConfigError(type(model).__name__, "has no tables, expected a model that looks keys up")
         _check_lookups(model, dataset)
         scoring = Scoring(model, dataset, tables=False, key_inputs=(), scores=scores)
-        # One sample would wait 2 us for a look at the poolings of its 26 features.
+        # One sample would wait 2 us for checks of the poolings of its 26 features.
         pooled_alone = {
             path
             for path, collection in collections.items()

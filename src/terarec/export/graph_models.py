@@ -48,7 +48,7 @@ def export_onnx(
     open. Constants of more than 2 GiB are in a file next to it, ``<path>.data``.
 
     Args:
-        model: Its weights as they are now.
+        model: The model, with its weights as they are now.
         path: The file.
         embeddings: Whether the tables are in the file.
         key_inputs: Sources of the keys; by default an input for each column that an embedding reads.
@@ -293,7 +293,7 @@ def emit_embedding(
     Args:
         graph: Graph whose inputs are `inputs`.
         spec: The embedding.
-        collection: Its tables.
+        collection: Tables of the embedding.
         inputs: Source of the keys of each column.
         row_type: Numbers of the rows as for `export_onnx`.
 

@@ -47,9 +47,9 @@ class ModelInput:
     Attributes:
         name: Name of the input.
         dtype: "float32", "int64" or "bool".
-        dims: Lengths behind the batch; None for an open one.
+        dims: Lengths after the batch; None for an open one.
         columns: The data set's columns that it holds, in order; empty for vectors of tables.
-        read: Its value for a batch.
+        read: Function that returns its value for a batch.
     """
 
     name: str

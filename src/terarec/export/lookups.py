@@ -91,7 +91,7 @@ class CollectionLookup(nn.Module):
     """Looks `PaddedKeys` up as a collection in evaluation looks a `Jagged` up.
 
     Args:
-        collection: Its features, and its tables as they are now.
+        collection: The collection, with its tables as they are now.
         row_type: Numbers of the rows as for `TableLookup`.
     """
 

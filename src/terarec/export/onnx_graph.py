@@ -36,7 +36,7 @@ class OnnxGraph:
     """Builds a graph node by node; values are known by their names.
 
     Attributes:
-        scope: Prefix of the names of the values that come next, for those who look at the graph.
+        scope: Prefix of the names of the values that are added next, for readers of the graph.
     """
 
     def __init__(self) -> None:

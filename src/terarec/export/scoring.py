@@ -38,7 +38,7 @@ class Scoring(nn.Module):
         outputs: The labels, in the order in which `forward` returns their scores.
 
     Args:
-        model: Takes a `Batch`; in evaluation mode.
+        model: Model that takes a `Batch`; in evaluation mode.
         dataset: The columns that it reads.
         tables: Whether the tables are part of the module; else the vectors that they give are inputs.
         key_inputs: Sources of the keys; by default an input for each column that the model reads.

@@ -56,7 +56,7 @@ class TableReport:
     Attributes:
         file: The file with the vectors.
         table: Name of the table.
-        step: Training steps behind the vectors.
+        step: Training steps of the vectors.
         rows: Number of vectors.
         width: Length D of a vector.
         max_abs_difference: Largest difference between vectors that were read back and those of the table.
@@ -78,7 +78,7 @@ class EmbeddingsReport:
 
     Attributes:
         file: The directory, which has one for each table.
-        step: Training steps behind the vectors.
+        step: Training steps of the vectors.
         rows: Number of vectors in all tables.
         max_abs_difference: The largest difference of all tables; see `TableReport`.
         bytes: Size of the files.

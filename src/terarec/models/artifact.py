@@ -35,7 +35,7 @@ class LoadedModel(NamedTuple):
     """A trained model and its description.
 
     Attributes:
-        model: In evaluation mode; no optimizer and no optimizer state comes with it.
+        model: The model in evaluation mode, without optimizer and optimizer state.
         spec: Spec of the run that trained it.
         dataset: Columns, without shards; its workflow is relative to ``RUN/dataset``.
         step: Training steps of its weights.
@@ -103,7 +103,7 @@ def load_model(
             load_weights(model, opened, with_state=False)
             return LoadedModel(model=model.eval(), spec=spec, dataset=dataset, step=opened.step)
         except (FormatError, FileNotFoundError):
-            # A training that goes on there may have removed it for a newer one since it was found.
+            # A training that continues there may have removed it for a newer one since it was found.
             if path in complete_checkpoints(run_dir / CHECKPOINT_DIRECTORY):
                 raise
 
@@ -112,7 +112,7 @@ class ModelWithoutTables(NamedTuple):
     """A trained model whose collections are `terarec.embedding.LookupCollection`, to be connected to rows elsewhere.
 
     Attributes:
-        model: In evaluation mode.
+        model: The model in evaluation mode.
         spec: Spec of the run that trained it.
         dataset: Columns, without shards.
         checkpoint: The checkpoint, which has the tables.
@@ -202,9 +202,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, with_state: bool) 
     """Copy the dense weights and the tables of `checkpoint` into `model`.
 
     Args:
-        model: Described as the one that was saved.
+        model: Model of the same spec as the one that was saved.
         checkpoint: An open checkpoint.
-        with_state: Also the row optimizer's state, for which the tables must have room.
+        with_state: Whether to load the row optimizer's state, too, for which the tables must have room.
 
     Raises:
         ConfigError: The model was described otherwise.

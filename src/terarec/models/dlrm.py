@@ -70,4 +70,4 @@ class DLRM(nn.Module):
             interacted: Tensor = self.interaction(first, pooled)
             return interacted
         dots: Tensor = self.interaction(pooled[:, : self.width], pooled[:, self.width :])
-        return dots[:, self.width :]  # behind the first vector itself, which represents no dense columns here
+        return dots[:, self.width :]  # without the first vector itself, which represents no dense columns here

@@ -43,7 +43,7 @@ class GraphModel(nn.Module):
         spec: Description of the graph.
         shapes: Shape of every tensor but the losses.
         embeddings: Name -> tables with their features.
-        layers: In the order of ``spec.layers``, the losses among them.
+        layers: Modules in the order of ``spec.layers``, the losses among them.
 
     Args:
         spec: The graph.

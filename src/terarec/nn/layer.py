@@ -108,7 +108,7 @@ class Layer(nn.Module):
     where there is more than one output. No input is written to.
 
     Attributes:
-        KIND: Its name in the registry.
+        KIND: Name in the registry.
         OPTIONS: Options in addition to the shapes.
         BOTTOMS: Least and greatest number of inputs; no greatest where it is None.
         SHAPES: The shapes in words, for the documentation.

@@ -84,8 +84,8 @@ class LayerKind:
     """One kind of layer, as tables and pages need it.
 
     Attributes:
-        kind: Its name.
-        module: Its class, whose docstring, `SHAPES`, `FORMULA` and `BOTTOMS` describe it.
+        kind: Name of the kind.
+        module: Class of the layers, whose docstring, `SHAPES`, `FORMULA` and `BOTTOMS` describe it.
     """
 
     kind: str
@@ -118,7 +118,7 @@ def build_layer(
     Args:
         kind: A key of `LAYERS`.
         shapes: Shapes of its inputs.
-        options: By name; the others have their defaults.
+        options: Values of options by name; the others have their defaults.
         generator: Source of its initial weights.
 
     Raises:

@@ -42,7 +42,7 @@ def build_program(executor: str, part: DensePart, folder: Path) -> Program:
     Args:
         executor: A name in `EXECUTORS`.
         part: The dense part, with the weights that it computes with.
-        folder: For its files. What was compiled there for other weights of the same model is used again.
+        folder: Directory of its files, where what was compiled for other weights of the same model is used again.
 
     Raises:
         ConfigError: The executor cannot compute the model.
@@ -158,7 +158,7 @@ class Programs:
     Args:
         part: The dense part.
         programs: Executor -> program.
-        chosen: See above.
+        chosen: Largest batch -> executor, the smallest first.
         folder: Directory of their files.
     """
 
@@ -232,7 +232,7 @@ def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> 
     """Return the programs of a model on the CPU in fp32.
 
     Args:
-        split: Returns its dense part; raises `ConfigError` for a model that has none.
+        split: Function that returns its dense part; it raises `ConfigError` for a model that has none.
         file: The file that keeps the choice.
         executor: "auto" for what is kept for this machine, eager torch if nothing is; "measure" to choose, and keep the
             choice, unless one is kept; or the name of one, for all batches.

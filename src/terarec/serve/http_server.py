@@ -60,7 +60,7 @@ class Intake:
 
         Args:
             request: Request whose head has arrived.
-            check: Called before anything is received; raises what is wrong with the head.
+            check: Callback before anything is received; it raises what is wrong with the head.
 
         Raises:
             RequestTooLargeError: It is longer than `ServingSpec.max_request_bytes`, as announced or as received.
@@ -152,7 +152,7 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: An ASGI application.
-        started: Called once requests are accepted.
+        started: Callback, called once requests are accepted.
         receive_timeout_seconds: Longest time from the first byte of a request to its last, or from a connection's
             beginning to the first request's end; later the connection is closed.
     """

@@ -58,7 +58,7 @@ class ItemIndex:
     Args:
         vectors: float32[I, D].
         keys: int64[I], distinct and at least 0; None for 0 to I - 1.
-        spec: How to search.
+        spec: Search method and its settings.
 
     Raises:
         ConfigError: No items, vectors that are not finite, or keys that are not distinct or negative.
@@ -80,7 +80,7 @@ class ItemIndex:
         Args:
             run: Directory of the run.
             table: Name of the table.
-            spec: How to search.
+            spec: Search method and its settings.
             checkpoint: "last", "best" or a step; None as in `terarec.models.artifact.find_checkpoint`.
 
         Raises:
@@ -206,7 +206,7 @@ class ItemIndex:
         if len(flat) and flat.dtype.kind not in "iu":
             raise ConfigError(name, f"got values of type {flat.dtype}, expected integers: keys of items")
         query = np.repeat(np.arange(num_queries), lengths)
-        # The clip is for keys above all items, whose place is behind the end; the comparison below then rejects them.
+        # The clip is for keys above all items, whose place is past the end; the comparison below then rejects them.
         at = np.searchsorted(self._sorted, flat).clip(max=len(self) - 1)
         is_known = self._sorted[at] == flat
         # One number for query and place: sorted and made distinct for all queries in one call.

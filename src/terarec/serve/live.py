@@ -21,7 +21,7 @@ class UpdateStatistics:
     """Counters of live updates.
 
     Attributes:
-        step: Training steps behind the session's weights.
+        step: Training steps of the session's weights.
         deltas: Deltas that were applied.
         snapshots: Times that all rows were loaded, for no deltas lead from the session's state to the newest.
         rows: Rows that deltas have set.
@@ -52,7 +52,7 @@ class LiveUpdates(Repeating):
     Args:
         session: A session whose tables are in a parameter server.
         run_dir: The run.
-        every_seconds: Seconds between two looks for a newer checkpoint; None for none but those of `poll`.
+        every_seconds: Seconds between two polls for a newer checkpoint; None for none but those of `poll`.
 
     Raises:
         ConfigError: A session that holds its tables itself.

@@ -90,7 +90,7 @@ class UpdatePublisher(Repeating):
     Args:
         run_dir: The run.
         stream: Stream to write to.
-        every_seconds: Seconds between two looks for a newer checkpoint; None for none but those of `poll`.
+        every_seconds: Seconds between two polls for a newer checkpoint; None for none but those of `poll`.
     """
 
     def __init__(self, run_dir: Path, stream: UpdateStream, *, every_seconds: float | None = 1.0) -> None:
@@ -185,7 +185,7 @@ class UpdateReceiver(Repeating):
     Args:
         stream: Stream to read from.
         directory: Directory of the replica; made if it is not there.
-        every_seconds: Seconds between two looks at the stream; None for none but those of `poll`.
+        every_seconds: Seconds between two polls of the stream; None for none but those of `poll`.
     """
 
     def __init__(self, stream: UpdateStream, directory: Path, *, every_seconds: float | None = 1.0) -> None:
@@ -322,11 +322,11 @@ class _Record:
     """A record: a piece of a file, or the commit that names all files.
 
     Attributes:
-        published: What names the state that was committed last: of a commit, its own.
+        published: Id of the state that was committed last: of a commit, its own.
         file: Path of the file inside the run; "" for a commit.
         content: The piece.
         commit: Path, size and SHA-256 of each file; None for a piece.
-        step, attempt, number: Step of the checkpoint, what names this publication of it, and the record's place there.
+        step, attempt, number: Step of the checkpoint, id of this publication of it, and the record's place there.
     """
 
     published: str | None

@@ -40,7 +40,7 @@ class Catalogue:
 
     Args:
         columns: The columns: an Arrow table, or values by name.
-        key: As above; its values are distinct.
+        key: Name of the column that identifies items; its values are distinct.
 
     Raises:
         ConfigError: No such column, no items, or a key that is missing or repeated.
@@ -113,7 +113,7 @@ class Towers:
 
     Attributes:
         inputs: Raw columns of a record.
-        step: Training steps behind the weights.
+        step: Training steps of the weights.
 
     Args:
         loaded: The model and what describes it.
@@ -193,9 +193,9 @@ class Recommender:
 
     Args:
         towers: The two-tower model.
-        catalogue: As above. Its columns are those of items, in both models; all others are the users'.
-        index: As above.
-        ranker: As above.
+        catalogue: The items. Their columns are those of items in both models; all others are the users'.
+        index: Vectors of the items under their rows in the catalogue.
+        ranker: The ranking model; None for the order of the two towers.
         score: Name of the score to rank by; None for the first one of the ranking model.
 
     Raises:

@@ -20,7 +20,7 @@ from terarec.serve.tables import ServedTables
 from terarec.serve.update_streams import open_stream
 from terarec.spec import FieldError, Numbers, ServingSpec, UpdateStreamSpec
 
-_RECEIVE_SECONDS = 0.5  # between two looks at a stream
+_RECEIVE_SECONDS = 0.5  # between two polls of a stream
 
 
 class RunningServer:
@@ -58,12 +58,12 @@ def serve(
     Args:
         run_dir: Directory that ``terarec train`` wrote.
         spec: Name, address and limits.
-        ready: Called once, when requests are accepted.
+        ready: Callback, called once, when requests are accepted.
         checkpoint: Checkpoint as in `InferenceSession.open`.
         device: Device of the model; the CPU by default.
         allow_import: Packages whose functions the workflow may name, as for `terarec.etl.workflow.Workflow.load`.
         numbers: Numbers of rows and layers as in `InferenceSession.open`.
-        stream: Where the run's checkpoints are received from, into `run_dir`; None for a run that is there.
+        stream: Stream from which the run's checkpoints are received into `run_dir`; None for a run that is there.
 
     Raises:
         ConfigError: A stream for tables in the memory of the device, an address that cannot be bound, no such

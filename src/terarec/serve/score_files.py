@@ -64,7 +64,7 @@ def score_files(
         keep: Raw columns to write next to the scores, as the workflow reads them.
         options: Threads, memory, and what to do with bad input, whose rows "skip" leaves out.
         replace: Whether a file at `out` is replaced.
-        progress: Called after every block.
+        progress: Callback after every block.
 
     Raises:
         ConfigError: `out` is there or its name has another end; a file lacks a column; a name of `keep` is unknown.

@@ -81,12 +81,12 @@ class InferenceSession:
 
     Attributes:
         run: Description of the training run.
-        step: Training steps behind its weights.
+        step: Training steps of its weights.
         workflow: Encodes raw values as they were for training.
         inputs: The raw columns that a record has, all of which `predict` needs.
         labels: Names of the L labels.
         device: Device of the model.
-        served: Its tables, where they are in a parameter server; else None.
+        served: Tables in a parameter server; None for a session that holds them itself.
         state: Id of the checkpoint, for a session whose tables are in a parameter server.
 
     Example:
@@ -147,7 +147,7 @@ class InferenceSession:
             checkpoint: "last", "best" or a step; None for the last one, or the best one of a run with patience.
             device: Device of the model; the CPU by default.
             allow_import: Packages whose functions the workflow, and whose code the model may name.
-            tables: Where the tables are served from; None to load them into the memory of the device.
+            tables: Location of the tables; None to load them into the memory of the device.
             executor: Executor of the dense part on a CPU: "auto" for the choice that the run stores for this machine,
                 eager torch if nothing is; "measure" to choose the fastest, and keep the choice, unless one is kept; or
                 "eager", "compile", "aotinductor", "onnxruntime" or "openvino".
@@ -277,9 +277,9 @@ class InferenceSession:
 
         Args:
             data: Directory of a prepared data set, directory with a ``records.json``, or such a file.
-            split: Its split.
+            split: Split of the data.
             batch_size: Samples B in a batch; None for that of the training.
-            progress: Called after every batch with the samples done.
+            progress: Callback after every batch with the samples done.
 
         Raises:
             ConfigError: No such split, or other columns than those of the run.

@@ -65,7 +65,7 @@ def export_triton(
         numbers: Numbers of the dense part as in `terarec.export.export_run`, and of rows: those of int8 are in caches
             of this form, in front of the tiers of the lookup stage.
         data: Prepared data set, or HugeCTR's files, on which the AUC of these numbers is computed; None for none.
-        split: Its split.
+        split: Split of the data.
         allow_import: Packages whose code the workflow and the model may name.
 
     Raises:

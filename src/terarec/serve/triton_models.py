@@ -73,7 +73,7 @@ class LookupStage:
     Args:
         run: The run.
         checkpoint: Step of the checkpoint.
-        tables: Where its rows are served from.
+        tables: Location of its rows.
         allow_import: Packages whose code the model may name.
     """
 
@@ -165,7 +165,7 @@ def raw_values(column: InputColumn, given: NDArray[np.generic]) -> RawValues:
     """Return the raw values of B records in a tensor [B, K]; K is 1 for a column of one value a record.
 
     Missing values, and places that lists do not fill, are NaN, the lowest int64, or empty strings. Text may also be
-    UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros behind its end.
+    UTF-8 in uint8[B, L], or uint8[B, K, L] for lists, with zeros after its end.
     """
     if column.kind == "string" and given.dtype == np.uint8:
         encoded = given.astype(np.uint8, copy=False)

@@ -21,8 +21,8 @@ class StreamRecord(NamedTuple):
     """A record of a stream.
 
     Attributes:
-        position: Its place, by which reading goes on.
-        content: Its bytes.
+        position: Place in the stream, from which reading continues.
+        content: Bytes of the record.
     """
 
     position: str
@@ -185,7 +185,7 @@ class KafkaTopic:
                 raise ConfigError(spec.client_file, problem) from None
         self._producer: Any = None
         self._consumer: Any = None
-        self._next: int | None = None  # offset that the consumer goes on at, None where it has to be assigned
+        self._next: int | None = None  # offset at which the consumer continues, None where it has to be assigned
 
     def append(self, contents: Sequence[bytes]) -> list[str]:
         """Append records as `UpdateStream.append`."""

@@ -35,7 +35,7 @@ class PlantedModel:
 
     Attributes:
         weights: float64[L, F].
-        effects: For each slot float64[L, keys with an effect + 1]; the last entry is that of all other keys.
+        effects: Effects of each slot's keys, float64[L, keys with an effect + 1]; the last one is that of all others.
         bias: float64[L].
     """
 
@@ -53,7 +53,7 @@ class PlantedModel:
             if offsets is None:
                 logits += of_keys.T
             else:
-                # Differences of running sums: `np.add.reduceat` would give an empty list the value behind it.
+                # Differences of running sums: `np.add.reduceat` would give an empty list the value after it.
                 sums = np.concatenate([np.zeros((len(effects), 1)), np.cumsum(of_keys, axis=1)], axis=1)
                 logits += (sums[:, offsets[1:]] - sums[:, offsets[:-1]]).T
         return logits

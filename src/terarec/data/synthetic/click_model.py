@@ -178,8 +178,8 @@ class ClickModel:
 
     Attributes:
         waves: float32[I, 3], amplitude, frequency and phase of a sine over ln(1 + x), a missing x being 0.
-        effects: For each categorical column float32[H + 2].
-        crosses: For each pair of columns (first, second, float32[H + 2, H + 2]).
+        effects: Effects of each categorical column: float32[H + 2].
+        crosses: Pairs of columns with their effects: (first, second, float32[H + 2, H + 2]).
         bias: Bias of the logit.
     """
 

@@ -135,7 +135,7 @@ class GenerateReport:
     Attributes:
         best_auc: AUC of the true probabilities against the labels drawn, over all samples.
         rows: Rows written: lines of the log, without those of side tables.
-        samples: Number of labels behind the AUC: the rows, or the samples that the data set's workflow derives.
+        samples: Number of labels of the AUC: the rows, or the samples that the data set's workflow derives.
         seed: Seed of the log.
         positives: Samples with label 1.
         files: The files' names, in the order in which preparation takes them.
