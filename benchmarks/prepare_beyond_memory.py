@@ -230,19 +230,19 @@ def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
     """A sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
     import duckdb
 
-    from terarec.etl.shuffle import from_table, to_batch
+    from terarec.etl.shuffle import block_from_table, block_to_batch
 
     sink = _Rows()
     connection = duckdb.connect(str(work / "rows.duckdb"))
     connection.execute(f"SET memory_limit = '{bound >> 20}MiB'; SET temp_directory = '{work}'")
     for number, (ids, place, block) in enumerate(_blocks(path)):
-        batch = pa.Table.from_batches([to_batch(ids, block, place)])
+        batch = pa.Table.from_batches([block_to_batch(ids, block, place)])
         connection.register("batch", batch)
         connection.execute(f"{'INSERT INTO rows' if number else 'CREATE TABLE rows AS'} SELECT * FROM batch")
     result = connection.execute("SELECT * FROM rows ORDER BY place, row").to_arrow_reader(1 << 14)
     for batch in result:
         table = pa.Table.from_batches([batch])
-        sink.write("train", table.column("row").to_numpy(), from_table(table, 1))
+        sink.write("train", table.column("row").to_numpy(), block_from_table(table, 1))
     connection.close()
     return sink.digest.text
 

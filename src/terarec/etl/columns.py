@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from terarec.errors import FormatError
 from terarec.kernels.cpu.encoding import nulls_hold
+from terarec.kernels.encoding_types import ARROW_TYPES as PARSED_TYPES
 from terarec.ragged import offsets_of
 
 REJECTED_SHOWN = 10
@@ -72,13 +73,7 @@ pa.register_extension_type(IdType())
 
 Kind: TypeAlias = Literal["text", "integer", "number", "hex32", "id"]
 
-ARROW_TYPES: Mapping[Kind, pa.DataType] = {
-    "text": pa.large_string(),
-    "integer": pa.int64(),
-    "number": pa.float64(),
-    "hex32": pa.uint32(),
-    "id": IdType(),
-}
+ARROW_TYPES: Mapping[Kind, pa.DataType] = {**cast(Mapping[Kind, pa.DataType], PARSED_TYPES), "id": IdType()}
 """Arrow type of the values of each kind; ids may also be int32."""
 
 DTYPES: Mapping[str, type[np.generic]] = {

@@ -82,7 +82,7 @@ class Draft:
 
 
 def draft_workflow(sources: Sequence[str | Path], label: str | None = None, name: str = "draft") -> Draft:
-    """Return a workflow for files of unknown columns, from their first `sample.SAMPLE_ROWS` rows.
+    """Return a workflow for files of unknown columns, from their first `SAMPLE_ROWS` rows.
 
     Args:
         sources: Files, directories, patterns or URLs of one format, in order.

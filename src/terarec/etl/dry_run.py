@@ -13,14 +13,13 @@ from terarec.etl.engine import OnProgress
 from terarec.etl.engine.phases import BadInput, TableSize
 from terarec.etl.preparation import prepare
 from terarec.etl.source import open_source
+from terarec.etl.source.source import SAMPLE_ROWS
 from terarec.etl.workflow import Workflow
 from terarec.formats import ColumnBlock, open_shard, read_dataset, slice_rows
 from terarec.ragged import Ragged
 from terarec.spec import PrepareOptions
 from terarec.spec.dataset import DATASET_STORAGES
 
-SAMPLE_ROWS = 100_000
-"""Most rows of the sources that a preview reads."""
 _SHOWN_ROWS = 10
 
 

@@ -16,7 +16,7 @@ from terarec.etl.engine import OnProgress, PrepareReport
 from terarec.etl.engine.fitting import add_bad_input
 from terarec.etl.engine.local import LocalRun
 from terarec.etl.engine.phases import BadInput, InputColumn, Phases, StartRun, output_columns, table_sizes
-from terarec.etl.sink import RECORD_KINDS
+from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.source import Source, open_source
 from terarec.etl.source.files import read_best_auc
 from terarec.etl.workflow import Workflow
@@ -60,7 +60,7 @@ def prepare(
     source = _open(workflow, sources, options)
     with (
         _runs(options) as start,
-        resumable_dir(out, fingerprint(workflow, source, options), restart=options.restart) as journal,
+        resumable_dir(out, run_fingerprint(workflow, source, options), restart=options.restart) as journal,
     ):
         begun = time.perf_counter()  # a session of Spark has started by now
         phases = Phases(journal, progress)
@@ -130,7 +130,7 @@ def _runs(options: PrepareOptions) -> Iterator[StartRun]:
         yield start
 
 
-def fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
+def run_fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
     """Return what an interrupted run must have in common with the one that resumes it, a digest for each part."""
     chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE_OPTIONS}
     return {
@@ -166,7 +166,7 @@ def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
         names = ", ".join(map(repr, workflow.spec.metadata))
         problem = f"got {options.storage!r}, which holds no metadata ({names}), expected 'parquet'"
         raise FieldError("", "storage", problem)
-    if workflow.spec.weight is not None and options.storage in RECORD_KINDS:
+    if workflow.spec.weight is not None and options.storage in RECORD_STORAGES:
         problem = f"got {options.storage!r}, which holds no weights ({workflow.spec.weight!r})"
         raise FieldError("", "storage", f"{problem}, expected 'parquet' or 'raw'")
 

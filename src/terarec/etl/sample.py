@@ -19,14 +19,14 @@ from terarec.errors import FormatError
 from terarec.etl.cleaning import parse_texts, parse_times
 from terarec.etl.columns import array_of, concatenate_rows, null_mask
 from terarec.etl.source import SourceFile, find_files, open_source
-from terarec.etl.source.arrow_files import is_list, is_string, read_schema, value_type
+from terarec.etl.source.arrow_files import is_string, read_schema, value_type
+from terarec.etl.source.source import SAMPLE_ROWS
 from terarec.etl.source.text import open_text, read_text
+from terarec.formats.parquet import is_list
 from terarec.spec import SourceColumn, SourceSpec
 from terarec.spec.codec import parse_json
 from terarec.spec.workflow import SourceFormat, SourceType
 
-SAMPLE_ROWS = 100_000
-"""Most rows that a draft reads."""
 _HEAD_BYTES = 1 << 18
 _HEAD_LINES = 200
 _DELIMITERS = ("\t", ",", ";", "|", "::", " ")

@@ -23,7 +23,9 @@ from terarec.ragged import Ragged
 ROW, PLACE, FLOATS, KEYS, WEIGHT = "row", "place", "floats", "keys", "weight"
 
 
-def to_batch(rows: NDArray[np.int64], block: ColumnBlock, place: NDArray[np.uint64] | None = None) -> pa.RecordBatch:
+def block_to_batch(
+    rows: NDArray[np.int64], block: ColumnBlock, place: NDArray[np.uint64] | None = None
+) -> pa.RecordBatch:
     """Return `block` with its row ids and their `place` in the final order; lists of keys are separate columns."""
     floats = np.concatenate([block.label, block.dense], axis=1, dtype=np.float32)
     columns: dict[str, pa.Array] = {ROW: pa.array(rows), FLOATS: _matrix(floats)}
@@ -41,7 +43,7 @@ def to_batch(rows: NDArray[np.int64], block: ColumnBlock, place: NDArray[np.uint
     return pa.record_batch(columns)
 
 
-def from_table(table: pa.Table, num_labels: int) -> ColumnBlock:
+def block_from_table(table: pa.Table, num_labels: int) -> ColumnBlock:
     """Return the rows of a table of such batches with `num_labels` labels."""
     floats, names = _rows(table, FLOATS), table.column_names
     columns = list(_rows(table, KEYS).T) if KEYS in names else []
@@ -143,7 +145,7 @@ class ShuffledSink:
         bits = self._partitions.count.bit_length() - 1
         # The highest bits: sorted one after the other, the files give the final order.
         partition = (place >> np.uint64(64 - bits)) if bits else np.zeros_like(place)
-        self._partitions.scatter(to_batch(rows, block, place), partition.astype(np.int64))
+        self._partitions.scatter(block_to_batch(rows, block, place), partition.astype(np.int64))
         self._rows += len(rows)
         # One commit at a time: a slow disk makes them rarer, and does not hold the writing up.
         is_free = self._committing is None or self._committing.done()
@@ -241,7 +243,7 @@ class ShuffledSink:
         """Write the rows of a file but for the first ones; yield after each block of them."""
         rows = table.column(ROW).to_numpy()
         order = np.lexsort((rows, table.column(PLACE).to_numpy()))[skipped:]
-        block = from_table(table.take(pa.array(order)), self._num_labels)
+        block = block_from_table(table.take(pa.array(order)), self._num_labels)
         rows = rows[order]
         for start in range(0, len(rows), _WRITTEN_ROWS):
             stop = min(start + _WRITTEN_ROWS, len(rows))

@@ -130,7 +130,7 @@ class PartOptions:
             write_parts(spec, directory, TRAIN_SPLIT, self.count, keysets=self.keysets)
 
 
-RECORD_KINDS: Mapping[str, RecordKind] = {
+RECORD_STORAGES: Mapping[str, RecordKind] = {
     "norm": "norm",
     "hugectr_parquet": "parquet",
     "hugectr_raw": "raw",
@@ -142,9 +142,9 @@ RECORD_KINDS: Mapping[str, RecordKind] = {
 def closed_files(directory: Path, spec: DatasetSpec, storage: str, closed: Mapping[str, Sequence[int]]) -> set[Path]:
     """Return the files of the shards that an interrupted run closed; `closed` as in `SinkState`."""
     shards = [(split, index) for split, rows in closed.items() for index in range(len(rows))]
-    if storage not in RECORD_KINDS:
+    if storage not in RECORD_STORAGES:
         return {shard_path(directory, spec, split, index) for split, index in shards}
-    kind = RECORD_KINDS[storage]
+    kind = RECORD_STORAGES[storage]
     return {path for split, index in shards for path in record_files(directory / split, kind, index)}
 
 
@@ -234,7 +234,7 @@ def ordered_sink(
         spec: Columns.
         directory: Directory to write.
         location: Final place of the directory, which HugeCTR's file lists name.
-        storage: "parquet", "raw", or one of `RECORD_KINDS`.
+        storage: "parquet", "raw", or one of `RECORD_STORAGES`.
         rows_per_shard: Maximum number of rows of a file; HugeCTR's Norm and Parquet files are parts with a keyset each.
         expected: Rows of each split, where they are known: its files get equally many then.
         closed: Rows of the files of each split that an interrupted run closed.
@@ -244,8 +244,8 @@ def ordered_sink(
         ConfigError: Columns that the storage cannot hold.
         FormatError: A keyset of the interrupted run is damaged.
     """
-    if storage in RECORD_KINDS:
-        kind = RECORD_KINDS[storage]
+    if storage in RECORD_STORAGES:
+        kind = RECORD_STORAGES[storage]
         return _records_sink(spec, directory, location, kind, rows_per_shard, expected, closed)
     most = dict.fromkeys(SPLIT_NAMES, rows_per_shard)
     most[TRAIN_SPLIT] = parts.rows_per_shard(rows_per_shard, expected.get(TRAIN_SPLIT))

@@ -10,6 +10,7 @@ from typing import Any
 from terarec.errors import FormatError
 from terarec.io.atomic import write_bytes
 from terarec.io.remote import locate
+from terarec.spec import checks
 from terarec.spec.codec import parse_json
 from terarec.spec.quoting import quoted
 
@@ -104,10 +105,11 @@ def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 
     found = data.get("format") if isinstance(data, dict) else None
     if found != name:
         raise FormatError(path, "$.format", f"got {quoted(found)}, expected {name!r}")
-    number = data.get("version")
-    # JSON's true is an int in Python.
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise FormatError(path, "$.version", f"got {quoted(number)}, expected an integer >= 1")
+    number, rule = data.get("version"), checks.integer(1)
+    try:
+        rule.read(number)
+    except ValueError:
+        raise FormatError(path, "$.version", f"got {quoted(number)}, expected {rule.accepted}") from None
     if number > version:
         raise FormatError(path, f"{name} version {number} is newer than this terarec reads (up to {version})")
     if number < oldest:

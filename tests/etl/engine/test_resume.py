@@ -13,7 +13,7 @@ from terarec.errors import ConfigError, RunInterruptedError
 from terarec.etl import prepare
 from terarec.etl.engine import Progress
 from terarec.etl.ready import PRESETS
-from terarec.etl.sink import RECORD_KINDS
+from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.workflow import Workflow
 from terarec.formats.hugectr import record_files
 from terarec.spec import PrepareOptions, SplitByFraction, SplitByHash, SplitByTime
@@ -244,7 +244,7 @@ def test_files_of_hugectr_outlive_a_kill(tmp_path: Path, storage: Any, split: st
         file.relative_to(partial): file.stat().st_ino
         for name, shards in found["closed"].items()
         for index in range(len(shards))
-        for file in record_files(partial / name, RECORD_KINDS[storage], index)
+        for file in record_files(partial / name, RECORD_STORAGES[storage], index)
     }
     assert (found["shuffle"]["spilled_rows"] > 0) is bool(shuffle)
     # Shuffled rows are in files after the last one is read, and one file of the train split is complete at its end.

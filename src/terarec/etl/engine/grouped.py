@@ -75,7 +75,7 @@ class _Scatter:
         """Return the inputs of the step for some rows, and the file of each."""
         operator: Any = self._operator
         partition = hashes(rows.columns[operator.group], _SEED) % self._partitions.count
-        return to_batch(rows.select(self._operator.reads)), partition
+        return rows_to_batch(rows.select(self._operator.reads)), partition
 
     def add(self, batch: pa.RecordBatch, partition: NDArray[np.int64]) -> None:
         """Append rows; ids rise from batch to batch."""
@@ -90,7 +90,7 @@ class _Scatter:
             self._partitions.discard(number)
             if table is None:
                 continue
-            outputs = to_batch(outputs_of(self._operator, self._step, from_table(table)))
+            outputs = rows_to_batch(outputs_of(self._operator, self._step, rows_from_table(table)))
             for start in range(0, outputs.num_rows, _BATCH_ROWS):
                 results.append(number, outputs.slice(start, _BATCH_ROWS))
         self._partitions.remove()
@@ -167,15 +167,15 @@ class _Cursor:
 
     def _next(self) -> Rows | None:
         batch = next(self._batches, None)
-        return None if batch is None else from_table(pa.Table.from_batches([batch]))
+        return None if batch is None else rows_from_table(pa.Table.from_batches([batch]))
 
 
-def to_batch(rows: Rows) -> pa.RecordBatch:
+def rows_to_batch(rows: Rows) -> pa.RecordBatch:
     """Return a batch of rows with their ids as one more column."""
     return rows.batch.append_column(ROW, array_of(rows.ids))
 
 
-def from_table(table: pa.Table) -> Rows:
+def rows_from_table(table: pa.Table) -> Rows:
     """Return the rows of a table of such batches."""
     columns = dict(zip(table.column_names, (column.combine_chunks() for column in table.columns), strict=True))
     return Rows(columns, numpy_values(columns.pop(ROW)))

@@ -292,7 +292,7 @@ class SinkOptions:
     """Options of the files to write.
 
     Attributes:
-        storage: "parquet", "raw", or one of `RECORD_KINDS`.
+        storage: "parquet", "raw", or one of `RECORD_STORAGES`.
         rows_per_shard: Maximum number of rows of a file.
         seed: Shuffle seed of the train split; None leaves the rows in order.
         memory_bytes: Memory for shuffling.

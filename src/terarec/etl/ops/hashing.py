@@ -129,9 +129,10 @@ class GivenIds(MappedColumns):
         super().__post_init__()
         if len(self.rows) != len(self.columns):
             checks.fail(self, "rows", f"{len(self.columns)} numbers, one for each of columns")
-        for rows in self.rows:
-            if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-                checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
+        try:
+            checks.list_of(checks.integer(1)).read([rows for rows in self.rows if rows is not None])
+        except ValueError:
+            checks.fail(self, "rows", "an integer >= 1 or None for each of columns")
         if self.max_length is not None:
             checks.positive_int(self, "max_length")
 

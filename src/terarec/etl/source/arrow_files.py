@@ -27,6 +27,7 @@ from terarec.etl.source.blocks import (
     without_bad,
 )
 from terarec.etl.source.files import SourceFile, check_names
+from terarec.formats.parquet import is_list
 from terarec.io import locate
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn, SourceSpec
@@ -164,11 +165,6 @@ def _read_texts(texts: pa.LargeStringArray, column: SourceColumn) -> _Read:
 def is_string(found: pa.DataType) -> bool:
     """Return whether values are text."""
     return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
-
-
-def is_list(found: pa.DataType) -> bool:
-    """Return whether values are lists."""
-    return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
 
 
 def _is_number(found: pa.DataType) -> bool:

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.io import file_system, is_remote
+from terarec.spec import checks
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
 from terarec.spec.quoting import did_you_mean, quoted
@@ -61,7 +62,7 @@ def find_files(paths: Sequence[str | Path]) -> tuple[SourceFile, ...]:
     return tuple(files)
 
 
-def fingerprint(files: Sequence[SourceFile]) -> str:
+def files_fingerprint(files: Sequence[SourceFile]) -> str:
     """Return a text that changes when a file does."""
     listed = [[file.path, file.bytes, file.version] for file in files]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
@@ -173,6 +174,8 @@ def read_best_auc(sources: Sequence[str | Path]) -> float | None:
     except ValueError as error:
         raise FormatError(path, f"not JSON ({error})") from error
     best_auc = content.get("best_auc") if isinstance(content, dict) else None
-    if isinstance(best_auc, bool) or not isinstance(best_auc, int | float) or not 0 <= best_auc <= 1:
-        raise FormatError(f"{path}: $.best_auc", f"got {quoted(best_auc)}, expected a number from 0 to 1")
-    return float(best_auc)
+    share = checks.number(0.0, 1.0)
+    try:
+        return float(share.read(best_auc))
+    except (ValueError, OverflowError):
+        raise FormatError(f"{path}: $.best_auc", f"got {quoted(best_auc)}, expected {share.accepted}") from None

@@ -16,10 +16,13 @@ from terarec.etl.columns import RowFaultError, Rows
 from terarec.etl.source.arrow_files import IpcReader, ParquetReader
 from terarec.etl.source.blocks import FATAL, BadInputLog, BadInputReport, FormatReader, InputFault, RawBlock
 from terarec.etl.source.delimited import DelimitedReader
-from terarec.etl.source.files import SourceFile, find_files, fingerprint
+from terarec.etl.source.files import SourceFile, files_fingerprint, find_files
 from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.parallel import available_threads, ordered_map
 from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec
+
+SAMPLE_ROWS = 100_000
+"""Most rows of unknown logs, or of a preview, that are read."""
 
 _READERS = {
     "delimited": DelimitedReader,
@@ -151,7 +154,7 @@ class Source:
 
     def fingerprint(self) -> str:
         """Return a text that changes when a file does, or their order."""
-        return fingerprint(self.files)
+        return files_fingerprint(self.files)
 
     @property
     def num_bytes(self) -> int:

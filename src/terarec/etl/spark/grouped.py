@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyspark import SparkContext
 
 from terarec.etl.columns import Rows, concatenate_rows
-from terarec.etl.engine.grouped import outputs_of, to_batch
+from terarec.etl.engine.grouped import outputs_of, rows_to_batch
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.split import hashes
 from terarec.etl.ops import Statistic
@@ -38,7 +38,7 @@ from terarec.etl.workflow import Workflow
 _SEED = 0x6772_6F75
 
 
-def run_grouped(context: SparkContext, job: Job, pieces: Sequence[Piece], parts: int, directory: Path) -> None:
+def group_on_cluster(context: SparkContext, job: Job, pieces: Sequence[Piece], parts: int, directory: Path) -> None:
     """Write the outputs of all grouped steps for the rows of each piece to `directory`.
 
     Args:
@@ -111,7 +111,7 @@ def _write(directory: Path, pieces: tuple[Piece, ...], opened: OpenJob, key: str
     """Write the outputs of a step for a piece; a task that runs again writes the same."""
     step, number = map(int, key.split("/"))
     of_piece = concatenate_rows([found for *_, found in rows])
-    batch = to_batch(of_piece.take(np.argsort(of_piece.ids)))
+    batch = rows_to_batch(of_piece.take(np.argsort(of_piece.ids)))
     with (
         task_file(opened.job, grouped_file(directory, step, pieces[number])) as path,
         pa.OSFile(str(path), "wb") as sink,

@@ -25,7 +25,7 @@ from terarec.etl.source import Source
 from terarec.etl.source.arrow_files import ParquetReader
 from terarec.etl.source.source import reader_of
 from terarec.etl.spark.fit import FitPhase, fit_steps, time_bounds
-from terarec.etl.spark.grouped import run_grouped
+from terarec.etl.spark.grouped import group_on_cluster
 from terarec.etl.spark.jobs import JobWatch, spark_errors
 from terarec.etl.spark.read import Counted, Piece, Range, count_range, cut_parquet, cut_text
 from terarec.etl.spark.tasks import Fault, Job, PieceReport, Row, item_bits, map_items, raise_first
@@ -180,7 +180,7 @@ class SparkRun:
     def _group(self) -> Result:
         directory = self._fresh("group")
         parts = max(-(-self._source.text_bytes // _GROUP_BYTES), 2 * self._context.defaultParallelism)
-        run_grouped(self._context, self._job(), self._pieces, parts, directory)
+        group_on_cluster(self._context, self._job(), self._pieces, parts, directory)
         return {"directory": directory.name}
 
     def _fresh(self, name: str) -> Path:

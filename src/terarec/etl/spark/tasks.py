@@ -29,7 +29,7 @@ from pyspark import RDD, SparkContext, TaskContext
 from terarec.errors import TerarecError
 from terarec.etl.columns import Rows
 from terarec.etl.engine.fitting import StateStore
-from terarec.etl.engine.grouped import from_table
+from terarec.etl.engine.grouped import rows_from_table
 from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
 from terarec.etl.engine.phases import WORK
 from terarec.etl.engine.split import Bounds, assign
@@ -164,7 +164,7 @@ class OpenJob:
             path = grouped_file(self.job.grouped, step, piece)
             if path.exists():
                 with pa.memory_map(str(path)) as file:
-                    outputs = from_table(pa.ipc.open_file(file).read_all())
+                    outputs = rows_from_table(pa.ipc.open_file(file).read_all())
                 columns.update(outputs.columns)
                 ids = outputs.ids
         return Rows(columns, ids)

@@ -20,8 +20,8 @@ from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows
 from terarec.etl.engine.passes import ReadRows
 from terarec.etl.engine.write import SHOWN, Part, missing_values, shown_values, split_parts
-from terarec.etl.shuffle import ROW, from_table, to_batch
-from terarec.etl.sink import RECORD_KINDS, PartOptions, ordered_sink
+from terarec.etl.shuffle import ROW, block_from_table, block_to_batch
+from terarec.etl.sink import RECORD_STORAGES, PartOptions, ordered_sink
 from terarec.etl.spark.read import Piece
 from terarec.etl.spark.tasks import (
     BLOCK_BITS,
@@ -154,7 +154,7 @@ def _encode_piece(
     with task_file(opened.job, _encoded_file(directory, number)) as path, TableFile(path) as file:
 
         def write(split: int, unit: int, rows: NDArray[np.int64], block: ColumnBlock) -> None:
-            parts.append((split, unit, len(rows), file.write(to_batch(rows, block))))
+            parts.append((split, unit, len(rows), file.write(block_to_batch(rows, block))))
 
         waiting: list[tuple[NDArray[np.int64], ColumnBlock]] = []
         # The number of the piece, then that of the block: places rise in the order of the sources.
@@ -253,7 +253,7 @@ def _write_shard(
     path = shard_path(directory, spec, shard.split, shard.number)
     tables = (read_table(_encoded_file(encoded, piece), begin) for piece, begin in parts)
     blocks: Iterator[tuple[NDArray[np.int64], ColumnBlock]]
-    blocks = ((table.column(ROW).to_numpy(), from_table(table, len(spec.labels))) for table in tables)
+    blocks = ((table.column(ROW).to_numpy(), block_from_table(table, len(spec.labels))) for table in tables)
     if seed is not None and shard.split == SPLIT_NAMES[TRAIN]:
         found = list(blocks)
         rows = np.concatenate([ids for ids, _ in found])
@@ -297,7 +297,7 @@ def store(
         ConfigError: Columns that the storage cannot hold.
         StorageError: The disk is full.
     """
-    if options.storage not in RECORD_KINDS:
+    if options.storage not in RECORD_STORAGES:
         write_dataset(written, directory, location=location)
         PartOptions(count=options.parts, keysets=options.keysets).write(written, directory)
         return

@@ -119,7 +119,7 @@ _ACCEPTED = {
 }
 
 
-def read_array(
+def read_raw_values(
     name: str, values: RawValues, found: ColumnType, source: SourceColumn | None, cleaning: Cleaning
 ) -> pa.Array:
     """Return the Arrow array of n raw values.

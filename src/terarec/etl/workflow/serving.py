@@ -16,7 +16,7 @@ from terarec.etl.cleaning import Cleaning
 from terarec.etl.columns import ColumnType, Rows
 from terarec.etl.ops import ColumnTypes, State
 from terarec.etl.workflow.plan import Plan, columns_needed, side_types
-from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_array
+from terarec.etl.workflow.raw_values import RawValues, few_as_list, read_raw_values
 from terarec.etl.workflow.record_program import RecordProgram, ServingPlan
 from terarec.etl.workflow.transform import data_set, dense_values, keys_of, state_of
 from terarec.formats import Keys
@@ -123,7 +123,9 @@ class RecordEncoder:
     def _run(self, columns: Mapping[str, RawValues], num_records: int) -> Rows:
         source = self._plan.spec.source
         read = {
-            name: read_array(name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning())
+            name: read_raw_values(
+                name, columns[name], found, column, Cleaning.of_records(source) if column else Cleaning()
+            )
             for name, found in self.inputs.items()
             for column in [source.column(name) if name in self._plan.types[0] else None]
         }
