@@ -66,9 +66,9 @@ def prepare(
         phases = Phases(journal, progress)
         run = start(workflow, source, options, phases, journal.directory)
         fitted = run.fit()
-        described = fitted.dataset_spec(dataset_storage(options.storage))
+        described = fitted.workflow.dataset_spec(dataset_storage(options.storage))
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
-        written = run.write(spec, fitted, out.resolve())
+        written = fitted.write(spec, out.resolve())
         # Each pass reads the files anew: states and rows must come from the same content.
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(source.files[0].path, "the sources changed while they were read")
@@ -115,7 +115,7 @@ def fit(
     source = _open(workflow, sources, options)
     with _runs(options) as start, tempfile.TemporaryDirectory(prefix="terarec-") as directory:
         phases = Phases(Journal(Path(directory), {}), progress)
-        return start(workflow, source, options, phases, Path(directory)).fit()
+        return start(workflow, source, options, phases, Path(directory)).fit().workflow
 
 
 @contextmanager

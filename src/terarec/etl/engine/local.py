@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from terarec.errors import FormatError
 from terarec.etl.columns import SPLIT_NAMES
@@ -22,7 +23,7 @@ from terarec.etl.engine.fitting import (
 )
 from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
 from terarec.etl.engine.passes import Passes, Pipeline
-from terarec.etl.engine.phases import WORK, Phases, Result
+from terarec.etl.engine.phases import WORK, FittedRun, Phases, Result
 from terarec.etl.engine.split import (
     Bounds,
     RowBounds,
@@ -55,6 +56,9 @@ from terarec.spec import DatasetSpec, PrepareOptions, SplitByFiles, SplitByFract
 BYTES_PER_TEXT_BYTE = 3
 """Rows take about this multiple of the bytes of their text in memory; text of compressed files is estimated in turn."""
 _UNKNOWN_MEMORY = 8 << 30
+"""Free memory where the system does not say."""
+JoinedOutputs: TypeAlias = Callable[[Pass], GroupedRows | None]
+"""Opens the outputs of the grouped steps that a pass needs."""
 
 
 def _keep_files(directory: Path, kept: set[Path]) -> None:
@@ -101,33 +105,36 @@ class LocalRun:
         item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.operators) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
-        if self._plan.grouped_steps:
-            self._partitions = partition_count(self._estimated_bytes, self._memory)
         self._expected_rows: dict[str, int] = {}
         phases.meter.total_bytes = source.num_bytes * self._num_passes()
 
-    def fit(self) -> Workflow:
-        """Return the fitted workflow."""
+    def fit(self) -> FittedRun:
+        """Fit the workflow; see `EngineRun`."""
         # First: steps that choose rows, on which the bounds of the split depend, may read a side table.
         for step in self._plan.table_steps:
             self._fit_phase(f"table {step}", [step], partial(self._fit_table, step), 0)
         bounds = self._find_bounds()
-        self._pipeline = Pipeline(self._plan, self._states, assign(self._workflow.spec.split, bounds))
+        pipeline = Pipeline(self._plan, self._states, assign(self._workflow.spec.split, bounds))
+        partitions = 0
         if self._plan.grouped_steps:
-            grouped = self._phases.run("group", self._group, self._source.num_bytes)
-            self._partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
+            grouped = self._phases.run("group", partial(self._group, pipeline), self._source.num_bytes)
+            partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
+        joined = partial(self._joined, partitions)
         # Steps that drop or add rows would make these numbers wrong.
         if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.operators):
             valid, test = bounds.test_from - bounds.valid_from, bounds.end - bounds.test_from
             self._expected_rows = {"train": bounds.valid_from, "valid": valid, "test": test}
         until_row = bounds.valid_from if isinstance(bounds, RowBounds) else None
         for number, steps in enumerate(self._plan.fit_phases):
-            work = partial(self._fit_rows, self._plan.fit_pass(number), until_row, steps)
+            work = partial(self._fit_rows, pipeline, joined, self._plan.fit_pass(number), until_row, steps)
             self._fit_phase(f"fit {number + 1}", steps, work, self._source.num_bytes)
-        return Workflow.of(self._workflow.spec, self._states)
+        fitted = Workflow.of(self._workflow.spec, self._states)
+        return FittedRun(fitted, partial(self._write, fitted, pipeline, joined))
 
-    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
-        """Write all rows; see `EngineRun`."""
+    def _write(
+        self, fitted: Workflow, pipeline: Pipeline, joined: JoinedOutputs, spec: DatasetSpec, location: Path
+    ) -> Result:
+        """Write all rows; see `FittedRun`."""
         options = self._options
         checkpoints = WriteCheckpoints(self._work / "written.json", self._source)
         sink_options = SinkOptions(
@@ -149,17 +156,17 @@ class LocalRun:
             kept = closed_files(self._directory, spec, options.storage, checkpoints.state.closed)
             for split in SPLIT_NAMES:
                 _keep_files(self._directory / split, kept)
-            joined = self._joined(work)
-            if joined is not None:
+            outputs = joined(work)
+            if outputs is not None:
                 # Outputs of grouped steps are read in order: those of rows that are written already are passed over.
-                joined.skip(checkpoints.begin.next_row << self._passes.item_bits)
+                outputs.skip(checkpoints.begin.next_row << self._passes.item_bits)
             with create_sink(spec, self._directory, location, self._work, sink_options) as sink:
                 totals = write_rows(
                     self._passes,
-                    self._pipeline,
+                    pipeline,
                     fitted.encode_rows,
                     sink=sink,
-                    joined=joined,
+                    joined=outputs,
                     positives=positives,
                     checkpoints=checkpoints,
                 )
@@ -167,7 +174,7 @@ class LocalRun:
                 label, rows = positives.absent, dict(totals.rows)
                 if label is not None and rows:
                     # Another pass over the rows, only to tell in the error what the label holds.
-                    values = training_values(self._passes, self._pipeline, label.source, self._joined(work))
+                    values = training_values(self._passes, pipeline, label.source, joined(work))
                     raise no_positives(label, values)
                 for _ in sink.finish():
                     checkpoints.save(sink, positives, at_end=True)
@@ -218,13 +225,14 @@ class LocalRun:
 
         return bounds_from_data(self._phases.run("split", count, self._source.num_bytes))
 
-    def _group(self) -> Result:
-        run_grouped(self._passes, self._pipeline, self._work, self._partitions)
+    def _group(self, pipeline: Pipeline) -> Result:
+        partitions = partition_count(self._estimated_bytes, self._memory)
+        run_grouped(self._passes, pipeline, self._work, partitions)
         flush_tree(self._work)  # the journal must not outlive what it promises
-        return {"partitions": self._partitions}
+        return {"partitions": partitions}
 
-    def _joined(self, work: Pass) -> GroupedRows | None:
-        return GroupedRows(self._work, work.grouped, self._partitions) if work.grouped else None
+    def _joined(self, partitions: int, work: Pass) -> GroupedRows | None:
+        return GroupedRows(self._work, work.grouped, partitions) if work.grouped else None
 
     def _fit_phase(
         self, name: str, steps: Sequence[int], work: Callable[[], tuple[Statistics, Result]], num_bytes: int
@@ -245,9 +253,11 @@ class LocalRun:
         self._states.update({step: self._store.state(step) for step in steps})
         return result
 
-    def _fit_rows(self, work: Pass, until_row: int | None, steps: Sequence[int]) -> tuple[Statistics, Result]:
+    def _fit_rows(
+        self, pipeline: Pipeline, joined: JoinedOutputs, work: Pass, until_row: int | None, steps: Sequence[int]
+    ) -> tuple[Statistics, Result]:
         statistics, blocks = self._statistics.new(steps), self._passes.blocks(until_row)
-        rows = fit_pass(self._passes, self._pipeline, work, statistics, joined=self._joined(work), blocks=blocks)
+        rows = fit_pass(self._passes, pipeline, work, statistics, joined=joined(work), blocks=blocks)
         check_training(rows["train"])
         return statistics, {"rows": rows if until_row is None else {}}
 

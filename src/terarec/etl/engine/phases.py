@@ -131,8 +131,23 @@ Result: TypeAlias = dict[str, Any]
 """Result of a phase, as JSON."""
 
 
+@dataclass(frozen=True, slots=True)
+class FittedRun:
+    """A preparation after its fit phases.
+
+    Attributes:
+        workflow: The fitted workflow.
+        write: Function of the spec of the data set and its final place, which writes all rows into the directory of the
+            run. It returns "rows": split -> rows; "missing": column of the sources -> its missing and all values;
+            "bad_input": "counts" of each kind, and the "first" faults.
+    """
+
+    workflow: Workflow
+    write: Callable[[DatasetSpec, Path], Result]
+
+
 class EngineRun(Protocol):
-    """The phases of one preparation: `fit`, then `write`, then `finish`. Complete phases are not run again.
+    """The phases of one preparation: `fit`, then `FittedRun.write`, then `finish`. Complete ones are not run again.
 
     It saves the workflow, and the states that its steps are fitted to, in `WORKFLOW_DIRECTORY` of its directory.
 
@@ -142,17 +157,8 @@ class EngineRun(Protocol):
 
     spilled: list[str]
 
-    def fit(self) -> Workflow:
-        """Return the fitted workflow."""
-        ...
-
-    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
-        """Write all rows as `spec` describes them into the directory, which will lie at `location`.
-
-        Returns:
-            "rows": split -> rows; "missing": column of the sources -> its missing and all values; "bad_input": "counts"
-            of each kind, and the "first" faults.
-        """
+    def fit(self) -> FittedRun:
+        """Fit the workflow."""
         ...
 
     def finish(self) -> None:

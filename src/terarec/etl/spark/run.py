@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from terarec.errors import TerarecError
 from terarec.etl.columns import SPLIT_NAMES
 from terarec.etl.engine.fitting import StateStore, fit_table
-from terarec.etl.engine.phases import WORK, Phases, Result
+from terarec.etl.engine.phases import WORK, FittedRun, Phases, Result
 from terarec.etl.engine.split import Bounds, RowBounds, bounds_from_data, bounds_to_data, needs_bounds, row_bounds
 from terarec.etl.engine.write import SHOWN, no_positives
 from terarec.etl.ops import SpillOptions, State
@@ -88,28 +88,30 @@ class SparkRun:
         self._work.mkdir(exist_ok=True)
         self._store = StateStore(self._plan, self._directory / WORKFLOW_DIRECTORY)
         self._states: dict[int, State] = dict(workflow.states)
+        # Results of the first phases, which the later ones need.
+        self._pieces: list[Piece] = []
+        self._bounds: Bounds | None = None
+        self._grouped: Path | None = None
         self._watch = JobWatch(self._context, phases.meter, source.num_bytes)
         phases.meter.total_bytes = source.num_bytes * self._num_passes()
 
-    def fit(self) -> Workflow:
-        """Return the fitted workflow; see `EngineRun`."""
+    def fit(self) -> FittedRun:
+        """Fit the workflow; see `EngineRun`."""
         for step in self._plan.table_steps:
             self._fit(f"table {step}", [step], partial(self._fit_on_table, step), 0)
         counted = self._phase("count", self._count, 1)
         self._pieces = [Piece(**{**piece, "names": tuple(piece["names"])}) for piece in counted["pieces"]]
         self._watch.num_rows = sum(piece.num_rows for piece in self._pieces)
         self._bounds = self._find_bounds()
-        self._grouped: Path | None = None
         if self._plan.grouped_steps:
             grouped = self._phase("group", self._group, 2)
             self._grouped = self._work / grouped["directory"]
         for number, steps in enumerate(self._plan.fit_phases):
             self._fit(f"fit {number + 1}", steps, partial(self._fit_on_rows, number), 1)
-        return Workflow.of(self._plan.spec, self._states)
+        return FittedRun(Workflow.of(self._plan.spec, self._states), self._write)
 
-    def write(self, spec: DatasetSpec, fitted: Workflow, location: Path) -> Result:
-        """Write all rows; see `EngineRun`."""
-        del fitted  # its states are those of this run
+    def _write(self, spec: DatasetSpec, location: Path) -> Result:
+        """Write all rows; see `FittedRun`."""
 
         def write() -> Result:
             for split in SPLIT_NAMES:  # of a run that was killed in this phase
@@ -166,8 +168,6 @@ class SparkRun:
         if isinstance(split, SplitByTime):
 
             def count() -> Result:
-                # The job that finds the bounds has none, and runs before the grouped steps.
-                self._bounds = self._grouped = None
                 return bounds_to_data(time_bounds(self._context, self._job(), self._pieces, split))
 
             return bounds_from_data(self._phase("split", count, 1))
