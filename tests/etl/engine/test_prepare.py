@@ -228,7 +228,7 @@ def test_counting_beyond_the_memory_goes_through_the_disk_and_is_reported(
     tmp_path: Path, log: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(shop_workflow(), log, tmp_path / "a", PrepareOptions())
-    monkeypatch.setattr("terarec.spec.workflow._LEAST_MEMORY", 1)
+    monkeypatch.setattr("terarec.spec.preparation._LEAST_MEMORY", 1)
     report = prepare(shop_workflow(), log, tmp_path / "b", PrepareOptions(memory_bytes=120_000, shuffle=False))
     assert "steps[3] Categorify" in report.spilled
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
