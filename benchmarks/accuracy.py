@@ -39,8 +39,8 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
     """Train a recipe's model with the seeds from 0 on, unless `out` holds the run; a row for each."""
     published = load_recipe(data, model).published
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
-    asked = [*map(str, command), "--resume", "--json"]
-    output = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout
+    arguments = [*map(str, command), "--resume", "--json"]
+    output = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout
     for run in json.loads(output)["runs"]:
         yield AccuracyRow(
             case=f"{data}, {model}, seed {run['seed']}",

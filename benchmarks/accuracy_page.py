@@ -90,7 +90,7 @@ def _machine(row: Found) -> str:
 
 
 def settings(recipe: RecipeSpec) -> str:
-    """The fields of the model in which recipes differ, and the rule of its tables."""
+    """Return the fields of the model in which recipes differ, and the rule of its tables."""
     run = recipe.run
     parts = [
         f"{field.name} {_plain(getattr(run.model, field.name))}"

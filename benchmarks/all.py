@@ -1,4 +1,4 @@
-"""What `make bench` runs: every benchmark, one after the other, so that none disturbs another."""
+"""All benchmarks, one after the other, so that none disturbs another: `make bench`."""
 
 import subprocess
 import sys

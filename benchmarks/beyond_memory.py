@@ -22,7 +22,7 @@ NAME = "beyond_memory"
 
 
 def draw(rows: Sequence[TierRow], path: Path) -> None:
-    """A panel for each skew: samples a second against the share, with the rate in memory and the limit of the disk."""
+    """Draw a panel for each skew: samples a second by share, the rate in memory and the limit of the disk."""
     from matplotlib.figure import Figure
 
     skews = sorted({row.skew for row in rows})

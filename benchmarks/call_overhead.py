@@ -28,7 +28,7 @@ IN_BAGS, IN_ONE = "torch nn.EmbeddingBag, one a feature", "torch nn.EmbeddingBag
 
 
 class Sides:
-    """The same lookup by a collection, by a bag for each feature, and by one merged bag."""
+    """One lookup by a collection, by a bag for each feature, and by one merged bag."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -58,16 +58,16 @@ class Sides:
         self.kernel = choose("bag_lookup", "cpu")
 
     def ours(self) -> Tensor:
-        """All features in one call."""
+        """Look up all features in one call."""
         pooled: Tensor = self.collection(self.jagged).pooled
         return pooled
 
     def op(self) -> Tensor:
-        """The op that a lookup of the collection is one call of."""
+        """Call the op of which a lookup of the collection is one call."""
         return bag_lookup(self.collection.arenas[0].weights, self.jagged.keys, self.jagged.offsets, self.layout)
 
     def launcher(self) -> Tensor:
-        """The kernel that the op chooses."""
+        """Call the kernel that the op chooses."""
         held = self.jagged
         pooled: Tensor = self.kernel(
             self.collection.arenas[0].weights, held.keys, held.offsets, self.layout.array, True
@@ -75,43 +75,43 @@ class Sides:
         return pooled
 
     def bag_by_bag(self) -> list[Tensor]:
-        """A call for each feature."""
+        """Return a call for each feature."""
         return [bag(keys, self.start) for bag, keys in zip(self.bags, self.keys, strict=True)]
 
     def one_bag(self) -> Tensor:
-        """One call over one table."""
+        """Look up in one table by one call."""
         vectors: Tensor = self.merged(self.jagged.keys, self.starts)
         return vectors
 
     def ours_with_backward(self) -> None:
-        """Lookup, and the gradient put aside."""
+        """Look up, and keep the gradient."""
         self.ours().backward(self.grad)
         self.collection.take_gradients()
 
     def ours_with_step(self) -> None:
-        """Lookup, backward pass, and the rows moved."""
+        """Look up, run the backward pass, and update the rows."""
         self.ours().backward(self.grad)
         self.optimizer.step()
 
     def bags_with_backward(self) -> None:
-        """Lookups, and sparse gradients."""
+        """Look up, and make sparse gradients."""
         torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
         for bag in self.bags:
             bag.weight.grad = None
 
     def bags_with_step(self) -> None:
-        """Lookups, sparse gradients, and the rows moved."""
+        """Look up, make sparse gradients, and update the rows."""
         torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
         self.bags_optimizer.step()
         self.bags_optimizer.zero_grad()
 
     def leaf_with_backward(self) -> None:
-        """A backward pass of one leaf and nothing else."""
+        """Run a backward pass of one leaf and nothing else."""
         torch.empty(1, FEATURES * WIDTH).requires_grad_().backward(self.grad)
 
 
 def microseconds(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median microseconds a call of each, timed in turns."""
+    """Return the median microseconds of a call of each, timed in turns."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         timeit.timeit(function, number=CALLS)
@@ -122,7 +122,7 @@ def microseconds(functions: Mapping[str, Callable[[], object]], repeats: int) ->
 
 
 def lookups(sides: Sides, repeats: int) -> list[Row]:
-    """Calls for inference."""
+    """Return the rows of calls for inference."""
     sides.collection.eval()
     sides_in_turn = {"module": sides.ours, "op": sides.op, "launcher": sides.launcher}
     with torch.inference_mode():
@@ -136,7 +136,7 @@ def lookups(sides: Sides, repeats: int) -> list[Row]:
 
 
 def training_calls(sides: Sides, repeats: int) -> list[Row]:
-    """Calls through autograd."""
+    """Return the rows of calls through autograd."""
     sides.collection.train()
     functions: dict[str, Callable[[], object]] = {
         "forward": sides.ours,

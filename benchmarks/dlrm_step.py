@@ -1,6 +1,6 @@
 """A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its limit.
 
-The limit is the time of the step's matrix products alone, each by the fastest library or kernel, run beside it, plus
+The limit is the time of the step's matrix products alone, each by the fastest library or kernel, run next to it, plus
 that of its rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for
 the update.
 """
@@ -43,7 +43,7 @@ class Worker:
         self._answer()
 
     def step(self) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         commands = self._pipe(self._process.stdin)
         commands.write("step\n")
         commands.flush()
@@ -87,7 +87,7 @@ def seconds_of_rows(workload: Workload, repeats: int) -> float:
 
 
 def run(name: str, precision: str, repeats: int) -> list[Row]:
-    """The rows of one workload, as it is and compiled; only the one whose rows leave the caches has a limit."""
+    """Return the rows of one workload, as it is and compiled; only the one whose rows leave the caches has a limit."""
     seconds = medians(name, precision, repeats)
     workload = WORKLOADS[name]
     limit = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
@@ -106,7 +106,7 @@ def run(name: str, precision: str, repeats: int) -> list[Row]:
 
 
 def gemm_rates(repeats: int = 5) -> Row:
-    """The rate of a layer of the top MLP in bf16 beside fp32: what bf16 layers can gain on this machine."""
+    """Return the rate of a layer of the top MLP in bf16 against fp32: what bf16 layers can gain on this machine."""
     flops = 2 * 8192 * 1024 * 1024
     left, right = torch.randn(8192, 1024), torch.randn(1024, 1024)
     rates = {

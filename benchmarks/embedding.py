@@ -51,7 +51,7 @@ class Inputs:
         self.grads = [part.contiguous() for part in self.grad.split(case.width, dim=1)]
 
     def places(self, case: Case) -> Tensor:
-        """Where the gradient of each key lies, in vectors: samples follow one another, features inside them."""
+        """Return the place of each key's gradient, in vectors: samples one after the other, features inside them."""
         bags = torch.arange(case.tables * case.batch).view(case.batch, case.tables).T.flatten()
         return bags.repeat_interleave(case.hotness)
 
@@ -79,16 +79,16 @@ class Ours:
         self.state = tuple(torch.from_numpy(allocate_rows(shape)) for _, shape in shapes)
 
     def look_up(self) -> Tensor:
-        """All lookups in one call."""
+        """Look up in one call."""
         return bag_lookup(self.weights, self.inputs.all_keys, self.inputs.offsets, self.layout)
 
     def update(self) -> None:
-        """One row update."""
+        """Update the rows once."""
         gradient = BagGradient(self.inputs.all_keys, self.inputs.offsets, self.inputs.grad, self.layout)
         row_update_(self.weights, self.state, [gradient], self.rule, step=1)
 
     def step(self) -> None:
-        """What a training step costs besides the model."""
+        """Run what a training step costs besides the model."""
         self.look_up()
         self.update()
 
@@ -107,11 +107,11 @@ class Torch:
         self.optimizer = case.optimizer([bag.weight for bag in self.bags])
 
     def bag_by_bag(self) -> list[Tensor]:
-        """A call for each table."""
+        """Return a call for each table."""
         return [bag(keys, self.inputs.bag_offsets) for bag, keys in zip(self.bags, self.inputs.keys, strict=True)]
 
     def look_up(self) -> None:
-        """The lookups as in evaluation."""
+        """Look up as in evaluation."""
         with torch.no_grad():
             self.bag_by_bag()
 
@@ -131,7 +131,7 @@ def _draw(case: Case) -> Tensor:
 
 
 def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callable[[], object]]]:
-    """The visits of rows that limit a lookup and an update; none where the caches hold the tables."""
+    """Return the visits of rows that limit a lookup and an update; none where the caches hold the tables."""
     if not case.is_bound_by_memory:
         return {"lookup": {}, "update": {}}
     rows = inputs.all_keys + (torch.arange(case.tables) * case.rows).repeat_interleave(case.batch * case.hotness)
@@ -170,7 +170,7 @@ def time_both(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
 
 
 def run(case: Case, repeats: int) -> list[Row]:
-    """The rows of one case."""
+    """Return the rows of one case."""
     times = time_both(case, Inputs(case), repeats)
     peer = "nn.EmbeddingBag(sparse=True) a table"
     rule = case.rule.kind
@@ -195,7 +195,7 @@ def run(case: Case, repeats: int) -> list[Row]:
 
 
 def run_adam(case: Case, repeats: int) -> list[Row]:
-    """An update by Adam, which reads and writes two states besides the row, beside one by the rule of the case."""
+    """Return an update by Adam, which reads and writes two states besides the row, and one by the case's rule."""
     adam = replace(case, rule=row_rule("adam", lr=0.01, eps=1e-8, beta1=0.9, beta2=0.999))
     inputs = Inputs(case)
     updates = {side.rule.kind: Ours(side, inputs).update for side in (case, adam)}
@@ -206,7 +206,7 @@ def run_adam(case: Case, repeats: int) -> list[Row]:
 
 
 def run_single_sample(case: Case) -> list[Row]:
-    """The cost of a call when there is next to nothing to look up."""
+    """Return the cost of a call when there is next to nothing to look up."""
     inputs = Inputs(case)
     ours, theirs = Ours(case, inputs), Torch(case, inputs)
     calls = 1000

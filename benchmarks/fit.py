@@ -90,7 +90,7 @@ def write_data(directory: Path, case: Case) -> DatasetSpec:
 
 
 def time_case(case: Case, repeats: int) -> Row:
-    """The rate of the fit, its peer the bare step."""
+    """Return the rate of the fit, its peer the bare step."""
     keep_freed_memory()  # as `Run.fit` does
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -139,7 +139,7 @@ def train_and_tell(folder: Path, case: Case) -> None:
 
 
 def measure_memory(case: Case) -> Row:
-    """Peak memory beside table weights and their optimizer state."""
+    """Peak memory besides table weights and their optimizer state."""
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder) / "data", case)
         command = [sys.executable, __file__, "--memory-of", folder]

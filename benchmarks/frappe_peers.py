@@ -91,10 +91,10 @@ def in_turns(sides: Mapping[str, JsonProcess], options: argparse.Namespace) -> A
     """Train every side again and again."""
     answers: dict[str, list[Mapping[str, float]]] = {name: [] for name in sides}
     for name in sides:
-        sides[name].ask("train", seed=0, epochs=1)
+        sides[name].request("train", seed=0, epochs=1)
     for seed in range(options.repeats):
         for name in sides:
-            answer = sides[name].ask("train", seed=seed, epochs=options.epochs)
+            answer = sides[name].request("train", seed=seed, epochs=options.epochs)
             print(f"{name}, seed {seed}: {answer}", flush=True)
             if options.epochs >= LEAST_EPOCHS and answer["auc"] < LEAST_AUC:
                 raise SystemExit(f"{name}: got a test AUC of {answer['auc']:.4f}, expected at least {LEAST_AUC}")
@@ -103,7 +103,7 @@ def in_turns(sides: Mapping[str, JsonProcess], options: argparse.Namespace) -> A
 
 
 def rows_of(answers: Answers, versions: Mapping[str, str], options: argparse.Namespace) -> Iterator[FrappePeerRow]:
-    """A row for each peer."""
+    """Yield a row for each peer."""
     for peer in options.peer:
         yield FrappePeerRow(
             case=f"DeepFM, Frappe_x1, {options.epochs} epochs, {threads()} threads",

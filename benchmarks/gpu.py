@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 
 def _is_right(device: torch.device, *, few: bool) -> bool:
-    """Whether every case of the kernels, of graphs and of runs holds on `device`; one of each where `few` will do."""
+    """Return whether every case of kernels, graphs and runs holds on `device`; of `few`, one of each."""
     from tests.kernels.triton_cases import CASES as KERNELS
     from tests.train.graph_cases import CASES as GRAPHS
     from tests.train.kernel_run import CASES as RUNS

@@ -1,4 +1,4 @@
-"""Time on a device: how long it works on what the host asks of it."""
+"""Time on a device: how long it works on what the host requests."""
 
 import statistics
 import time

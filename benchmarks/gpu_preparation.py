@@ -1,4 +1,4 @@
-"""Raw Criteo rows to batches on a device: `DeviceTransform`, beside the same work on one core of the CPU."""
+"""Raw Criteo rows to batches on a device: `DeviceTransform`, compared with the same work on one core of the CPU."""
 
 import dataclasses
 import tempfile
@@ -25,7 +25,7 @@ _BATCH_ROWS = 1 << 16
 
 
 def transforms(device: torch.device, rows: int, copy: float) -> Iterator[Row]:
-    """Tensors, Arrow batches and a Parquet file -> batches on the device.
+    """Yield the rows of tensors, Arrow batches and a Parquet file -> batches on the device.
 
     Args:
         device: The device.
@@ -62,7 +62,7 @@ def transforms(device: torch.device, rows: int, copy: float) -> Iterator[Row]:
 
 
 def _raw_rows(rows: int) -> pa.Table:
-    """A tenth of the values missing; categories of 100 to 1,000,000 values, skewed."""
+    """Return rows with a tenth of the values missing; categories of 100 to 1,000,000 values, skewed."""
     generator = np.random.default_rng(0)
     columns: dict[str, pa.Array] = {"label": pa.array(generator.integers(0, 2, rows))}
     for number in range(1, 14):

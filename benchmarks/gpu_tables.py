@@ -1,4 +1,4 @@
-"""Lookup, update and hash index on a device, beside torch's and beside what a large copy reaches."""
+"""Lookup, update and hash index on a device, compared with torch's and with what a large copy reaches."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Tables:
 
 
 def make_tables(device: torch.device, gigabytes: float, batch: int, features: int = 26) -> Tables:
-    """Tables of float32 of so many gigabytes together, and uniform keys."""
+    """Return the tables of float32 of so many gigabytes together, and uniform keys."""
     rows = max(1, int(gigabytes * 1e9 / (4 * WIDTH * features)))
     weights = torch.empty(features * rows, WIDTH, device=device).uniform_(-0.01, 0.01)
     base = torch.arange(features) * rows
@@ -68,7 +68,7 @@ def make_tables(device: torch.device, gigabytes: float, batch: int, features: in
 
 
 def copy_bandwidth(device: torch.device, gigabytes: float) -> float:
-    """Bytes a second of a large copy, both ways counted: the ceiling of what moves rows."""
+    """Return the bytes a second of a large copy, both ways counted: the ceiling of what moves rows."""
     source = torch.empty(int(gigabytes * 1e9 / 4), device=device).fill_(1.0)
     target = torch.empty_like(source)
     return 8 * source.numel() / seconds(lambda: target.copy_(source), device)
@@ -122,7 +122,7 @@ def updates(tables: Tables, device: torch.device, copy: float) -> Iterator[Row]:
 
 
 def hashes(device: torch.device, num_keys: int) -> Iterator[Row]:
-    """Insert with growth from empty in ten batches, and find, beside a sorted array's search."""
+    """Insert with growth from empty in ten batches, and find, compared with a sorted array's search."""
     keys = torch.randint(-(2**63), 2**63 - 1, (num_keys,), device=device)
     none = keys[:0]
     HashIndex(device=device).insert(keys[: num_keys // 10], none, 0)  # compiles

@@ -103,7 +103,7 @@ def _cut(rows: Sequence[int], most: int) -> list[int]:
 
 
 class PlainDLRM(nn.Module):
-    """The same model on torch.nn: one merged table, which takes one launch where 26 tables take 26."""
+    """The model on torch.nn: one merged table, which takes one launch where 26 tables take 26."""
 
     def __init__(self, rows: Sequence[int], device: torch.device) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class PlainDLRM(nn.Module):
             self.base = torch.tensor(list(accumulate(rows[:-1], initial=0))).unsqueeze(1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, 1]."""
+        """Return the logits [B, 1]."""
         keys = batch.sparse.keys.view(len(self.base), -1) + self.base
         first = self.bottom(batch.dense)
         vectors = self.bags(keys.flatten(), batch.sparse.offsets).view(*keys.shape, WIDTH).transpose(0, 1)
@@ -147,7 +147,7 @@ def plain_step(samples: Samples, batch: Batch, precision: Precision, *, is_compi
 
 
 def make_trainer(samples: Samples, device: torch.device, precision: Precision, *, is_compiled: bool = False) -> Trainer:
-    """What `terarec train` runs, without a RUN directory."""
+    """The side that runs what `terarec train` does, without a RUN directory."""
     model = DLRM(DLRMSpec(width=WIDTH, bottom=BOTTOM, top=TOP), samples.spec).to(device)
     rule = SGDSpec(lr=_LR)
     training = TrainingSpec(precision=precision, compile=is_compiled)
@@ -155,13 +155,13 @@ def make_trainer(samples: Samples, device: torch.device, precision: Precision, *
 
 
 def steps(samples: Samples, device: torch.device, batch_size: int, precision: Precision, copy: float) -> Iterator[Row]:
-    """Steps on a batch that is there already. Each side is made, timed and dropped before the next.
+    """Time steps on a batch that is there already. Each side is made, timed and dropped before the next.
 
     Args:
         samples: Data.
-        device: Where to train.
+        device: Device of the training.
         batch_size: Samples a step.
-        precision: Of the layers.
+        precision: Precision of the layers.
         copy: Bytes a second that a large copy moves, with which the limit reads and writes rows.
     """
     batch = to_device(_first_batch(samples, batch_size), device)
@@ -193,9 +193,9 @@ def fits(samples: Samples, device: torch.device, batch_size: int, precision: Pre
 
     Args:
         samples: Data.
-        device: Where to train.
+        device: Device of the training.
         batch_size: Samples a step.
-        precision: Of the layers.
+        precision: Precision of the layers.
         threads: Threads of the reader.
     """
     batch = to_device(_first_batch(samples, batch_size), device)
@@ -229,7 +229,7 @@ def _case(samples: Samples, batch_size: int, precision: str) -> str:
 
 
 def _ways(device: torch.device) -> tuple[bool, ...]:
-    """Whether sides are compiled: on a GPU they are tried both ways."""
+    """Return whether sides are compiled: on a GPU they are tried both ways."""
     return (False, True) if device.type == "cuda" else (False,)
 
 

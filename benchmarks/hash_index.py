@@ -43,12 +43,12 @@ def searched_of(keys: Tensor) -> Tensor:
 
 
 def median_rate(function: Callable[[], object], count: int) -> float:
-    """Millions a second."""
+    """Return the millions a second."""
     return count / measure(function, REPEATS).median / 1e6
 
 
 def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
-    """The index of all keys, and the seconds of each batch."""
+    """Return the index of all keys, and the seconds of each batch."""
     index, seconds = new_hash_index("cpu", "cpu"), []
     for batch in torch.split(keys, BATCH):
         held = len(index)
@@ -59,14 +59,14 @@ def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
 
 
 def lines_of(num_bytes: int) -> Callable[[], None]:
-    """A function that reads `SEARCHED` random cache lines of so much memory."""
+    """Return a function that reads `SEARCHED` random cache lines of so much memory."""
     lines = torch.from_numpy(allocate_rows((num_bytes // 64, 16))).fill_(1.0)
     places = torch.randint(lines.shape[0], (SEARCHED,), generator=torch.Generator().manual_seed(2))
     return row_visitor(READ, lines, places)
 
 
 def ours(keys: Tensor) -> dict[str, float]:
-    """Figures of the index for so many keys."""
+    """Return the figures of the index for so many keys."""
     index, seconds = insert_ours(keys)
     runs = [seconds, insert_ours(keys)[1], insert_ours(keys)[1]]
     recurring = [min(batch) for batch in zip(*runs, strict=True)]  # growth comes at the same batch in each run
@@ -82,7 +82,7 @@ def ours(keys: Tensor) -> dict[str, float]:
 
 
 def python_dict(keys: Tensor) -> dict[str, float]:
-    """The same with a dict."""
+    """Return the same with a dict."""
     held: dict[int, int] = {}
     start = time.perf_counter()
     for key in keys.tolist():
@@ -94,7 +94,7 @@ def python_dict(keys: Tensor) -> dict[str, float]:
 
 
 def polars(keys: Tensor) -> dict[str, float]:
-    """The same with joins; empty where Polars is missing."""
+    """Return the same with joins; empty where Polars is missing."""
     try:
         import polars as pl
     except ModuleNotFoundError:
@@ -114,7 +114,7 @@ def polars(keys: Tensor) -> dict[str, float]:
 
 
 def torchrec(count: int) -> dict[str, float]:
-    """The same with `MCHManagedCollisionModule`, in the interpreter of `.venv-peers`; empty where it is missing."""
+    """Return the figures of `MCHManagedCollisionModule`, by the interpreter of `.venv-peers`; empty where missing."""
     if not PEERS.exists():
         return {}
     script = Path(__file__).with_name("hash_index_torchrec.py")
@@ -127,7 +127,7 @@ def torchrec(count: int) -> dict[str, float]:
 
 
 def rows_of(count: int, with_peers: bool) -> list[Row]:
-    """The figures for so many keys."""
+    """Return the figures for so many keys."""
     keys = keys_of(count)
     figures = ours(keys)
     peers = {"dict": python_dict(keys), "polars": polars(keys), "torchrec": torchrec(count)} if with_peers else {}

@@ -49,7 +49,7 @@ def importing_from(source: Path | None) -> Iterator[None]:
 
 
 def time_sides(batch: int, iterations: int, repeats: int, other: Path | None) -> list[Row]:
-    """The rates of `fit` and of `Trainer.train_step`, their peer a loop, of the other commit if there is one."""
+    """Return the rates of `fit` and of `Trainer.train_step`, their peer a loop, of the other commit if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         path, samples = Path(folder) / "train.bin", batch * iterations
         write_data(path, samples)
@@ -65,10 +65,10 @@ def time_sides(batch: int, iterations: int, repeats: int, other: Path | None) ->
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for turn in range(repeats + 1):
             for name, side in sides.items():
-                took = side.ask("run", iterations=iterations)
+                took = side.request("run", iterations=iterations)
                 if turn:  # the first warms up, and inserts the keys
                     seconds[name].append(took)
-        losses = {name: side.ask("loss") for name, side in sides.items()}
+        losses = {name: side.request("loss") for name, side in sides.items()}
         for side in sides.values():
             side.close()
         if len(set(losses.values())) != 1:

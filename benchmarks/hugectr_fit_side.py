@@ -31,13 +31,13 @@ DENSE, SLOTS, ROWS, WIDTH = 13, 26, 40_000, 16
 
 
 def layout() -> RecordLayout:
-    """What a sample holds."""
+    """The content of a sample."""
     slots = SparseInput(name="data", nnz_per_slot=(1,) * SLOTS, is_fixed_length=True)
     return RecordLayout(label_dim=1, dense_dim=DENSE, inputs=(slots,), key_bytes=4, slot_sizes=(ROWS,) * SLOTS)
 
 
 def script(path: str, samples: int, batch: int) -> hugectr.Model:
-    """The model as a script builds it."""
+    """Return the model as a script builds it."""
     optimizer = hugectr.CreateOptimizer(update_type=hugectr.Update_t.Local)
     model = hugectr.Model(
         hugectr.CreateSolver(batchsize=batch, batchsize_eval=batch, lr=0.001, seed=1),

@@ -55,7 +55,7 @@ def check(model: str) -> None:
     losses = []
     for name in PYTHONS:
         side = start(name, workload, "global")
-        losses.append(side.ask("losses", batch=256, steps=8))
+        losses.append(side.request("losses", batch=256, steps=8))
         side.close()
     if not all(math.isclose(ours, theirs, rel_tol=1e-3) for ours, theirs in zip(*losses, strict=True)):
         raise SystemExit(f"hugectr_keras: the losses of {model} differ: {losses[0]} and {losses[1]}")
@@ -65,17 +65,17 @@ Seconds = dict[tuple[str, int], list[float]]
 
 
 def time_sides(workload: Workload, options: argparse.Namespace) -> tuple[Seconds, str]:
-    """Seconds by (mode, batch), Keras and the products of a step in the place of modes; and the versions of Keras."""
+    """Return the seconds by (mode, batch), also of Keras and of the products of a step, and the versions of Keras."""
     seconds: Seconds = defaultdict(list)
-    asked = {"budget": options.seconds, "most": options.runs}
+    settings = {"budget": options.seconds, "most": options.runs}
     version = ""
     for _ in range(options.rounds):
         for mode in (*options.mode, KERAS):
             side = start(KERAS if mode == KERAS else "terarec", workload, mode)
             for batch in options.batch:
-                seconds[mode, batch] += side.ask("time", batch=batch, **asked)
+                seconds[mode, batch] += side.request("time", batch=batch, **settings)
                 if mode == options.mode[0]:
-                    seconds["products", batch] += side.ask("products", batch=batch, **asked)
+                    seconds["products", batch] += side.request("products", batch=batch, **settings)
             version = side.version
             side.close()
     return seconds, version
@@ -103,7 +103,7 @@ def rows_of(workload: Workload, options: argparse.Namespace) -> Sequence[Row]:
 
 
 def most_rows_that_fit(model: str) -> int:
-    """The published sizes if Keras can hold them in 0.7 of the memory, else the largest tables are cut down to fit."""
+    """Return the published sizes if Keras can hold them in 0.7 of the memory, else smaller largest tables."""
     most = max(Workload(model=model, most_rows=sys.maxsize).slot_rows)  # type: ignore[arg-type]
     while KERAS_COPIES * 4 * Workload(model=model, most_rows=most).num_weights > 0.7 * MEMORY_BYTES:  # type: ignore[arg-type]
         most = most * 9 // 10

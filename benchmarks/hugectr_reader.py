@@ -1,4 +1,4 @@
-"""Samples a second from HugeCTR's files to `Batch`, on Criteo-shaped rows, beside what NumPy, PyArrow and torch offer.
+"""Samples a second from HugeCTR's files to `Batch`, on Criteo-shaped rows, against what NumPy, PyArrow and torch offer.
 
 The limit is what one thread takes to read the bytes and to do nothing with them; for Parquet, to read and decompress
 the row groups with PyArrow. The peers give the same label, dense numbers and keys (float32, int64 slot by slot, offsets
@@ -125,7 +125,7 @@ def drain_all(batches: Iterator[object]) -> None:
 
 
 class Batches(Dataset):
-    """Whole batches out of mapped files of records of one size."""
+    """Read whole batches from mapped files of records of one size."""
 
     def __init__(self, kind: str, files: list[Path], batch_size: int) -> None:
         dtype, offset = (NORM_RECORD, 69) if kind == "norm" else (RAW_RECORD, 0)

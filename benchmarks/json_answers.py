@@ -9,7 +9,7 @@ from typing import IO, Any
 
 
 def open_answers() -> IO[str]:
-    """The pipe for answers; what libraries print goes to standard error from now on."""
+    """Return the pipe for answers; what libraries print goes to standard error from now on."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

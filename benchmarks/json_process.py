@@ -16,7 +16,7 @@ MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class JsonProcess:
-    """``python -m module arguments``, run beside this file; its first line says its versions.
+    """A process ``python -m module arguments`` in the folder of this file; its first line has its versions.
 
     Attributes:
         version: that line.
@@ -31,8 +31,8 @@ class JsonProcess:
         )  # fmt: skip
         self.version: str = self._answer()
 
-    def ask(self, do: str, **arguments: object) -> Any:
-        """What the process answers to a command."""
+    def request(self, do: str, **arguments: object) -> Any:
+        """Return the answer of the process to a command."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
@@ -53,17 +53,17 @@ class JsonProcess:
 
 
 def median_of(answers: Sequence[Mapping[str, float]], figure: str) -> float:
-    """The median of a figure that each of several answers has."""
+    """Return the median of a figure that each of several answers has."""
     return statistics.median(answer[figure] for answer in answers)
 
 
 def threads() -> int:
-    """Threads of every side: one a core."""
+    """Return the threads of every side: one a core."""
     return len(os.sched_getaffinity(0))
 
 
 def _environment() -> dict[str, str]:
-    """The same for every side: one thread a core, and a C allocator that keeps what a step frees for the next."""
+    """Return the environment of every side: one thread a core, and a C allocator that keeps freed memory."""
     count = str(threads())
     # A result of peers.py has 0.4 GiB at most. Blocks above the first bound are mapped and cleared anew for each step.
     kept = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}

@@ -10,7 +10,7 @@ Found = Mapping[str, str]
 
 
 class MarkedPage(NamedTuple):
-    """A page whose tables stand between two marks.
+    """A page whose tables are between two marks.
 
     Attributes:
         rows: Results that the tables show.
@@ -25,13 +25,13 @@ class MarkedPage(NamedTuple):
     end: str
 
     def read_rows(self) -> list[Found]:
-        """All rows of the results, oldest first; none where nothing was measured yet."""
+        """Return all rows of the results, oldest first; none where nothing was measured yet."""
         if not self.rows.exists():
             return []
         with self.rows.open(newline="") as file:
             return list(csv.DictReader(file))
 
     def with_tables(self, tables: str) -> str:
-        """The page with `tables` between its marks."""
+        """Return the page with `tables` between its marks."""
         before, rest = self.page.read_text().split(self.begin)
         return f"{before}{self.begin}\n\n{tables}\n\n{self.end}{rest.split(self.end)[1]}"

@@ -51,7 +51,7 @@ CASES = (
 
 
 def grown_bytes(case: Case) -> tuple[int, int]:
-    """What this process grows by at most, and the bytes of weights, state and index."""
+    """Return the growth of this process at its peak, and the bytes of weights, state and index."""
     import torch
     from peer_sides.terarec_tables import Tables, names_of
 

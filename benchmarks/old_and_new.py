@@ -38,13 +38,13 @@ class TurnsRow(Row):
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout."""
+    """Return the commit of a checkout."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def python_of(checkout: Path) -> Path:
-    """The interpreter of a checkout: that of its own environment, if it has one."""
+    """Return the interpreter of a checkout: that of its own environment, if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     return own if own.exists() else Path(sys.executable)
 
@@ -55,7 +55,7 @@ class Turns:
     Args:
         case: Name of the case.
         old: The other checkout.
-        folder: Where files are written.
+        folder: Directory of the files.
     """
 
     def __init__(self, case: str, old: Path, folder: Path) -> None:
@@ -65,15 +65,15 @@ class Turns:
             side: JsonProcess(python_of(checkout), "old_and_new_side", [str(checkout), case, str(folder / side)])
             for side, checkout in (("old", old), ("new", NEW))
         }
-        self.names: list[str] = [process.ask("names") for process in self._sides.values()][-1]
+        self.names: list[str] = [process.request("names") for process in self._sides.values()][-1]
 
     def measure(self, name: str, seconds: float, least: int) -> TurnsRow:
-        """The row of a function, after so many seconds of both sides and so many turns."""
+        """Return the row of a function, after so many seconds of both sides and so many turns."""
         turns: list[dict[str, tuple[float, float]]] = []
         spent = 0.0
         while len(turns) < least or spent < seconds:
             order = list(self._sides) if len(turns) % 2 else list(self._sides)[::-1]
-            turns.append({side: tuple(self._sides[side].ask("time", name=name)) for side in order})
+            turns.append({side: tuple(self._sides[side].request("time", name=name)) for side in order})
             spent += sum(wall for wall, _ in turns[-1].values())
         medians = {side: statistics.median(turn[side][0] for turn in turns) for side in self._sides}
         return TurnsRow(

@@ -1,4 +1,4 @@
-"""Work of `old_and_new` in one checkout: ``python -m old_and_new_side CHECKOUT CASE FOLDER``, as `json_process` asks.
+"""Work of `old_and_new` in one checkout: ``python -m old_and_new_side CHECKOUT CASE FOLDER``, for `json_process`.
 
 A case is built from the benchmarks of the checkout itself, which know its interfaces.
 """
@@ -21,7 +21,7 @@ Work = Mapping[str, Callable[[], object]]
 
 
 def embedding(_: Path) -> Work:
-    """Lookups and updates of rows; each of them many times, or once where they take milliseconds."""
+    """Yield lookups and updates of rows; each of them many times, or once where they take milliseconds."""
     import embedding as script
 
     rule = script.row_rule if hasattr(script, "row_rule") else lambda kind, **given: script.RowRule(kind=kind, **given)
@@ -48,7 +48,7 @@ def index(_: Path) -> Work:
 
 
 def calls(_: Path) -> Work:
-    """Calls of one sample, for inference and for training."""
+    """Yield calls of one sample, for inference and for training."""
     import call_overhead as script
     import torch
 
@@ -68,7 +68,7 @@ def calls(_: Path) -> Work:
 
 
 def dlrm(_: Path, precision: str) -> Work:
-    """Steps of DLRM by `Trainer`."""
+    """Yield steps of DLRM by `Trainer`."""
     import step_sides as script
 
     workload = script.WORKLOADS["gemm"]
@@ -77,7 +77,7 @@ def dlrm(_: Path, precision: str) -> Work:
 
 
 def keras(_: Path) -> Work:
-    """Steps of HugeCTR's graph models, the side of terarec in the comparison with Keras."""
+    """Yield steps of HugeCTR's graph models, the side of terarec in the comparison with Keras."""
     from keras_sides.graph_model import Graph
     from keras_sides.workload import Workload, draw
 
@@ -119,7 +119,7 @@ def records(folder: Path) -> Work:
 
 
 def prepare(folder: Path) -> Work:
-    """A preparation of Criteo's text with and without fitting; the log is shared by both checkouts."""
+    """Return a preparation of Criteo's text with and without fitting; the log is shared by both checkouts."""
     import prepare as script
 
     log = folder.parent / "log" / "day_0.tsv"
@@ -161,7 +161,7 @@ def serving(_: Path) -> Work:
 
 
 def _criteo() -> tuple[Any, dict[str, list[Any]]]:
-    """A fitted workflow of Criteo's columns, and raw records of it."""
+    """Return a fitted workflow of Criteo's columns, and raw records of it."""
     import numpy as np
     import workflow_records as script
 
@@ -208,7 +208,7 @@ class Worker:
         self._work = work
 
     def names(self) -> Sequence[str]:
-        """The functions, each of which has run once."""
+        """Return the functions, each of which has run once."""
         for call in self._work.values():
             call()
         gc.collect()
@@ -216,7 +216,7 @@ class Worker:
         return list(self._work)
 
     def time(self, *, name: str) -> Sequence[float]:
-        """Seconds of a run, and of the processor in all threads. What came before leaves no garbage to it."""
+        """Return the seconds of a run, and of the processor in all threads, without garbage of what came before."""
         gc.collect()
         begin, cpu = time.perf_counter(), time.process_time()
         self._work[name]()

@@ -1,4 +1,4 @@
-"""Lookups of served tables in every tier, sessions behind a cache, and updates beside lookups.
+"""Lookups of served tables in every tier, sessions behind a cache, and updates next to lookups.
 
 The limit of lookups is the lookup of training: a dynamic table of the same rows, whose index and kernels the host tier
 shares. The limit of sessions is the same model with its tables in memory. Everything of a part is timed in turns.
@@ -47,7 +47,7 @@ from terarec.spec import (
 from terarec.storage import Rows
 
 WIDTH = 128
-ASKED = 16_384
+REQUESTED = 16_384
 CHUNK = 1 << 16
 BATCHES = 2  # in a turn, each new to the caches
 WARMING = 60  # batches that fill the caches
@@ -75,8 +75,8 @@ def trained_table(rows: int) -> EmbeddingCollection:
 
 
 def lookups(rows: int, turns: int) -> Iterator[Row]:
-    asked = torch.from_numpy(np.random.default_rng(1).integers(0, rows, ASKED))
-    jagged = Jagged(names=("f",), keys=asked, offsets=torch.arange(ASKED + 1))
+    requested = torch.from_numpy(np.random.default_rng(1).integers(0, rows, REQUESTED))
+    jagged = Jagged(names=("f",), keys=requested, offsets=torch.arange(REQUESTED + 1))
     with ExitStack() as held, torch.no_grad():
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         collection = trained_table(rows)
@@ -96,17 +96,17 @@ def lookups(rows: int, turns: int) -> Iterator[Row]:
             server = held.enter_context(running(folder / "redis", "--appendonly", "no"))
             redis = RedisTier(RedisServer(server.spec(num_partitions=8, timeout_seconds=30.0)), "hps_et.m.t", WIDTH)
             tiers["Redis 8 partitions"] = filled(redis, rows)
-        timed = {name: lambda tier=tier: tier.lookup(asked) for name, tier in tiers.items()}
+        timed = {name: lambda tier=tier: tier.lookup(requested) for name, tier in tiers.items()}
         timed["training"] = lambda: collection(jagged)
         found = measure_in_turns(timed, turns)
         for name in tiers:
             yield Row(
-                case=f"{ASKED:,} keys of {rows:,} rows of {4 * WIDTH} bytes",
+                case=f"{REQUESTED:,} keys of {rows:,} rows of {4 * WIDTH} bytes",
                 metric=f"lookups in {name}",
-                value=ASKED / found[name].median,
+                value=REQUESTED / found[name].median,
                 unit="rows/s",
                 peer="lookup of training",
-                peer_value=ASKED / found["training"].median,
+                peer_value=REQUESTED / found["training"].median,
             )
         for tier in tiers.values():
             tier.close()
@@ -212,7 +212,7 @@ def hits_of(caches: ModelCaches) -> tuple[int, int]:
 
 
 @contextmanager
-def beside(work: object) -> Iterator[None]:
+def in_background(work: object) -> Iterator[None]:
     thread = threading.Thread(target=work)  # type: ignore[arg-type]
     thread.start()
     yield
@@ -224,7 +224,7 @@ def updates(rows: int) -> Iterator[Row]:
     table = TableTiers([filled(HostMemoryTier("t", WIDTH), rows)])
     keys = torch.from_numpy(np.random.default_rng(2).permutation(rows))
     values = torch.randn(rows, WIDTH)
-    asked = keys[:1024]
+    requested = keys[:1024]
     waits: list[float] = []
     delays: list[float] = []  # of each lookup, the time for which its thread could run but had no core
     is_done = threading.Event()
@@ -234,18 +234,18 @@ def updates(rows: int) -> Iterator[Row]:
             while not is_done.is_set():
                 before = without_core(counters)
                 start = time.perf_counter()
-                table.lookup(asked)
+                table.lookup(requested)
                 waits.append(time.perf_counter() - start)
                 delays.append(without_core(counters) - before)
 
     for _ in range(50):
-        table.lookup(asked)
+        table.lookup(requested)
     alone = []
     for _ in range(200):
         start = time.perf_counter()
-        table.lookup(asked)
+        table.lookup(requested)
         alone.append(time.perf_counter() - start)
-    with beside(look_up):
+    with in_background(look_up):
         start = time.perf_counter()
         for begin in range(0, rows, CHUNK):
             table.insert(keys[begin : begin + CHUNK], values[begin : begin + CHUNK])

@@ -26,7 +26,7 @@ class Side:
         return self.copies[rule] * shape.table_bytes
 
     def fits(self, rule: str, shape: Shape) -> bool:
-        """Whether this machine can hold that and a batch."""
+        """Return whether this machine can hold that and a batch."""
         return self.needed_bytes(rule, shape) < 0.9 * MEMORY_BYTES
 
 

@@ -39,7 +39,7 @@ PEERS = [name for name in SIDES if name != OURS]
 
 @dataclass(frozen=True)
 class Cell:
-    """What is timed of a shape and rule."""
+    """A timed case of a shape and rule."""
 
     shape: Shape
     rule: str
@@ -49,12 +49,12 @@ class Cell:
 
     @property
     def case(self) -> str:
-        """As results write it."""
+        """Case in the results."""
         return f"{self.shape.name}, batch {self.batch}, {self.keys}"
 
     @property
     def metric(self) -> str:
-        """As results write it."""
+        """Metric in the results."""
         return "forward" if self.what == "forward" else f"forward, backward and {self.rule} update"
 
 
@@ -77,7 +77,7 @@ def check(peer: str, rule: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = [f"{folder}/{name}.npz" for name in sides.names]
         for name, path in zip(sides.names, paths, strict=True):
-            sides[name].ask("check", batch=64, keys="zipf", steps=2, path=path)
+            sides[name].request("check", batch=64, keys="zipf", steps=2, path=path)
         sides.close()
         ours, theirs = (np.load(path) for path in paths)
         for what in ("pooled", "tables"):
@@ -91,18 +91,18 @@ Seconds = Mapping[tuple[Cell, str], Sequence[float]]
 
 
 def in_turns(sides: Turns, cells: Sequence[Cell], options: argparse.Namespace) -> Seconds:
-    """All sides time the cells, again and again."""
+    """Let all sides time the cells, again and again."""
     seconds: dict[tuple[Cell, str], list[float]] = defaultdict(list)
     for _, side, cell in product(range(options.rounds), sides.names, cells):
-        asked = {"batch": cell.batch, "keys": cell.keys, "least": options.least, "most": options.runs}
-        seconds[cell, side] += sides[side].ask("time", what=cell.what, budget=options.seconds, **asked)
+        settings = {"batch": cell.batch, "keys": cell.keys, "least": options.least, "most": options.runs}
+        seconds[cell, side] += sides[side].request("time", what=cell.what, budget=options.seconds, **settings)
         for visit in LIMITS[cell.what] if side == OURS else ():
-            seconds[cell, visit] += sides[side].ask("time", what=visit, budget=options.seconds / 4, **asked)
+            seconds[cell, visit] += sides[side].request("time", what=visit, budget=options.seconds / 4, **settings)
     return seconds
 
 
 def compare(cells: Sequence[Cell], peers: Sequence[str], options: argparse.Namespace) -> Iterator[PeerRow]:
-    """The rows of cells of one shape and rule. A peer that cannot be held is not run; its row says what it needs."""
+    """Yield the rows of cells of one shape and rule. A peer too large is not run; its row has the memory it needs."""
     shape, rule = cells[0].shape, cells[0].rule
     fitting = [peer for peer in peers if SIDES[peer].fits(rule, shape)]
     for peer in fitting:
@@ -115,7 +115,7 @@ def compare(cells: Sequence[Cell], peers: Sequence[str], options: argparse.Names
 
 
 def row_of(cell: Cell, peer: str, seconds: Seconds, versions: Mapping[str, str]) -> PeerRow:
-    """What was timed of one cell and peer."""
+    """Return the row of one cell and peer."""
     title = SIDES[peer].title
     if peer not in versions:
         gib = SIDES[peer].needed_bytes(cell.rule, cell.shape) / 2**30
@@ -154,12 +154,12 @@ Timed = set[tuple[str, str, str]]
 
 
 def timed_before() -> Timed:
-    """What this commit's rows hold."""
+    """Return the cases that this commit's rows have."""
     return {(row["case"], row["metric"], row["peer"].split(":")[0]) for row in rows_of_this_commit("peers")}
 
 
 def timed_of(cell: Cell, peers: Sequence[str]) -> Timed:
-    """What a cell's rows will hold."""
+    """Return the cases that a cell's rows will have."""
     return {(cell.case, cell.metric, SIDES[peer].title) for peer in peers}
 
 

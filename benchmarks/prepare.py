@@ -1,4 +1,4 @@
-"""Criteo text -> Parquet with ids by frequency, beside Polars doing the same, scans, and reading the bytes.
+"""Criteo text -> Parquet with ids by frequency, compared with Polars doing the same, scans, and reading the bytes.
 
 terarec does it twice: by the preset, and by a second run of that with what it has fitted. Scans by Polars, DuckDB and
 PyArrow parse the same text and do nothing with it.
@@ -32,7 +32,7 @@ def with_terarec(log: Path, out: Path) -> None:
 
 
 def with_fitted_workflow(log: Path, out: Path) -> None:
-    """A second run, which transforms only: it takes the workflow that `with_terarec` has fitted."""
+    """Transform in a second run, by the workflow that `with_terarec` has fitted."""
     from terarec.etl import prepare
     from terarec.etl.workflow import Workflow
 
@@ -40,7 +40,7 @@ def with_fitted_workflow(log: Path, out: Path) -> None:
 
 
 def lines_by_polars(log: Path):
-    """The log as a lazy frame."""
+    """Return the log as a lazy frame."""
     import polars as pl
 
     schema = {"label": pl.Int32} | dict.fromkeys(INTEGERS, pl.Int32) | dict.fromkeys(CATEGORIES, pl.String)
@@ -69,7 +69,7 @@ def with_polars(log: Path, out: Path) -> None:
 
 
 def ids_of(train, name):
-    """The table of the values of a column and their ids."""
+    """Return the table of the values of a column and their ids."""
     import polars as pl
 
     counts = train.filter(pl.col(name).is_not_null()).group_by(name).len().filter(pl.col("len") >= MIN_COUNT)
@@ -174,7 +174,7 @@ def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str
 
 
 def side_rows(case: str, num_rows: int, sides: dict[str, dict[str, float]]) -> list[Row]:
-    """Rates and peak memory of the sides."""
+    """Return the rates and peak memory of the sides."""
     rates = {side: num_rows / figures["seconds"] for side, figures in sides.items()}
     ours, limit = rates["terarec"], rates["reading the bytes"]
     rows = [

@@ -1,4 +1,4 @@
-"""Group-bys, sorts and joins of more rows than a memory bound holds: terarec's files by hash beside DuckDB and Polars.
+"""Group-bys, sorts and joins of more rows than a memory bound holds: terarec's files by hash against DuckDB and Polars.
 
 All sides read the same uncompressed Parquet file, have the same bound (Polars takes none; its engine streams) and must
 give the same bits: counts of values by falling count, sums of floats in the order of the rows, rows in the order of a
@@ -67,7 +67,7 @@ class Digest:
 
 
 def write_values(path: Path, rows: int) -> None:
-    """Integers of which most are distinct, and floats."""
+    """Write integers, most of them distinct, and floats."""
     generator = np.random.default_rng(0)
     values = (generator.random(rows) ** 2 * 0.7 * rows).astype(np.int64) * 2654435761
     _write(path, {"value": values, "x": generator.standard_normal(rows)})
@@ -86,7 +86,7 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def write_events(path: Path, rows: int) -> None:
-    """Events of users, in the order of their times."""
+    """Write events of users, in the order of their times."""
     generator = np.random.default_rng(0)
     users = (generator.random(rows) ** 2 * rows / 20).astype(np.int64)
     times = np.cumsum(generator.integers(0, 5, rows))
@@ -181,7 +181,7 @@ def shuffle(path: Path, work: Path, bound: int) -> str:
 
 
 def _blocks(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, ColumnBlock]]:
-    """Ids, places and rows, as preparation has them."""
+    """Yield the ids, places and rows, as preparation has them."""
     from terarec.formats import ColumnBlock
 
     for batch in _batches(path):
@@ -227,7 +227,7 @@ def _duckdb(sql: str, path: Path, work: Path, bound: int, threads: int | None = 
 
 
 def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
-    """A sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
+    """Return a sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
     import duckdb
 
     from terarec.etl.shuffle import block_from_table, block_to_batch
@@ -324,7 +324,7 @@ def polars_lag(path: Path, work: Path, bound: int) -> str:
 
 
 def _digest(tables: Iterable[pa.Table]) -> str:
-    """The checksum of a result: of wide rows two columns."""
+    """Return the checksum of a result: of wide rows two columns."""
     digest = Digest()
     for table in tables:
         for name in table.column_names:
@@ -341,7 +341,7 @@ Side = Callable[[Path, Path, int], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is done: its input, and the sides; the first is terarec."""
+    """A task: its input, and the sides, of which terarec is the first."""
 
     title: str
     rows: int
@@ -418,7 +418,7 @@ def run_side(case: str, side: str, path: Path, bound: int) -> None:
 
 
 def compare(name: str, folder: Path, bound: int, repeats: int, chosen: list[str]) -> Iterator[LibraryRow]:
-    """The rows of one case, all sides in turns."""
+    """Yield the rows of one case, all sides in turns."""
     case, path = CASES[name], folder / f"{name}.parquet"
     case.write(path, case.rows)
     sides = [side for side in case.sides if side == "terarec" or side.split(",")[0] in chosen]

@@ -1,4 +1,4 @@
-"""Criteo text -> encoded files against PySpark, NVTabular, DLRM's NumPy script and Polars, beside scans of the text.
+"""Criteo text -> encoded files against PySpark, NVTabular, DLRM's NumPy script and Polars, against scans of the text.
 
 ``make peers-prepare``, then ``python benchmarks/prepare_peers.py --dlrm PATH/data_utils.py``. Every side runs in a
 process of its own, in the interpreter that has its libraries, in turns, on the same generated log (in the page cache).
@@ -35,7 +35,7 @@ _CHECKED_ROWS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What is compared with. `does`: how its work differs; `is_checked`: its ids follow the same rule."""
+    """A system to compare with. `does`: differences of its work; `is_checked`: whether its ids follow the same rule."""
 
     title: str
     python: Path
@@ -71,8 +71,8 @@ class Logs:
     """The first rows of one generated log, whole and in its two parts.
 
     Args:
-        folder: for all files.
-        rows: of the log.
+        folder: Directory of all files.
+        rows: Rows of the log.
     """
 
     def __init__(self, folder: Path, rows: int) -> None:
@@ -81,7 +81,7 @@ class Logs:
         self._log = folder / "log" / "day_0.tsv"
 
     def first(self, rows: int) -> dict[str, str]:
-        """Paths of the first `rows` rows: whole, train and valid."""
+        """Return the paths of the first `rows` rows: whole, train and valid."""
         parts = {name: self.folder / str(rows) / f"{name}.tsv" for name in ("whole", "train", "valid")}
         if not parts["whole"].exists():
             parts["whole"].parent.mkdir()
@@ -102,7 +102,7 @@ def _copy(log: Any, to: Path, rows: int) -> None:
 
 
 def run(side: str, logs: Logs, rows: int, options: argparse.Namespace, *, counted: bool = False) -> dict[str, Any]:
-    """What a side's worker answers for the first `rows` rows."""
+    """Return the answer of a side's worker for the first `rows` rows."""
     out = logs.folder / "out"
     out.mkdir()
     job = {**logs.first(rows), "out": str(out), "threads": threads(), "counted": counted}
@@ -131,7 +131,7 @@ def check(peer: str, logs: Logs, options: argparse.Namespace) -> None:
 
 
 def compare(peer: str, logs: Logs, options: argparse.Namespace) -> PrepareRow:
-    """The row of one peer, all sides in turns."""
+    """Return the row of one peer, all sides in turns."""
     if PEERS[peer].is_checked:
         check(peer, logs, options)
     rows = {OURS: options.rows, LIMIT: options.rows, peer: options.rows_of.get(peer, options.rows)}

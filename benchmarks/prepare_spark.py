@@ -1,4 +1,4 @@
-"""Criteo text -> Parquet by the Spark engine on this machine's cores, beside the local engine and PySpark's DataFrames.
+"""Criteo text -> Parquet by Spark on this machine's cores, against the local engine and PySpark's DataFrames.
 
 ``python benchmarks/prepare_spark.py``. Each side runs in a process of its own, in turns, on the same generated log in
 the page cache. Imports and the start of Spark and Java are not timed; the start of its Python workers is. PySpark may

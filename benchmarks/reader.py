@@ -4,7 +4,7 @@ The limit is what one thread takes to read and decompress the row groups and to 
 ``read_row_group`` for Parquet, plain reads into memory for raw shards. Files are in the page cache.
 
 ``--case ranks`` takes what one of several ranks reads of the same batches instead: rows that it decodes, CPU time
-beside a reader of whole batches, in turns, and the samples of the fullest rank in a batch.
+compared with a reader of whole batches, in turns, and the samples of the fullest rank in a batch.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def shared(directory: Path, size: int, options: argparse.Namespace) -> list[Row]
 
 
 def write(directory: Path, storage: str, num_rows: int) -> DatasetSpec:
-    """A data set of power-law keys; every shard holds the same rows."""
+    """Return a data set of power-law keys; every shard holds the same rows."""
     spec = DatasetSpec(
         name="criteo-shaped",
         storage=storage,

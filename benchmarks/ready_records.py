@@ -44,7 +44,7 @@ ROWS = 20_000
 
 
 def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str, list[Any]]]:
-    """A preset, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
+    """Return a preset, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
     log, raw = LOGS[name], directory / name
     log.generator.generate(raw, rows=ROWS)
     files = [raw / file for file in log.sources]
@@ -56,7 +56,7 @@ def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str,
 
 
 def served_records(workflow: Workflow, block: Rows) -> dict[str, list[Any]]:
-    """The raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
+    """Return the raw values of ``workflow.record_columns`` for the rows of a whole log that the workflow keeps."""
     brought: dict[str, pa.Array | None] = {name: block.columns.get(name) for name in workflow.record_columns}
     for step, code in enumerate(workflow.plan.operators):
         block = code.transform(block, workflow.states.get(step))

@@ -90,7 +90,7 @@ def append_rows(name: str, rows: Iterable[Row], *, dry: bool = False) -> None:
 
 
 def rows_of_this_commit(name: str) -> list[dict[str, str]]:
-    """The rows of ``results/<name>.csv`` that the commit of this tree gave."""
+    """Return the rows of ``results/<name>.csv`` that the commit of this tree gave."""
     path, version = RESULTS / f"{name}.csv", str(_context()["terarec"])
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["terarec"] == version]
@@ -128,7 +128,7 @@ def _text(value: object) -> object:
 
 
 def _better(row: Row, other: float) -> float:
-    """How many times better the row's figure is than `other`."""
+    """Return the ratio by which the row's figure is better than `other`."""
     return other / row.value if row.unit in _COSTS else row.value / other
 
 
@@ -142,7 +142,7 @@ def _line(row: Row) -> str:
 
 
 def _commit() -> str:
-    """The commit, and "-dirty" where more than the results differs from it: a run of many rows changes those itself."""
+    """Return the commit, with "-dirty" where more than the results differs: a run of many rows changes those itself."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
     return (commit + "-dirty" * bool(changed)) or "unknown"

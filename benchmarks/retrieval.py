@@ -41,7 +41,7 @@ def pairs_of(num_users: int, num_items: int, mean: int, seed: int) -> Pairs:
 
 
 def lists_of(pairs: Pairs, num_users: int) -> Ragged[np.ndarray, np.ndarray]:
-    """The same as lists."""
+    """Return the same as lists."""
     offsets = np.concatenate([[0], np.bincount(pairs[:, 0], minlength=num_users).cumsum()])
     return Ragged(pairs[:, 1], offsets)
 
@@ -56,14 +56,14 @@ def recall_of(found: Tensor, relevant: Pairs, num_items: int) -> float:
 
 
 def by_topk(users: Tensor, items: Tensor, seen: Pairs) -> Tensor:
-    """The whole matrix, masked, and `torch.topk`."""
+    """Return the whole matrix, masked, and `torch.topk`."""
     scores = users @ items.T
     scores[seen[:, 0], seen[:, 1]] = -torch.inf
     return scores.topk(LENGTH).indices
 
 
 def by_sort(users: Tensor, items: Tensor, seen: Pairs, block: int = 1024) -> Tensor:
-    """Blocks of users, masked and sorted."""
+    """Return the blocks of users, masked and sorted."""
     found = []
     for start in range(0, len(users), block):
         scores = users[start : start + block] @ items.T
@@ -89,7 +89,7 @@ def faiss(users: Tensor, items: Tensor, seen: Pairs, repeats: int) -> tuple[floa
 
 
 def products(users: Tensor, items: Tensor) -> Callable[[], None]:
-    """The product of all vectors in the blocks of ours."""
+    """Return the product of all vectors in the blocks of ours."""
     block = BLOCK_BYTES // (4 * len(items))
     held = torch.empty(block, len(items))
 
@@ -101,7 +101,7 @@ def products(users: Tensor, items: Tensor) -> Callable[[], None]:
 
 
 def rows_of(num_users: int, num_items: int, repeats: int, *, with_sort: bool) -> list[Row]:
-    """The figures for so many users and items."""
+    """Return the figures for so many users and items."""
     torch.manual_seed(0)
     users, items = torch.randn(num_users, WIDTH), torch.randn(num_items, WIDTH)
     seen = pairs_of(num_users, num_items, SEEN, seed=1)

@@ -1,4 +1,4 @@
-"""Row files beside the disk itself, RocksDB and plain ``np.memmap``: reads, writes, opening, space.
+"""Row files compared with the disk itself, RocksDB and plain ``np.memmap``: reads, writes, opening, space.
 
 Cold means that the files' pages were dropped from the page cache before (or that O_DIRECT goes past it). The limit of
 cold reads is a loop of as many random reads of a row's bytes past the page cache (random_reads.cpp) in the same turn;
@@ -93,7 +93,7 @@ def write_in_order(path: Path, num_bytes: int) -> None:
 
 
 class Table:
-    """The same rows in a row file, in RocksDB and in a memory map."""
+    """Rows in a row file, in RocksDB and in a memory map."""
 
     def __init__(self, root: Path, num_rows: int, *, with_peers: bool) -> None:
         self.root = root
@@ -128,7 +128,7 @@ class Table:
         store.close()
 
     def fill(self, store: RowStore, *, commits: bool) -> float:
-        """Seconds without those that making the rows takes."""
+        """Return the seconds without those that making the rows takes."""
         seconds = 0.0
         for first in range(0, self.num_rows, BATCH):
             keys = self.keys[first : first + BATCH]
@@ -198,7 +198,7 @@ def cold_reads(table: Table, turns: int) -> list[Row]:
 
 
 def warm_reads(table: Table, turns: int) -> list[Row]:
-    """Of rows whose pages lie in the page cache."""
+    """Return the rows of reads whose pages are in the page cache."""
     stores: dict[str, RowStore] = {
         "io_uring": RowFile.open(table.root / "rows", read_only=True, options=RowFileOptions(io="io_uring")),
         "threads": RowFile.open(table.root / "rows", read_only=True, options=RowFileOptions(io="threads")),
@@ -227,7 +227,7 @@ def warm_reads(table: Table, turns: int) -> list[Row]:
 
 
 def cached_reads(table: Table, turns: int) -> list[Row]:
-    """Of rows that a cache in host memory holds; the limit is torch's gather from a plain tensor of as many rows."""
+    """Return the rows of reads that a cache in host memory has; the limit is torch's gather of as many rows."""
     store = RowFile.open(table.root / "rows", read_only=True)
     budget = table.num_rows * (ROW_BYTES + SLOT_BYTES) + ROW_BYTES
     cache = CachedRows(

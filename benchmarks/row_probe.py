@@ -1,6 +1,6 @@
 """The time of random rows at best on this machine: compiles ``row_probe.cpp`` and visits rows with it.
 
-A limit is only one beside the kernel that it limits: the same rows of the same memory in the same order, on the same
+A limit is only one next to the kernel that it limits: the same rows of the same memory in the same order, on the same
 threads, in turns. A probe from another process at another time was off by up to 1.7 x in both directions.
 """
 
@@ -38,18 +38,18 @@ class _Visit(ctypes.Structure):
 
 
 def row_visitor(access: int, table: Tensor, *orders: Tensor, dense: Tensor | None = None) -> Callable[[], None]:
-    """A function that visits rows once, in the fastest way: order, distance of prefetching, stores past the caches.
+    """Return a function that visits rows once in the fastest way: order, prefetch distance, stores past the caches.
 
     Args:
         access: READ, MODIFY (the rows keep their values), or COPY to `dense`.
-        table: float32[V, D], D 16, 64 or 128.
-        orders: int64[N] each, the rows of the table; distinct where they are written, since threads share them.
-        dense: float32[N, D] of `allocate_rows`, for COPY.
+        table: Rows float32[V, D], D 16, 64 or 128.
+        orders: Numbers int64[N] of rows of the table, each; distinct where they are written, since threads share them.
+        dense: Vectors float32[N, D] of `allocate_rows`, for COPY.
     """
     library, threads = _library(), torch.get_num_threads()
 
     def visit(how: int, rows: Tensor, ahead: int) -> None:
-        memory = None if dense is None else dense.data_ptr()  # asked for here, so that the function keeps the tensor
+        memory = None if dense is None else dense.data_ptr()  # read here, so that the function keeps the tensor
         visited = _Visit(table.data_ptr(), rows.data_ptr(), rows.numel(), table.shape[1], ahead, memory)
         library.visit_rows(how, ctypes.byref(visited), threads)
 

@@ -37,7 +37,7 @@ SIZES = (1, 2, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What a message costs.
+    """Costs of a message.
 
     Attributes:
         alpha: Seconds of a collective.
@@ -72,7 +72,7 @@ class Links:
 
 
 def distinct(rows: int, samples: float) -> float:
-    """Return how many distinct keys so many uniform draws have: the most that a batch can ask for."""
+    """Return how many distinct keys so many uniform draws have: the most that a batch can request."""
     return rows * -torch.expm1(samples * torch.log1p(torch.tensor(-1.0 / rows, dtype=torch.float64))).item()
 
 
@@ -144,7 +144,7 @@ def work() -> None:
 
 
 def local_rows(repeats: int) -> list[Row]:
-    """Return the seconds of 1, 2 and 4 processes beside those of the model."""
+    """Return the seconds of 1, 2 and 4 processes compared with those of the model."""
     cores = len(os.sched_getaffinity(0))
     sides = {size: Side(size, script=__file__) for size in SIZES}
     # Processes alone, as many at once as will step together: they share the memory's bandwidth.
@@ -154,7 +154,7 @@ def local_rows(repeats: int) -> list[Row]:
     }
     calls |= {f"step {size}": (lambda size=size: _seconds([sides[size]], "step 1")) for size in SIZES[1:]}
     big = 1 << 24
-    calls |= {f"send {count}": (lambda count=count: sides[2].ask(f"send {count}")[0]) for count in (0, big)}
+    calls |= {f"send {count}": (lambda count=count: sides[2].request(f"send {count}")[0]) for count in (0, big)}
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):
         for name, call in calls.items():

@@ -68,9 +68,9 @@ class Side:
             )
             for rank in range(size)
         ]
-        self.ask("ready")
+        self.request("ready")
 
-    def ask(self, words: str) -> list[float]:
+    def request(self, words: str) -> list[float]:
         """Send a command to all, and return the numbers that rank 0 answers."""
         return self.ask_all(words)[0]
 
@@ -100,7 +100,7 @@ class Side:
     def step(self) -> float:
         """Return the seconds of one step of all."""
         start = time.perf_counter()
-        self.ask("step")
+        self.request("step")
         return time.perf_counter() - start
 
     def close(self) -> None:
@@ -160,10 +160,10 @@ def fewest_bytes(batch: Batch, ranks: Ranks, trainer: Trainer) -> list[float]:
     keys = batch.sparse.keys.view(WORKLOAD.features, WORKLOAD.batch)
     shares = [keys[:, ranks.share(WORKLOAD.batch, rank)] for rank in range(ranks.size)]
     foreign = _foreign(shares[ranks.rank], ranks, owner=None, me=ranks.rank)
-    asked = sum(_foreign(share, ranks, owner=ranks.rank, me=rank) for rank, share in enumerate(shares))
+    foreign_keys = sum(_foreign(share, ranks, owner=ranks.rank, me=rank) for rank, share in enumerate(shares))
     row = 4 * WORKLOAD.width
     layers = sum(p.nbytes for p in trainer.model.parameters() if p.numel())
-    return [8 * foreign, row * asked, row * foreign, 2 * (ranks.size - 1) / ranks.size * layers]
+    return [8 * foreign, row * foreign_keys, row * foreign, 2 * (ranks.size - 1) / ranks.size * layers]
 
 
 def _foreign(keys: torch.Tensor, ranks: Ranks, *, owner: int | None, me: int) -> int:
@@ -272,7 +272,7 @@ def work_on_skew() -> None:
 def skew_rows(size: int, repeats: int) -> list[Row]:
     """Return how much more CPU time than the mean the slowest rank takes, in the median of blocks of steps."""
     side = Side(size, ["--skewed"])
-    side.ask("3")
+    side.request("3")
     found = []
     for _ in range(repeats):
         answers = side.ask_all("10")
@@ -347,7 +347,7 @@ def speed_rows(size: int, repeats: int) -> list[Row]:
     """Return the speed of several ranks and the bytes that one of them sends."""
     sides = {"one": Side(1), "ranks": Side(size, ["--sharded"])}
     seconds = measure(sides, repeats)
-    counted = sides["ranks"].ask("bytes")
+    counted = sides["ranks"].request("bytes")
     for side in sides.values():
         side.close()
     case = f"{CASE}, {size} ranks by row"
@@ -390,7 +390,7 @@ def placed_rows(repeats: int) -> list[Row]:
 
 
 def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
-    """Return the step of ranks beside TorchRec's, and the bytes on the loopback device in it.
+    """Return the step of ranks compared with TorchRec's, and the bytes on the loopback device in it.
 
     Run it in a network namespace of its own (``unshare -n sh -c "ip link set lo up; ..."``), where nobody else sends.
     """

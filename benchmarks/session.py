@@ -1,4 +1,4 @@
-"""A session in this process, from raw records to scores: one record, and the rate of 1,024 beside the layers alone.
+"""A session in this process, from raw records to scores: one record, and the rate of 1,024 next to the layers alone.
 
 The records are generated in Criteo's layout of 39 fields; the runs are DLRMs after one step. One record should take at
 most 150 us with the small model, and 1,024 records should reach 95 % of the rate of the layers of the large one.

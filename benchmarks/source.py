@@ -1,4 +1,4 @@
-"""Read Criteo's text as typed columns: `Source.blocks`, beside pyarrow.csv with the same types, and the parser alone.
+"""Read Criteo's text as typed columns: `Source.blocks`, against pyarrow.csv with the same types, and the parser alone.
 
 All sides read the same generated log from the page cache, in turns, on one thread and on two.
 """
@@ -45,7 +45,7 @@ def with_arrow(log: Path, threads: int) -> int:
 
 
 def parser_alone(log: Path, rows: int) -> float:
-    """Rows a second of the parser, again and again on the first block."""
+    """Return the rows a second of the parser, again and again on the first block."""
     with log.open("rb") as file:
         text = file.read(BLOCK_BYTES)
     text = text[: text.rfind(b"\n") + 1]

@@ -105,7 +105,7 @@ class Deep(nn.Module):
         self.top = MLP(self.embedding.output_width, (*workload.top, 1), generator=generator)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, 1]."""
+        """Return the logits [B, 1]."""
         return self.top(self.embedding(batch.sparse).pooled)
 
 
@@ -123,7 +123,7 @@ def terarec_model(workload: Workload) -> nn.Module:
 
 
 class PlainModel(nn.Module):
-    """The same model on torch.nn alone."""
+    """The model on torch.nn alone."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class PlainModel(nn.Module):
         self.rows, self.columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
 
     def forward(self, dense: Tensor, keys: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
-        """Logits [B, 1]; keys and offsets feature by feature."""
+        """Return the logits [B, 1]; keys and offsets feature by feature."""
         vectors = [bag(key, offset) for bag, key, offset in zip(self.bags, keys, offsets, strict=True)]
         if self.bottom is None:
             return self.top(torch.cat(vectors, dim=1))
@@ -166,7 +166,7 @@ def terarec_step(workload: Workload, precision: Precision, *, is_compiled: bool 
 
 
 def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = False) -> Callable[[Batch], object]:
-    """The model and the optimizers of torch."""
+    """Return the model and the optimizers of torch."""
     plain = PlainModel(workload)
     kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1), "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01)}
     optimizer = kinds[workload.optimizer](plain.parameters())
@@ -187,7 +187,7 @@ def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = 
 def floor_step(
     workload: Workload, precision: Precision, device: torch.device | None = None
 ) -> Callable[[Batch], object]:
-    """The matrix products of a step, written to memory that is already there. The rows come on top."""
+    """Return the matrix products of a step, written to memory that is already there. The rows come on top."""
     keep_freed_memory()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
@@ -216,7 +216,7 @@ def _fastest(choices: list[Callable[[], object]]) -> Callable[[], object]:
 
 
 def _choices(left: Tensor, right: Tensor, out: Tensor) -> list[Callable[[], object]]:
-    """The product by torch's own library and by oneDNN, which takes matrices in the order of memory, or copies them."""
+    """Return the product by torch's library and by oneDNN, which takes matrices as they lie, or copies them."""
     by_torch = partial(torch.matmul, left, right, out=out)
     if left.device.type != "cpu":
         return [by_torch]
@@ -235,7 +235,7 @@ def _choices(left: Tensor, right: Tensor, out: Tensor) -> list[Callable[[], obje
 def _interactions(
     workload: Workload, dtype: torch.dtype, device: torch.device | None
 ) -> list[list[Callable[[], object]]]:
-    """The dots of all pairs and the gradients of the vectors: torch's product of matrices, or terarec's whole op."""
+    """Return the dots of all pairs and their gradients, by torch's product of matrices or by terarec's op."""
     count, width = workload.features + 1, workload.width
     vectors = torch.randn(workload.batch, count, width).to(device, dtype)
     dots = torch.randn(workload.batch, count, count).to(device, dtype)

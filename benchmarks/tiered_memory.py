@@ -82,7 +82,7 @@ class MemoryGroup:
             raise
 
     def most_bytes(self) -> int:
-        """The most memory that the group had, page cache included."""
+        """Return the most memory that the group had, page cache included."""
         return int((self._path / ("memory.max_usage_in_bytes" if self._has_v1 else "memory.peak")).read_text())
 
     def leave(self) -> None:
@@ -115,7 +115,7 @@ def anonymous_bytes() -> int:
 
 
 def cached_bytes(directory: Path) -> int:
-    """Bytes of the files below a directory that the page cache holds."""
+    """Return the bytes of the files below a directory that the page cache holds."""
     libc, total = ctypes.CDLL(None, use_errno=True), 0
     for path in directory.rglob("*.rows"):
         if not path.is_file() or not (size := path.stat().st_size):
@@ -136,7 +136,7 @@ def timed(into: dict[str, float], name: str):
 
 
 def disk_rates(directory: Path, num_bytes: int) -> tuple[float, float]:
-    """Bytes a second of writing a file with a flush, and of reading it past the page cache."""
+    """Return the bytes a second of writing a file with a flush, and of reading it past the page cache."""
     path, piece = directory / "probe", mmap.mmap(-1, PIECE)
     piece.write(os.urandom(PIECE))
     pieces = max(1, num_bytes // PIECE)

@@ -112,8 +112,8 @@ class Keys:
     """Batches whose keys follow Zipf's law; a permutation decides which are frequent.
 
     Args:
-        rows: of each table.
-        batch: samples.
+        rows: Rows of each table.
+        batch: Samples of a batch.
     """
 
     def __init__(self, rows: int, batch: int) -> None:
@@ -127,7 +127,7 @@ class Keys:
         return [self._batch(generator, shares / shares[-1]) for _ in range(count)]
 
     def of_ranks(self, first: int, end: int) -> Jagged:
-        """The keys of these ranks, of all tables."""
+        """Return the keys of these ranks, of all tables."""
         keys = torch.from_numpy(self._order[first:end])
         return one_hot(NAMES, keys.expand(FEATURES, -1))
 
@@ -193,7 +193,7 @@ def fill(table: AnyTable) -> None:
 
 
 def initial_values() -> np.ndarray:
-    """Weights and positive state of `FILL_ROWS` rows; all pieces of a table begin with them."""
+    """Return the weights and positive state of `FILL_ROWS` rows; all pieces of a table begin with them."""
     values = np.random.default_rng(7).random((FILL_ROWS, 2 * WIDTH), dtype=np.float32)
     values[:, :WIDTH] = 0.02 * (values[:, :WIDTH] - 0.5)
     return values
@@ -203,8 +203,8 @@ class FilledTables:
     """All rows in files that nobody writes; tables in tiers begin with hard links to them.
 
     Args:
-        directory: where the files lie.
-        rows: of each table.
+        directory: Directory of the files.
+        rows: Rows of each table.
     """
 
     def __init__(self, directory: Path, rows: int) -> None:
@@ -232,7 +232,7 @@ class FilledTables:
 
 
 def flush(directory: Path, *, drops: bool = False) -> None:
-    """Write what the page cache has of files, and drop it if asked."""
+    """Write what the page cache has of files, and drop it if requested."""
     for path in directory.rglob("*"):
         # Compaction in the background may remove a file meanwhile.
         with suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
@@ -274,12 +274,12 @@ def _probe(path: Path, count: int = 20_000) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to measure.
+    """A measurement.
 
     Attributes:
-        rows: of each table.
+        rows: Rows of each table.
         memory_rows: of each table in memory.
-        batch: samples.
+        batch: Samples of a batch.
         steps: timed in a turn.
         warm_steps: of each side before the turns of a skew.
         turns: with the page cache, and as many with dropped pages.
@@ -311,7 +311,7 @@ class Plan:
 def plan_options(
     *, rows: int, batch: int, steps: int, warm_steps: int, shares: Sequence[float]
 ) -> argparse.ArgumentParser:
-    """A parser of the options that every script of tiers has, with its defaults."""
+    """Return a parser of the options that every script of tiers has, with its defaults."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--rows", type=int, default=rows, help="of all tables; 512 bytes each")
     parser.add_argument("--batch", type=int, default=batch)
@@ -320,13 +320,13 @@ def plan_options(
     parser.add_argument("--turns", type=int, default=3, help="with the page cache, and as many with dropped pages")
     parser.add_argument("--shares", type=share_of, nargs="+", default=list(shares))
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--plot", type=Path, help="where to draw; beside the rows if not given")
+    parser.add_argument("--plot", type=Path, help="where to draw; next to the rows if not given")
     parser.add_argument("--dry", action="store_true", help="print the figures alone")
     return parser
 
 
 def plan_of(options: argparse.Namespace, *, memory_rows: int | None = None, direct: bool = False) -> Plan:
-    """What the options of `plan_options` ask for; `memory_rows` are of all tables in memory, None for as many."""
+    """Return the plan of the options; `memory_rows` are of all tables in memory, None for as many."""
     return Plan(
         rows=options.rows // FEATURES,
         memory_rows=(memory_rows or options.rows) // FEATURES,
@@ -339,11 +339,11 @@ def plan_of(options: argparse.Namespace, *, memory_rows: int | None = None, dire
 
 
 class Turns:
-    """Turns of tables in tiers beside tables in memory; batches of a skew are the same for all of one size.
+    """Turns of tables in tiers and of tables in memory; batches of a skew are the same for all of one size.
 
     Args:
-        plan: what to measure.
-        directory: where files lie.
+        plan: The measurement.
+        directory: Directory of the files.
     """
 
     def __init__(self, plan: Plan, directory: Path) -> None:
@@ -362,7 +362,7 @@ class Turns:
         self._filled: FilledTables | None = None
 
     def tiered(self, share: float) -> Tables:
-        """Tables in tiers with a share of the rows in the fast tier, the most frequent ones."""
+        """Return the tables in tiers with a share of the rows in the fast tier, the most frequent ones."""
         if self._filled is None:
             self._filled = FilledTables(self.directory / "filled", self.plan.rows)
         budget = self._budget(share, self._filled.index_bytes)
@@ -376,7 +376,7 @@ class Turns:
         return made
 
     def _budget(self, share: float, index_bytes: int) -> int:
-        """Bytes of the slots of a share of the rows and of what indexes take beyond their allowance."""
+        """Return the bytes of the slots of a share of the rows and of what indexes take beyond their allowance."""
         rows = FEATURES * self.plan.rows
         slots = int(share * rows)
         if (excess := index_bytes - INDEX_ALLOWANCE) > 0 and share < 1:
@@ -438,7 +438,7 @@ class Turns:
 
 
 def rate(side: Side, batches: Sequence[Batch], *, untimed: int = 0) -> float:
-    """Samples a second of all steps but `untimed`, of which one is the first and the others are the last."""
+    """Return the samples a second of all steps but `untimed`, of which one is the first and the others are the last."""
     stamps = [time.perf_counter()]
     side.train(batches, lambda: stamps.append(time.perf_counter()))
     first, end = min(1, untimed), len(batches) - max(0, untimed - 1)

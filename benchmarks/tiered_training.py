@@ -5,7 +5,7 @@ on RocksDB where ``rocksdict`` is installed. They are slow, so that their turns 
 itself. See `tiered_sides.py` for turns, shares and limits.
 
 With ``--memory-rows``, the tables in memory are smaller than those in tiers, for machines whose memory does not hold
-all: their rate then stands for that of all rows in memory, which is a little lower (more distinct rows in a batch).
+all: their rate then represents that of all rows in memory, which is a little lower (more distinct rows in a batch).
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ SORTED_ROWS = 1 << 18  # of a file that RocksDB ingests, 128 MiB
 
 
 class RowPlace(Protocol):
-    """Where the plain side has its rows: float32[n, 2 * D] each time."""
+    """Storage of the plain side's rows: float32[n, 2 * D] each time."""
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """Copies of rows."""
+        """Return copies of rows."""
 
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Set rows."""
@@ -144,7 +144,7 @@ class RocksRows:
 
 
 class Plain:
-    """The same model on torch.nn: the distinct rows of a batch are gathered, updated by AdaGrad and written back."""
+    """The model on torch.nn: the distinct rows of a batch are gathered, updated by AdaGrad and written back."""
 
     def __init__(self, rows: int, held: RowPlace) -> None:
         self._rows, self.held = rows, held
@@ -187,7 +187,7 @@ PEERS: dict[str, Callable[[Path, int], RowPlace]] = {"np.memmap": MapRows, "Rock
 
 
 def peer_rows(turns: Turns, name: str, skew: float, *, steps: int, count: int) -> Iterable[TierRow]:
-    """Plain PyTorch on what a peer keeps its rows in, beside tables in memory: `count` turns of a few steps each."""
+    """Plain PyTorch on what a peer keeps its rows in, next to tables in memory: `count` turns of a few steps each."""
     folder = turns.directory / "peer"
     folder.mkdir()
     try:
@@ -218,7 +218,7 @@ def peer_rows(turns: Turns, name: str, skew: float, *, steps: int, count: int) -
 
 
 def draw(rows: Sequence[TierRow], path: Path) -> None:
-    """Samples a second of each side, with and without the page cache, and in memory."""
+    """Draw the samples a second of each side, with and without the page cache, and in memory."""
     names = {row.case: row.case.split(", ")[-1].replace("plain ", "") for row in rows}
     labels = [f"tiers, {100 * row.share:.2g} %" if row.share else names[row.case] for row in rows]
     with plot_style():

@@ -47,7 +47,7 @@ class IndexRow(Row):
 
 
 def vectors(count: int, seed: int) -> Floats:
-    """So many vectors."""
+    """Return this many vectors."""
     rng = np.random.default_rng(seed)
     scale = np.arange(1, WIDTH + 1, dtype=np.float32) ** -0.5
     centres = np.random.default_rng(99).standard_normal((CENTRES, WIDTH), dtype=np.float32)
@@ -144,7 +144,7 @@ def of_equal_length(items: Floats) -> Floats:
 
 
 def exact(items: Floats, queries: Floats) -> Integers:
-    """The best items by all products."""
+    """Return the best items by all products."""
     held = torch.from_numpy(items).T
     parts = [(part @ held).topk(K).indices for part in torch.from_numpy(queries).split(16)]
     return torch.cat(parts).numpy()
@@ -156,7 +156,7 @@ def recall_of(found: Integers, best: Integers) -> float:
 
 
 def built(kind: type[Side], items: Floats, folder: Path) -> tuple[Side, float]:
-    """An index of all items, and the CPU seconds that it took."""
+    """Return an index of all items, and the CPU seconds that it took."""
     spent_file = folder / f"{kind.__name__}.json"
     spent = json.loads(spent_file.read_text()) if spent_file.exists() else 0.0
     started = time.process_time()
@@ -174,26 +174,26 @@ def built(kind: type[Side], items: Floats, folder: Path) -> tuple[Side, float]:
 
 
 def measured(items: Floats, queries: Floats, folder: Path, repeats: int, kinds: Sequence[type[Side]]) -> list[IndexRow]:
-    """The row of each index."""
+    """Return the row of each index."""
     best, longer = exact(items, queries), of_equal_length(items)
-    asked = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
+    extended = np.concatenate([queries, np.zeros((len(queries), 1), np.float32)], axis=1)
     found = [built(kind, longer, folder) for kind in kinds]
     sides = {side.name: side for side, _ in found}
     chosen: dict[str, tuple[int, float]] = {}
     for name, side in sides.items():
         for effort in side.efforts:
-            chosen[name] = effort, recall_of(side.search(asked, effort), best)
+            chosen[name] = effort, recall_of(side.search(extended, effort), best)
             print(f"{name}, effort {effort}: recall {chosen[name][1]:.4f}", flush=True)
             if chosen[name][1] >= WANTED:
                 break
     functions: Mapping[str, Callable[[], object]] = {
         "exact": lambda: exact(items, queries[:64]),
-        **{name: lambda s=side, e=chosen[name][0]: s.search(asked, e) for name, side in sides.items()},
+        **{name: lambda s=side, e=chosen[name][0]: s.search(extended, e) for name, side in sides.items()},
     }
     seconds = {name: timing.median for name, timing in measure_in_turns(functions, repeats).items()}
     rate_of_exact = 64 / seconds.pop("exact")
     ones = {
-        name: lambda s=side, e=chosen[name][0]: [s.search(asked[i : i + 1], e) for i in range(50)]
+        name: lambda s=side, e=chosen[name][0]: [s.search(extended[i : i + 1], e) for i in range(50)]
         for name, side in sides.items()
     }
     of_one = {name: timing.median / 50 for name, timing in measure_in_turns(ones, repeats).items()}

@@ -1,4 +1,4 @@
-"""How long a fitted workflow takes to encode raw records that a server holds as lists.
+"""Time of a fitted workflow for raw records that a server has as lists.
 
 Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a fitted shift, 26 hexadecimal categories
 through Categorify. A record of them should take at most 100 us, and 15 us among 1,000. Then the other ready workflows.
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def row_of(case: str, workflow: Workflow, columns: dict[str, list[Any]], count: int, repeats: int) -> Row:
-    """The time to encode `count` records at once, of the first ones in `columns`, no one twice in a row."""
+    """Return the time to encode `count` records at once, of the first ones in `columns`, no one twice in a row."""
     calls = max(1, 64 // count)
     requests = [
         {name: values[first : first + count] for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""What `make demo` runs: terarec's whole job, first on real data, then on logs in the Criteo layout.
+"""terarec's whole job, first on real data, then on logs in the Criteo layout: `make demo`.
 
 Every step is a command that you can type yourself; each is printed before it runs. Results go to demo-output/.
 """
@@ -58,7 +58,7 @@ def criteo() -> dict:
 
 
 def first_record(path: Path) -> dict:
-    """The first line of a raw day as columns, which is what a request carries; an empty field is missing."""
+    """Return the first line of a raw day as columns, which is what a request carries; an empty field is missing."""
     with path.open() as lines:
         fields = lines.readline().rstrip("\n").split("\t")
     numbers = {f"I{i}": [float(fields[i]) if fields[i] else None] for i in range(1, 14)}
@@ -90,7 +90,7 @@ def main() -> None:
     score = serve()
     peak_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print("\n== Done")
-    print(f"UCI Adult, Wide & Deep     test AUC {adult_figures['test_auc']:.4f} (asked for: {ADULT_GATE})")
+    print(f"UCI Adult, Wide & Deep     test AUC {adult_figures['test_auc']:.4f} (required: {ADULT_GATE})")
     print(f"Criteo layout, DLRM        valid AUC {figures['auc']:.4f} (best reachable: {figures['best_auc']:.4f})")
     print(f"one raw record served      score {score:.4f}")
     print("curves                     demo-output/run/report.html")

@@ -57,7 +57,7 @@ DATASET = DatasetSpec(
 
 
 def power_law_ranks(uniform: np.ndarray, skew: float) -> np.ndarray:
-    """Ranks int64 below `ROWS` with density ~ (rank + 1)^-skew at uniform numbers in [0, 1)."""
+    """Return ranks int64 below `ROWS` with density ~ (rank + 1)^-skew at uniform numbers in [0, 1)."""
     if skew == 1.0:
         edge = (ROWS + 1.0) ** uniform
     else:
@@ -92,7 +92,7 @@ class PowerLawReader:
             yield batch
 
     def batch(self, number: int) -> Batch:
-        """The batch of this number, always the same."""
+        """Return the batch of this number, always the same."""
         generator = np.random.default_rng((self.seed, number))
         ranks = power_law_ranks(generator.random((FEATURES, self.batch_size)), self.skew)
         keys = mix(ranks + (np.arange(FEATURES)[:, None] << 40))
@@ -144,7 +144,7 @@ class Space(Callback):
         self.start, self.samples = time.perf_counter(), trainer.samples
 
     def space(self) -> dict[str, int]:
-        """Rows that were touched, and their bytes with the optimizer state in them; bytes of the files."""
+        """Return the rows that were touched, and their bytes with the optimizer state in them; bytes of the files."""
         rows = sum(len(table) for table in self.tables.values())
         return {
             "touched_rows": rows,

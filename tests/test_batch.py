@@ -33,7 +33,7 @@ def batch_of(batch_size, features):
 
 
 def weights_in(jagged, batch_size):
-    """The weights as `bags_in` has the keys."""
+    """Return the weights as `bags_in` has the keys."""
     return bags_in(replace(jagged, keys=jagged.weights.long()), batch_size)
 
 

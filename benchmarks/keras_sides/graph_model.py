@@ -30,7 +30,7 @@ from terarec.train.devices import keep_freed_memory
 
 
 def graph_of(workload: Workload) -> GraphSpec:
-    """The layers of HugeCTR's samples."""
+    """Return the layers of HugeCTR's samples."""
     deep = len(workload.slot_rows) * sizes.WIDTH
     layers = [
         GraphLayer(kind="concat", bottoms=("deep", "dense"), tops=("x",)),
@@ -122,7 +122,7 @@ class Graph:
         return self.trainer.train_step(self.batches[number])
 
     def products(self, batch: int) -> Callable[[], None]:
-        """The matrix products of a step alone, written to memory that is already there."""
+        """Return the matrix products of a step alone, written to memory that is already there."""
         layers = [module.linear for module in self.model.layers if isinstance(module, InnerProduct)]
         given = []
         for out_width, in_width in (layer.weight.shape for layer in layers):

@@ -1,4 +1,4 @@
-"""What both sides are given: the model's sizes, batches and initial weights, all from seeds. NumPy only."""
+"""Inputs of both sides: the model's sizes, batches and initial weights, all from seeds. NumPy only."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Side(Protocol):
         """Turn batches into what the library takes, outside the measured time."""
 
     def step(self, number: int) -> SupportsFloat:
-        """A training step on batch `number`; the loss. Asking for its value waits for the end of the step."""
+        """Train on batch `number` and return the loss. Reading its value waits for the end of the step."""
 
 
 def draw(workload: Workload, batch: int, count: int) -> list[Inputs]:
@@ -95,7 +95,7 @@ def draw(workload: Workload, batch: int, count: int) -> list[Inputs]:
 
 
 def _zipf_keys(random: np.random.Generator, batch: int, slot_rows: tuple[int, ...]) -> NDArray[np.int64]:
-    """int64[batch, slots]; the most frequent keys of a slot are spread over its rows."""
+    """Return keys int64[batch, slots]; the most frequent ones of a slot are spread over its rows."""
     keys = np.empty((batch, len(slot_rows)), np.int64)
     for slot, rows in enumerate(slot_rows):
         cumulative = _cumulative_zipf(rows)

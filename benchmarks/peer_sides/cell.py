@@ -1,4 +1,4 @@
-"""What every side of a comparison is given: tables of one size, and keys and a gradient from a seed. NumPy only."""
+"""Inputs of every side of a comparison: tables of one size, keys and a gradient from a seed. NumPy only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """As results write it."""
+        """Name in the results."""
         return f"{self.tables} x {self.rows} x {self.width}, {self.hotness} key{'s' * (self.hotness > 1)}"
 
     @property
@@ -64,20 +64,20 @@ class Side(Protocol):
         """Turn a batch into what the library takes, outside the measured time."""
 
     def forward(self) -> object:
-        """The lookup as in evaluation."""
+        """Look up as in evaluation."""
 
     def step(self) -> object:
         """Lookup, backward with the prepared gradient, and update."""
 
     def pooled(self) -> NDArray[np.float32]:
-        """What `forward` gives, as float32[B, T * D]."""
+        """Return what `forward` returns as float32[B, T * D]."""
 
     def tables(self) -> NDArray[np.float32]:
-        """The weights float32[T, V, D]."""
+        """Return the weights float32[T, V, D]."""
 
 
 def draw(shape: Shape, batch: int, distribution: str, seed: int = 0) -> Inputs:
-    """The batch of a cell; the same in every process. `distribution` is "uniform" or "zipf"."""
+    """Return the batch of a cell; the same in every process. `distribution` is "uniform" or "zipf"."""
     random = np.random.default_rng(seed)
     count = (shape.tables, batch * shape.hotness)
     if distribution == "uniform":

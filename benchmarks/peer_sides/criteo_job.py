@@ -1,4 +1,4 @@
-"""What every side of prepare_peers.py does: a log in Criteo's layout to encoded files. Standard library alone."""
+"""The job of every side of prepare_peers.py: a log in Criteo's layout to encoded files. Standard library alone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NAME = "frappe_x1"
 
 
 class DeepFM(BaseModel):
-    """The product terms and linear terms of FuxiCTR beside its MLP, over the same vectors."""
+    """The product terms and linear terms of FuxiCTR next to its MLP, over the same vectors."""
 
     def __init__(self, features: FeatureMap, job: FrappeJob) -> None:
         super().__init__(

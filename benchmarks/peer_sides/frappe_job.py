@@ -1,4 +1,4 @@
-"""What every side of frappe_peers.py is given: the settings of DeepFM and the same keys. NumPy and standard library."""
+"""Inputs of every side of frappe_peers.py: the settings of DeepFM and the keys. NumPy and standard library."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class FrappeJob:
     threads: int
 
     def file(self, split: str) -> str:
-        """The path of a split's arrays."""
+        """Return the path of a split's arrays."""
         return str(Path(self.folder) / f"{split}.npz")
 
     def load(self, split: str) -> dict[str, NDArray[np.generic]]:
-        """The arrays of a split by column."""
+        """Return the arrays of a split by column."""
         with np.load(self.file(split)) as arrays:
             return {name: arrays[name] for name in arrays.files}
 

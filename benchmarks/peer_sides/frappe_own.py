@@ -20,7 +20,7 @@ DATA, MODEL = "frappe_x1", "deepfm"
 
 
 def train_ours(job: FrappeJob, seed: int, epochs: int) -> nn.Module:
-    """A trained model with the weights of its best evaluation, whose checkpoints lie in the job's folder meanwhile."""
+    """Return a trained model with the weights of its best evaluation; checkpoints are in the job's folder."""
     run = load_recipe(DATA, MODEL).run
     training = dataclasses.replace(
         run.training, epochs=epochs, patience=None, seed=seed, device="cpu", threads=job.threads

@@ -1,4 +1,4 @@
-"""How many rows of Parquet files have each id, for the sides that write these."""
+"""Counts of the ids in Parquet files, for the sides that write these."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from peer_sides.criteo_job import CATEGORIES, Counts
 
 
 def id_counts(files: Sequence[Path], *, special: tuple[int, int], columns: Mapping[str, str] | None = None) -> Counts:
-    """The counts of the categories.
+    """Return the counts of the categories.
 
     Args:
-        files: of the training rows.
-        special: the ids of missing and of rare values; those of kept ones follow.
-        columns: category -> its name in the files, where that is another.
+        files: Files of the training rows.
+        special: Ids of missing and of rare values; those of kept ones follow.
+        columns: Category -> its name in the files, where that is another.
     """
     names = {name: name if columns is None else columns[name] for name in CATEGORIES}
     held = pq.ParquetDataset(files).read(columns=list(names.values()))

@@ -38,7 +38,7 @@ class DataUtils:
 
 
 class DataUtilsInProcesses(DataUtils):
-    """The same by its option for a process a day."""
+    """Run the job by its option for a process a day."""
 
     in_processes = True
 

@@ -28,7 +28,7 @@ class OwnSide:
 
 
 class Terarec(OwnSide):
-    """What is compared."""
+    """Run the job as it is compared."""
 
     name, package = "terarec", "terarec"
 
@@ -37,7 +37,7 @@ class Terarec(OwnSide):
 
 
 class Polars(OwnSide):
-    """The same job by Polars."""
+    """Run the job by Polars."""
 
     name, package = "Polars", "polars"
 

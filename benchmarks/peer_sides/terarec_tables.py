@@ -27,7 +27,7 @@ _RULES = {
 
 
 def names_of(shape: Shape) -> tuple[str, ...]:
-    """Of its tables, and of the features that look them up."""
+    """Return the names of its tables, and of the features that look them up."""
     return tuple(f"t{index}" for index in range(shape.tables))
 
 
@@ -115,7 +115,7 @@ class Tables:
         return row_visitor(MODIFY, arena, rising.unique_consecutive())
 
     def _arena(self) -> tuple[Tensor, Tensor]:
-        """The memory that all tables share, from the first of them on, and where in it each begins."""
+        """Return the memory that all tables share, from the first of them on, and where in it each begins."""
         tables = [self.collection.table(name).detach() for name in self.names]
         starts = torch.tensor([table.storage_offset() // self.shape.width for table in tables])
         first = tables[int(starts.argmin())]

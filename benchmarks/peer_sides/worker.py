@@ -34,7 +34,7 @@ class Worker:
         self.last_seconds: dict[tuple[int, str, str], float] = {}
 
     def time(self, *, batch: int, keys: str, what: str, budget: float, least: int, most: int) -> list[float]:
-        """Seconds of runs of "forward" or "step": at least so many, and more until `budget` seconds or `most` runs."""
+        """Return the seconds of runs of "forward" or "step": `least` or more, until `budget` seconds or `most` runs."""
         if self.batch != (batch, keys):
             self.side.prepare(draw(self.shape, batch, keys))
             self.batch = (batch, keys)

@@ -8,7 +8,7 @@ from tests.architecture.sources import all_nodes
 
 
 def called(node: ast.AST) -> str:
-    """``name`` or ``module.name`` of what a call calls, "" of other nodes and of longer ways to a function."""
+    """Return ``name`` or ``module.name`` of what a call calls, "" for other nodes and longer ways to a function."""
     if not isinstance(node, ast.Call):
         return ""
     if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):

@@ -1,4 +1,4 @@
-"""What must start quickly does not load what it does not need."""
+"""Packages that must start quickly load no heavy library."""
 
 import importlib
 import subprocess

@@ -49,7 +49,7 @@ PACKAGES = [
 
 
 def exported(package: str) -> list[str]:
-    """Names of a package's ``__all__``, or the public classes and functions of a package in a single file."""
+    """Return names of a package's ``__all__``, or the public classes and functions of a package in a single file."""
     full_name = f"terarec.{package}".rstrip(".")
     module = importlib.import_module(full_name)
     names = getattr(module, "__all__", None)

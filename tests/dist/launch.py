@@ -85,7 +85,7 @@ def _parent() -> Connection:
 
 
 def _fork_ranks(connection: Connection) -> None:
-    """Fork the ranks that the connection asks for, until it is closed; answer with the result of each."""
+    """Fork the ranks that the connection requests, until it is closed; answer with the result of each."""
     while True:
         try:
             size, port, function, arguments, joins = pickle.loads(connection.recv_bytes())

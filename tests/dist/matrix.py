@@ -301,7 +301,7 @@ def plan_of(case: Case) -> ShardingPlan:
     )
 
 
-def refusal(case: Case) -> str:
+def rejection(case: Case) -> str:
     """Return why a cell does not exist; empty if it does."""
     if case.mode == "pooled there" and case.placement in ("data-parallel", "hybrid"):
         return "rejected: copies pool on the ranks of the samples"
@@ -311,7 +311,7 @@ def refusal(case: Case) -> str:
 def run_case(
     ranks: Ranks, case: Case, expected: dict[tuple[str, bool], Any], steps: int, files: Path
 ) -> dict[str, float | str]:
-    """Run a case; return the relative difference of each table's part on this rank and the layer's, or a refusal."""
+    """Run a case; return the relative difference of each table's part on this rank and the layer's, or a rejection."""
     trains_layer = case.mode != "deterministic"  # sums of gradients of layers have another order
     try:
         rule = OPTIMIZERS[case.optimizer]
@@ -347,7 +347,7 @@ def run_cases(
 
 
 def merged(parts: list[dict[str, float | str]]) -> dict[str, float | str]:
-    """Return for each table the largest difference over the ranks, or the refusal."""
+    """Return for each table the largest difference over the ranks, or the rejection."""
     found: dict[str, float | str] = {}
     for part in parts:
         for name, value in part.items():

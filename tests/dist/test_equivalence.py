@@ -16,7 +16,7 @@ from tests.dist.matrix import (
     Case,
     cases,
     chosen_cases,
-    refusal,
+    rejection,
     run,
 )
 
@@ -26,7 +26,7 @@ def check(todo: list[Case], steps: int) -> None:
     for case, found in run(todo, steps).items():
         assert set(found) == {*NAMES, "layer"}
         for name, value in found.items():
-            is_right = isinstance(value, str) if refusal(case) else not isinstance(value, str)
+            is_right = isinstance(value, str) if rejection(case) else not isinstance(value, str)
             if isinstance(value, float):
                 is_right &= value <= TOLERANCES[case.mode]
             if not is_right:

@@ -49,7 +49,7 @@ PLANS: dict[str, tuple[Placement, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a training runs.
+    """The ranks and tiers of a training.
 
     Attributes:
         size: Number of ranks.
@@ -111,7 +111,7 @@ class Training:
 
     Args:
         ranks: The ranks; the tables of one process are sharded, too, unless `place` is None.
-        place: Where the tables are; None for one process without tiers.
+        place: Ranks and tiers of the tables; None for one process without tiers.
         files: Directory of the files of tiers.
     """
 

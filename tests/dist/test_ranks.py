@@ -100,7 +100,7 @@ def test_ranks_do_not_wait_for_one_that_does_not_come() -> None:
     results = run_ranks(3, join_with, "absent", joins=False)
     for result in (results[0], results[2]):
         assert result.kind == "CollectiveError", result
-        # The store's host gives up waiting for all of them; the others then ask for the address of each.
+        # The store's host gives up waiting for all of them; the others then request the address of each.
         assert (result.fields["collective"], result.fields.get("rank")) in (("start", None), ("check of links", 1))
 
 

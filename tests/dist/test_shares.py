@@ -27,7 +27,7 @@ from tests.train.planted import make_planted
 
 ROWS = 103
 COLUMNS = DatasetSpec(
-    name="judged",
+    name="rated",
     storage="parquet",
     labels=(LabelColumn(name="y"),),
     dense=(DenseColumn(name="x"), DenseColumn(name="z")),
@@ -48,7 +48,7 @@ class Scores(nn.Module):
         return (batch.dense * self.factors).sum(1, keepdim=True)
 
 
-def judged() -> InMemorySource:
+def rated() -> InMemorySource:
     rng = np.random.default_rng(5)
     dense = rng.normal(size=(ROWS, 2)).astype(np.float32)
     label = (dense[:, :1] + rng.normal(size=(ROWS, 1)) > 0).astype(np.float32)
@@ -62,7 +62,7 @@ def evaluated(ranks: Ranks, *, is_share: bool) -> list[dict[str, Any]]:
     """Return metrics by groups and slices of both kinds of columns, of full batches and of batches with idle ranks."""
     found = []
     for batch_size, group in ((40, "user"), (34, "country"), (2, "country")):
-        reader = Reader(judged(), batch_size=batch_size)
+        reader = Reader(rated(), batch_size=batch_size)
         if is_share:
             reader.take_share(RankShare(rank=ranks.rank, size=ranks.size, is_span=True))
         metrics = ("auc", "logloss", "gauc", "average_loss")

@@ -1,4 +1,4 @@
-"""Layers that DistributedDataParallel or fully_shard of torch wraps, beside tables on ranks."""
+"""Layers that DistributedDataParallel or fully_shard of torch wraps, next to tables on ranks."""
 
 from typing import Any
 

@@ -98,7 +98,7 @@ MEANS = {
 
 
 def expected(name, rows):
-    """The metric called `name` of rows (logit, score, label, weight, group): those with a weight and a known label."""
+    """Return the metric called `name` of rows (logit, score, label, weight, group) with a weight and a known label."""
     rows = [row for row in rows if row[3] > 0 and not math.isnan(row[2])]
     base, _, k = name.partition("@")
     if base in ("auc", "gauc"):

@@ -13,7 +13,7 @@ from tests.errors import at
 
 
 def plain_ndcg(scores, labels):
-    """The mean over all orders of the samples that the scores allow, by trying them."""
+    """Return the mean over all orders of the samples that the scores allow, by trying them."""
 
     def gain(ranked):
         return math.fsum(label / math.log2(rank + 1) for rank, label in enumerate(ranked, start=1))

@@ -12,13 +12,13 @@ from tests.errors import at
 
 
 def lists_of(items):
-    """The lists of items: a list of items for each user."""
+    """Return the lists of items: a list of items for each user."""
     offsets = np.cumsum([0, *map(len, items)])
     return Ragged(np.array([item for of_user in items for item in of_user], np.int64), offsets)
 
 
 def by_full_sort(users, items, relevant, seen, k):
-    """The four metrics at k by sorting all items of each user, in float64."""
+    """Return the four metrics at k by sorting all items of each user, in float64."""
     found = {"recall": [], "ndcg": [], "hit_rate": [], "mrr": []}
     for vector, wanted, masked in zip(users, relevant, seen, strict=True):
         wanted = set(wanted) - set(masked)
@@ -36,7 +36,7 @@ def by_full_sort(users, items, relevant, seen, k):
 
 
 def planted(num_users, num_items, width, seed):
-    """Whole numbers as vectors, so that float32 products are exact and many are equal, and items of each user."""
+    """Return vectors of whole numbers, whose float32 products are exact and often equal, and items of each user."""
     rng = np.random.default_rng(seed)
     users = rng.integers(-2, 3, (num_users, width)).astype(np.float32)
     items = rng.integers(-2, 3, (num_items, width)).astype(np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 FRAPPE = Path(os.environ.get("TERAREC_FRAPPE_X1", Path(__file__).parents[3] / "shared/data/frappe_x1"))
-"""Where they lie beside a checkout, or where the environment says."""
+"""Directory of the files: next to a checkout, or that of the environment variable."""
 
 needs_frappe = pytest.mark.skipif(
     not (FRAPPE / "valid.csv.gz").is_file(),
@@ -18,7 +18,7 @@ COLUMNS = ("user", "item", "daytime", "weekday", "isweekend", "homework", "cost"
 
 
 def write_planted(directory: Path, rows: int = 300) -> Path:
-    """Files as those of Frappe_x1, with labels that follow the user and the item."""
+    """Return files as those of Frappe_x1, with labels that follow the user and the item."""
     random = np.random.default_rng(0)
     directory.mkdir(parents=True)
     for name in ("train", "valid", "test"):

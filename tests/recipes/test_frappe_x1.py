@@ -26,7 +26,7 @@ LEADERBOARD = {
     "dlrm": (0.9840, 0.1444, 0.1),
     "autoint": (0.9848, 0.1490, 0.1),
 }
-# Weights beside the tables, from the total in each log: less 5,389 rows of 10 and, with linear terms, of 1. The log of
+# Weights outside the tables, from the total in each log: less 5,389 rows of 10 and, with linear terms, of 1. The log of
 # DNN counts its network twice; it is that of DLRM here.
 DENSE_WEIGHTS = {
     "lr": 1,
@@ -74,7 +74,7 @@ def test_a_recipe_builds_a_model_of_the_published_size(model: str):
         categorical=tuple(CategoricalColumn(name=name, rows=3) for name in workflow.categorical),
     )
     built = build_model(load_recipe("frappe_x1", model).run.model, dataset)
-    # Ours has a bias among the linear terms beside an MLP, too.
+    # Ours has a bias among the linear terms next to an MLP, too.
     further = model in ("wide_deep", "deepfm", "xdeepfm")
     assert sum(weight.numel() for weight in built.parameters()) == DENSE_WEIGHTS[model] + further
 

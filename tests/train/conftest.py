@@ -8,7 +8,7 @@ from tests.train.planted import make_planted
 
 @pytest.fixture(scope="session")
 def planted(tmp_path_factory) -> Path:
-    """A data set of 1,000 train samples in groups of 100, and 300 valid ones."""
+    """Return a data set of 1,000 train samples in groups of 100, and 300 valid ones."""
     directory = tmp_path_factory.mktemp("planted")
     make_planted(directory, train=1000, valid=300, rows_per_group=100)
     return directory

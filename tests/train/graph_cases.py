@@ -19,7 +19,7 @@ BATCHES = [batch(*[[[(n * (step + 1)) % 7] for n in range(64)]] * 2, seed=step) 
 
 
 def losses(device: torch.device, tables: GraphEmbedding, precision: Precision, loss_scale: float) -> list[float]:
-    """The losses of a small model over `tables`, and of an evaluation behind them."""
+    """Return the losses of a small model over `tables`, and of an evaluation behind them."""
     layers = [layer("mlp", "input", "crossed", num_outputs=[8, 4]), layer("layer_norm", "crossed", "x")]
     made = model(tables, layers=layers).to(device)
     adam = AdamSpec(lr=0.05)

@@ -96,8 +96,8 @@ def assert_follows(found: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=0.0)
     assert found["weights"].keys() == expected["weights"].keys()
     for name, tensor in expected["weights"].items():  # the first steps of AdaGrad and Adam divide by small numbers
-        told = partial("{}: {}".format, name)
-        torch.testing.assert_close(found["weights"][name], tensor, rtol=1e-4, atol=1e-6, msg=told)
+        message = partial("{}: {}".format, name)
+        torch.testing.assert_close(found["weights"][name], tensor, rtol=1e-4, atol=1e-6, msg=message)
 
 
 def follows_the_cpu(model: ModelSpec, device: torch.device) -> None:

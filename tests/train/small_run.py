@@ -1,4 +1,4 @@
-"""What the tests of runs compare and vary."""
+"""Values that the tests of runs compare and vary."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ def changed(spec: RunSpec, **training) -> RunSpec:
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    """Copies of all weights and row optimizer states, by key."""
+    """Return the copies of all weights and row optimizer states, by key."""
     copies = {name: tensor.clone() for name, tensor in dense_state(model).items()}
     for name, table in tables(model).items():
         chunks = [

@@ -1,4 +1,4 @@
-"""Where tensors are made, and batches that are copied ahead, as far as it can be checked without a GPU."""
+"""Devices of tensors, and batches that are copied ahead, as far as it can be checked without a GPU."""
 
 import dataclasses
 import sys
@@ -143,9 +143,9 @@ def test_batches_for_the_cpu_come_unchanged_and_the_reader_is_not_ahead():
             seen.append(number)
             yield batch, number
 
-    for number, (batch, beside) in enumerate(copied_ahead(read(), CPU)):
+    for number, (batch, payload) in enumerate(copied_ahead(read(), CPU)):
         assert batch is batches[number]
-        assert (beside, seen) == (number, list(range(number + 1)))
+        assert (payload, seen) == (number, list(range(number + 1)))
 
 
 def test_batches_for_another_device_are_copied_there():

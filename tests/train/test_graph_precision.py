@@ -36,7 +36,7 @@ def test_training_in_16_bits_follows_float32(precision):
 
 
 def first_gradient(loss_scale):
-    """What the first of two layers learns in fp16 from a logit whose gradient is 3e-9, below fp16's least number."""
+    """Return what the first of two layers learns in fp16 from a logit whose gradient, 3e-9, is below fp16's least."""
     made = model(layers=[layer("inner_product", "input", "x", num_output=4)])
     _, first, logit, _ = made.layers
     with torch.no_grad():

@@ -30,7 +30,7 @@ from tests.train.small_run import changed
 
 
 class Place:
-    """What a log asks a trainer."""
+    """The attributes of a trainer that a log reads."""
 
     step, samples, epoch = 0, 0, 0
     last_loss = None
@@ -124,7 +124,7 @@ def test_bf16_on_a_processor_without_it_is_reported_once(tmp_path, monkeypatch, 
     precision._processors_mixed_precision.cache_clear()
     assert {precision.mixed_precision(precision.CPU) for _ in range(3)} == {"fp32" if slow else "bf16"}
     assert len(caplog.records) == 2 * slow
-    precision._processors_mixed_precision.cache_clear()  # other tests ask the processor itself
+    precision._processors_mixed_precision.cache_clear()  # other tests read the real processor
 
 
 needs_tensorboard = pytest.mark.skipif(not has_tensorboard(), reason="tensorboard, the extra of its name, is absent")
@@ -227,8 +227,8 @@ def test_a_store_that_goes_away_does_not_end_the_training(
 
     report = build(spec, tmp_path / "run", callbacks=[MLflowLogger(store, spec, "small"), Removal()]).fit()
     assert report.steps == 16
-    told = [record for record in caplog.records if record.name == loggers.__name__]
-    assert [record.levelno for record in told] == [logging.WARNING]
+    logged = [record for record in caplog.records if record.name == loggers.__name__]
+    assert [record.levelno for record in logged] == [logging.WARNING]
 
 
 def test_a_store_that_is_not_there_is_rejected_before_the_first_step(spec: RunSpec, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def parted(planted, tmp_path_factory):
-    """The planted data set in parts of 300, 400 and 300 samples."""
+    """Return the planted data set in parts of 300, 400 and 300 samples."""
     directory = tmp_path_factory.mktemp("parted") / "data"
     shutil.copytree(planted, directory)
     write_parts(read_dataset(directory), directory, "train", 3)
@@ -36,7 +36,7 @@ def parted(planted, tmp_path_factory):
 
 @pytest.fixture
 def data(parted, tmp_path):
-    """A copy to spoil."""
+    """Return a copy to spoil."""
     shutil.copytree(parted, tmp_path / "data")
     return tmp_path / "data"
 

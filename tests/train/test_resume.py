@@ -61,7 +61,7 @@ CASES = {
 
 
 def curve(run):
-    """The log without what a clock decides."""
+    """Return the log without what a clock decides."""
     points = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
     return [{k: v for k, v in point.items() if k not in ("seconds", "samples_per_second")} for point in points]
 
@@ -163,7 +163,7 @@ def test_a_run_is_not_trained_over(tmp_path, spec):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "reported"),
     [
         ("model", WIDE_DEEP, 'model.kind is "dlrm", got "wide_deep"'),
         ("model", DLRMSpec(width=8, bottom=(8, 8), top=(8,)), "model.width is 4, got 8"),
@@ -172,9 +172,9 @@ def test_a_run_is_not_trained_over(tmp_path, spec):
         ("dense_optimizer", SGDSpec(), 'dense_optimizer.kind is "adam", got "sgd"'),
     ],
 )
-def test_a_resumed_run_keeps_its_description(tmp_path, spec, field, value, told):
+def test_a_resumed_run_keeps_its_description(tmp_path, spec, field, value, reported):
     build(changed(spec, max_steps=1), tmp_path).fit()
-    with pytest.raises(ConfigError, check=at(tmp_path / "run.json", told)):
+    with pytest.raises(ConfigError, check=at(tmp_path / "run.json", reported)):
         build(dataclasses.replace(spec, **{field: value}), tmp_path).fit(resume=True)
     with pytest.raises(ConfigError, check=at(f"{tmp_path}/run.json")):
         build(changed(spec, batch_size=64), tmp_path).fit(resume=True)

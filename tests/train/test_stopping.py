@@ -19,7 +19,7 @@ from tests.train.small_run import assert_same, changed, weights
 
 
 def fed(values, **training):
-    """An `EarlyStopping` after evaluations of these values at steps 1, 2, ..., and the step at which it was over."""
+    """Return an `EarlyStopping` after evaluations of these values at steps 1, 2, ..., and the step of its end."""
     stopping = EarlyStopping(TrainingSpec(**training), training.get("monitor", "auc"))
     for step, value in enumerate(values, start=1):
         stopping.update(step, value, counts=True)

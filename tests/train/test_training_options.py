@@ -1,4 +1,4 @@
-"""What `TrainingSpec` lets a run do beside its plain steps: each option against the definition of what it does."""
+"""Options of `TrainingSpec` for more than plain steps, each compared with its definition."""
 
 import dataclasses
 import itertools

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
-    """What a process gives whose kernels are Triton's."""
+    """Return what a process with Triton's kernels computes."""
     directory = tmp_path_factory.mktemp("triton")
     environment = {"TRITON_INTERPRET": "1", "TERAREC_KERNELS": "triton"}
     result = run_python("tests.train.kernel_run", directory, environment=environment, cwd=ROOT, is_module=True)

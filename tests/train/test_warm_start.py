@@ -15,20 +15,20 @@ from terarec.train.checkpointing import start_from
 from tests.errors import at
 from tests.train.planted import make_planted
 from tests.train.small_run import assert_same, changed, weights
-from tests.train.test_refusals import shops_run, write_shops
+from tests.train.test_rejected_runs import shops_run, write_shops
 from tests.train.test_resume import CASES, WIDE_DEEP
 
 
 @pytest.fixture(scope="module")
 def next_day(tmp_path_factory):
-    """A data set of the same columns and of another length."""
+    """Return a data set of the same columns and of another length."""
     directory = tmp_path_factory.mktemp("next_day")
     make_planted(directory, train=700, valid=100, rows_per_group=100)
     return directory
 
 
 def another_day(spec: RunSpec, next_day) -> RunSpec:
-    """The same model on `next_day` with other learning rates, other epochs and another batch size."""
+    """Return the same model on `next_day` with other learning rates, other epochs and another batch size."""
     dense = dataclasses.replace(spec.dense_optimizer, lr=spec.dense_optimizer.lr / 2)
     sparse = dataclasses.replace(spec.sparse_optimizer, lr=spec.sparse_optimizer.lr * 2)
     spec = dataclasses.replace(spec, data=str(next_day), dense_optimizer=dense, sparse_optimizer=sparse)
@@ -116,12 +116,12 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
     assert second.trainer.optimizers.rows.num_steps == (0 if "sparse_optimizer" in left_out else 8)
     assert second.trainer.optimizers.rows.lr == sparse.lr
     assert {group["lr"] for group in second.trainer.optimizers.dense.param_groups} == {dense.lr}
-    told = [record.getMessage() for record in caplog.records]
-    assert told == ([f"init_from: the state of {' and '.join(left_out)} was not loaded"] if left_out else [])
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ([f"init_from: the state of {' and '.join(left_out)} was not loaded"] if left_out else [])
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "reported"),
     [
         (WIDE_DEEP, 'model.kind is "dlrm" in {first}/run.json, got "wide_deep"'),
         (
@@ -139,25 +139,25 @@ def test_states_that_do_not_fit_are_left_out_with_one_line(
         ),
     ],
 )
-def test_another_model_is_rejected(tmp_path, spec, next_day, model, told):
+def test_another_model_is_rejected(tmp_path, spec, next_day, model, reported):
     build(changed(spec, max_steps=1), tmp_path / "first").fit()
     other = dataclasses.replace(another_day(spec, next_day), model=model)
-    with pytest.raises(ConfigError, check=at("init_from", told.format(first=tmp_path / "first"))):
+    with pytest.raises(ConfigError, check=at("init_from", reported.format(first=tmp_path / "first"))):
         build(other, tmp_path / "second", init_from=tmp_path / "first").fit()
     assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "reported"),
     [
         ({"rows": 7}, "data set 'shops', column 'shop'"),
         ({"vocabulary": b"c b a"}, "data set 'shops'"),
     ],
 )
-def test_ids_of_another_workflow_are_rejected(tmp_path, other, told):
+def test_ids_of_another_workflow_are_rejected(tmp_path, other, reported):
     shops_run(write_shops(tmp_path / "data"), tmp_path / "first").fit()
     second = shops_run(write_shops(tmp_path / "other", **other), tmp_path / "second")
-    with pytest.raises(ConfigError, check=at(told)):
+    with pytest.raises(ConfigError, check=at(reported)):
         build(second.spec, tmp_path / "second", init_from=tmp_path / "first").fit()
     assert not (tmp_path / "second").exists()
 

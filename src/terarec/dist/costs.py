@@ -1,4 +1,4 @@
-"""What a placement of a table costs each rank: rows, bytes on links, and seconds.
+"""Costs of a placement of a table for each rank: rows, bytes on links, and seconds.
 
 It is counted on the keys of sampled batches, so it contains their skew: keys that repeat in a rank's share travel once,
 and the rank of a row gets its key once from each rank that wants it. Rows and bytes become seconds by `MachineCosts`.
@@ -109,7 +109,7 @@ class TableLoad:
 
 
 class Cost:
-    """What a placement of a table costs each rank, float64[R] each, in one block so that costs add up at once.
+    """Costs of a placement of a table for each rank, float64[R] each, in one block so that costs add up at once.
 
     Rows: bytes, rows looked up, gradients of rows, seconds of the rank's own work; then bytes on links, first inside a
     machine and then between machines: vectors sent and received, gradients and keys sent and received.
@@ -220,7 +220,7 @@ def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> Numbe
 
 
 class _PooledOnRows(NamedTuple):
-    """What the ranks of the rows would pool, in the mean of the batches.
+    """Bags that the ranks of the rows would pool, in the mean of the batches.
 
     Attributes:
         bags: float64[R, R], bags that a rank (row) has keys of on another (column).

@@ -32,7 +32,7 @@ class Exchange:
         tables: The tables.
         local: Collection of their parts on this rank.
         ranks: The ranks.
-        takes_counts: Whether each table asks for the occurrences of keys, since a policy counts them.
+        takes_counts: Whether each table needs the occurrences of keys, since a policy counts them.
         pooled: Numbers of the tables whose bags the ranks of the rows pool.
 
     Args:
@@ -74,7 +74,7 @@ class Exchange:
         """Begin to send keys to the ranks of their rows.
 
         Args:
-            wanted: Distinct keys of each table; None tells the other ranks that this one has raised an error.
+            wanted: Distinct keys of each table; None to report to the other ranks that this one has raised an error.
             is_trained: Whether gradients will come; dynamic tables in training mode then insert new keys.
         """
         return KeyRequest(self, wanted, is_trained=is_trained)
@@ -100,7 +100,7 @@ class Exchange:
         Args:
             what: Name of the collective.
             parts: Numbers [n, D] for each rank, which go one after the other; those for this rank do not go.
-            received: How many numbers come from each rank; 0 from this one.
+            received: Count of the numbers from each rank; 0 from this one.
             joined: All numbers that go one after the other, if they lie so.
         """
         me = self.ranks.rank
@@ -173,7 +173,7 @@ class KeyRequest:
     """
 
     def __init__(self, exchange: Exchange, wanted: Sequence[Routed] | None, *, is_trained: bool) -> None:
-        self.exchange, self._learns = exchange, is_trained
+        self.exchange, self._is_trained = exchange, is_trained
         self.wanted: Sequence[Routed] = wanted or ()
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
         bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64)
@@ -265,10 +265,10 @@ class KeyRequest:
                 size = packed_size(of_bags[source][index])
                 bags[number].append(unpacked(of_source[first : first + size], of_bags[source][index]))
                 first += size
-        return ReceivedKeys(self.exchange.find(keys, counts, received, is_trained=self._learns), received, bags)
+        return ReceivedKeys(self.exchange.find(keys, counts, received, is_trained=self._is_trained), received, bags)
 
     def _sizes(self, received: Counts) -> list[int]:
-        """Return how many integers come from each rank: keys, occurrences where a policy asks for them, and bags."""
+        """Return how many integers come from each rank: keys, occurrences where a policy counts them, and bags."""
         times = torch.tensor([1 + takes for takes in self.exchange.takes_counts])
         sizes: list[int] = (received.all * times).sum(dim=1).tolist()
         return [size + sum(map(packed_size, bags)) for size, bags in zip(sizes, received.bags.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""How processes become ranks: where they meet, and a check of the connection of every pair before the first collective.
+"""The start of ranks: where processes meet, and a check of the connection of every pair before the first collective.
 
 Every pair of ranks opens a connection, and pairs that cannot are named. The backend itself would only time out, without
 saying between which machines.
@@ -124,12 +124,12 @@ def _mpi_world() -> Any | None:
 
 
 def _store_of_first(world: Any, rank: int, *, is_local: bool, wait: timedelta) -> Store:
-    """Return the store of rank 0, which tells the others by MPI where it listens."""
+    """Return the store of rank 0, which sends the others by MPI the address where it listens."""
     host = "127.0.0.1" if is_local else socket.gethostname()
     if rank:
         host, port = world.bcast(None, root=0)
         return TCPStore(host, port, is_master=False, timeout=wait)
-    # It does not wait for the others, which learn its port only now.
+    # It does not wait for the others, which get its port only now.
     store = TCPStore(host, 0, is_master=True, timeout=wait, wait_for_workers=False)
     world.bcast((host, store.port), root=0)
     return store
@@ -153,7 +153,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         store: Store that all ranks reach.
         rank: Number of this rank.
         size: Number of ranks.
-        timeout: Seconds within which a connection has to stand.
+        timeout: Seconds within which a connection has to be open.
 
     Raises:
         CollectiveError: A pair of ranks that cannot talk, or a rank that did not come; the same on every rank.
@@ -172,7 +172,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         links = Links(rank, [_address_of(store, other, size, timeout) for other in range(size)], server)
         # A connection is a matter of both sides, so that of a pair the rank of the higher number calls.
         store.set(f"failed/{rank}", json.dumps(links.unreachable(range(rank), timeout=timeout)))
-        store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never stand
+        store.set_timeout(timedelta(seconds=3 * timeout))  # for ranks that wait for connections that never open
         found = [json.loads(store.get(f"failed/{other}")) for other in range(size)]
         store.set(f"seen/{rank}", "")
         if rank == 0:  # whose process may hold the store: it stays until all have read it

@@ -1,4 +1,4 @@
-"""The lookups of a step on this rank: which keys a batch asks for, their vectors pooled, and the gradients of both."""
+"""The lookups of a step on this rank: keys of a batch, their vectors pooled, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -107,22 +107,22 @@ class Lookups:
         self._groups, self._matrices = _grouped(collection, exchange.pooled)
 
     def begin(self, jagged: Jagged, *, is_trained: bool) -> PendingLookups:
-        """Begin to send the keys of a batch; what is wrong with them is raised where its rows are looked up."""
+        """Begin to send the keys of a batch; errors in them are raised where its rows are looked up."""
         try:
             check_offsets(jagged)
             parts = [bags_of(jagged, group.lookup) for group in self._groups]
             for group, part in zip(self._groups, parts, strict=True):
                 if isinstance(self.exchange.tables[group.tables[0]].spec, TableSpec):
                     check_keys(part, group.lookup.layout)
-                is_learned = part.weights is not None and part.weights.requires_grad
-                if group.is_pooled_on_rows and is_learned:
+                has_gradient = part.weights is not None and part.weights.requires_grad
+                if group.is_pooled_on_rows and has_gradient:
                     raise ConfigError(
                         f"plan.tables: table {self.exchange.tables[group.tables[0]].spec.name!r}",
                         "got pooling 'rows' and weights of keys that need gradients, expected 'samples'",
                     )
             wanted, places = self._distinct(parts)
         except Exception as error:
-            # The other ranks wait for counts of this one, so that it tells them before it raises.
+            # The other ranks wait for counts of this one, so that it reports the error to them before it raises.
             return PendingLookups(jagged, [], [], [], self.exchange.request(None, is_trained=is_trained), error)
         return PendingLookups(jagged, parts, places, wanted, self.exchange.request(wanted, is_trained=is_trained))
 
@@ -132,7 +132,7 @@ class Lookups:
         Args:
             pending: Its lookups.
             jagged: Its keys.
-            rows: Parameter that stands for the tables; None without gradients.
+            rows: Parameter that represents the tables; None without gradients.
         """
         fetched = pending.look_up()
         pooled_on_rows = [

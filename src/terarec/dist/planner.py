@@ -268,7 +268,7 @@ class _Search:
         return self._known[at]
 
     def _place(self, name: str, others: Numbers) -> Numbers:
-        """Choose the best placement of a table beside `others`, and return the cost of all."""
+        """Choose the best placement of a table next to `others`, and return the cost of all."""
         rated = []
         for placement, cost in self._candidates(name, others):
             total = Cost(others + cost.block)
@@ -293,7 +293,7 @@ class _Search:
         return 0.0 if bound is None else max(0.0, float(cost.block[0].max()) - bound)
 
     def _candidates(self, name: str, others: Numbers) -> list[tuple[Placement, Cost]]:
-        """Return the placements that a table can have beside `others`, of each kind the one with the emptiest ranks."""
+        """Return the placements that a table can have next to `others`, of a kind the one with the emptiest ranks."""
         load, frame = self._loads[name], self._frame
         size = frame.world_size
         seconds = Cost(others).seconds(self._costs)

@@ -256,7 +256,7 @@ class Ranks:
                 call()
             except Exception as error:
                 failure = error
-        # Rank 0 tells whether it failed before it raises, or the others would wait for it until the timeout.
+        # Rank 0 reports whether it failed before it raises, or the others would wait for it until the timeout.
         found = self.gather(what, None if failure is None else one_line(str(failure)))
         if failure is not None:
             raise failure
@@ -365,7 +365,7 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     Args:
         ranks: The ranks.
         parameters: Parameters of the layers, on all ranks the same; those of tables, which are empty, are left out.
-        also: float32[n], further numbers to sum, such as the loss.
+        also: Further numbers float32[n] to sum, such as the loss.
 
     Returns:
         The sums of `also`.

@@ -1,7 +1,7 @@
-"""What of a rank's batch goes to each rank: distinct keys, and bags that the ranks of their rows pool.
+"""The parts of a rank's batch for each rank: distinct keys, and bags that the ranks of their rows pool.
 
 Bags may be pooled on the ranks of their rows, so that a vector travels for each bag and not for each distinct key. The
-rank of the samples tells every rank which of the distinct keys that it has requested are in which bag. That rank
+rank of the samples sends to every rank the places, among the requested keys, of the keys of each bag. That rank
 returns the sum of their vectors, times the weights of the keys. The parts of a bag on several ranks add up to the whole
 one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags go the same way back.
 """
@@ -30,7 +30,7 @@ class DistinctKeys(NamedTuple):
 
     Attributes:
         keys: int64[U].
-        counts: int64[U], the occurrences of each; None where nobody asks for them.
+        counts: int64[U], the occurrences of each; None where no policy counts them.
     """
 
     keys: Tensor
@@ -175,9 +175,9 @@ def sent_bags(
 
     Args:
         num_rows: Distinct keys that go to each rank; by column all of them to each rank of the table.
-        places: int64[N], the place of each key among the distinct keys, which are in the order of the ranks.
-        bags: int64[N], the bag of each key, rising.
-        weights: float32[N], or None.
+        places: Place int64[N] of each key among the distinct keys, which are in the order of the ranks.
+        bags: Bag int64[N] of each key, rising.
+        weights: Weights float32[N] of the keys; None for none.
         by_column: Whether ranks have columns of all rows.
     """
     parts, numbers, first = [], [], 0

@@ -154,7 +154,7 @@ class ShardedCollection(nn.Module):
         Raises:
             Exception: What a call raises.
         """
-        if self._is_ahead and self._learns:
+        if self._is_ahead and self._is_trained:
             self._drop()
             pending, self._announced = self._announced, None
             # A caller may change its mind: the keys of the announced batch have then travelled for nothing.
@@ -169,7 +169,7 @@ class ShardedCollection(nn.Module):
         Args:
             jagged: Keys of this rank's samples; `start` or a call with the same object follows.
         """
-        if self._is_ahead and self._learns:
+        if self._is_ahead and self._is_trained:
             self._announced = self._lookups.begin(jagged, is_trained=True)
 
     def extra_repr(self) -> str:
@@ -289,7 +289,7 @@ class ShardedCollection(nn.Module):
         return None if all(counts) else torch.tensor(counts)
 
     @property
-    def _learns(self) -> bool:
+    def _is_trained(self) -> bool:
         return torch.is_grad_enabled() and self.local.is_trained
 
     def _drop(self) -> None:
@@ -313,7 +313,7 @@ class ShardedCollection(nn.Module):
         return self._lookups.begin(jagged, is_trained=is_trained)
 
     def _look_up(self, jagged: Jagged) -> EmbeddingOutput:
-        is_trained = self._learns
+        is_trained = self._is_trained
         pending = self._pending(jagged, is_trained=is_trained)
         fetched = pending.look_up()
         fetched.receive()
@@ -336,7 +336,7 @@ class ColumnParts:
     Args:
         tables: The tables whose columns are on several ranks.
         ranks: The ranks.
-        is_exact: See the attribute.
+        is_exact: Whether sums over columns have the bits of one process.
     """
 
     def __init__(self, tables: Sequence[PlacedTable], ranks: Ranks, *, is_exact: bool) -> None:

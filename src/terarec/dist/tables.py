@@ -395,7 +395,7 @@ class ShardedTable:
         """Yield rows with the columns of all ranks on the first of them; all ranks call it, and the others get none.
 
         Args:
-            keys: int64[n], rising; on ranks of the table the same.
+            keys: Keys int64[n], rising; on ranks of the table the same.
             chunk_rows: Rows at a time.
         """
         if self._ranks.rank not in self.placed.ranks:

@@ -125,8 +125,8 @@ class FetchedVectors:
         """Begin to send gradients to the ranks of the rows.
 
         Args:
-            gradients: float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
-            of_bags: Of tables that the ranks of the rows pool, for each rank float32[b, D] of its bags.
+            gradients: Gradients float32[U, D] for each table: of each key, the sum over its occurrences on this rank.
+            of_bags: Table that the ranks of the rows pool -> for each rank the gradients float32[b, D] of its bags.
 
         Returns:
             Function that keeps those that came for the row optimizer, as soon as all have come.

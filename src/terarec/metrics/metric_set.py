@@ -174,7 +174,7 @@ class MetricSet:
 
     @property
     def reads(self) -> frozenset[Reads]:
-        """What `update` needs: "logits", "scores" and "loss" where a metric reads them."""
+        """Inputs that `update` needs: "logits", "scores" and "loss" where a metric reads them."""
         return frozenset(metric.reads for metric in self._metrics)
 
     @property

@@ -49,7 +49,7 @@ class RelevantRanks:
 
     @cached_property
     def ideal(self) -> RelevantRanks:
-        """The same entries in the best ranking, by descending gain."""
+        """The best ranking of the entries, by descending gain."""
         order = np.lexsort((-self.gain, self.group))
         group = self.group[order]
         return RelevantRanks(group=group, rank=rank_in_group(group), gain=self.gain[order], groups=self.groups)

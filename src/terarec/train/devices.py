@@ -1,4 +1,4 @@
-"""Where a model trains: its device, batches and rows of tiers that come there ahead of the compute, the allocator."""
+"""The device of a training: batches and rows of tiers that come there ahead of the compute, and the allocator."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class PartRows:
     def _read(self, read_keys: Callable[[], PartKeys], present: PartKeys, ends: threading.Event) -> None:
         keys = read_keys()
         for collection, before, mine in zip(self._collections, present, keys, strict=True):
-            # Asked between pieces, so that the next part need not wait until all rows are read.
+            # Called between pieces, so that the next part need not wait until all rows are read.
             collection.preload_next(before, mine, lambda: not ends.is_set())
 
     def _end_reading(self) -> None:

@@ -218,8 +218,8 @@ def _fitting_tiers(tables: Sequence[TableMemory], host_bytes: int, device_bytes:
         device_bytes: Memory of the device for them; None on a CPU.
     """
     indexes = sum(table.index_bytes for table in tables)
-    beside = min(indexes, INDEX_ALLOWANCE)
-    host = (int(_TIER_SHARE * (host_bytes - beside)) >> 20) if host_bytes > indexes else 0
+    allowance = min(indexes, INDEX_ALLOWANCE)
+    host = (int(_TIER_SHARE * (host_bytes - allowance)) >> 20) if host_bytes > indexes else 0
     device = None if device_bytes is None else int(_TIER_SHARE * device_bytes) >> 20
     if host <= 0 or (device is not None and device <= 0):
         return None

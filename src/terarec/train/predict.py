@@ -124,7 +124,7 @@ def predict_with(
     """Do what `predict` does with scores that something else computes, such as an executor.
 
     Args:
-        scorer: What scores batches.
+        scorer: Scorer of batches.
         run_dir: The run that it is of.
         dataset: Data set as in `predict`.
         split: Its split.

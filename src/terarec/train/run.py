@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the model, its optimizers and its batches are."""
+        """Device of the model, its optimizers and its batches."""
         return resolve_device(self.spec.training.device)
 
     @cached_property
@@ -141,7 +141,7 @@ class Run:
         return trainer
 
     def reader(self, split: str) -> BatchReader:
-        """Return a reader of `split`: shuffled as the run asks if it is "train", else in input order."""
+        """Return a reader of `split`: shuffled as the run requests if it is "train", else in input order."""
         training = self.spec.training
         return open_reader(
             Path(self.spec.data),

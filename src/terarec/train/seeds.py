@@ -1,4 +1,4 @@
-"""The same run with several seeds, and the mean and deviation of its metrics."""
+"""Runs that differ in their seeds, and the mean and deviation of their metrics."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def fit_seeds(
         count: Number of seeds.
         split: Split of the data that is evaluated.
         callbacks: Function from the directory of a run to its callbacks; None for none.
-        resume: Whether finished runs are kept and an interrupted one goes on; so does a finished one if `spec` asks for
+        resume: Whether finished runs are kept and an interrupted one goes on; so does a finished one if `spec` requests
             more steps.
         allow_import: Packages from which the model may come by name.
         on_result: Function called after each run.
@@ -151,7 +151,7 @@ def fit_seeds(
 
 
 def _is_same(run: Run) -> bool:
-    """Return whether the finished run in the directory of `run` was trained as `run` asks."""
+    """Return whether the finished run in the directory of `run` was trained as `run` describes."""
     kept = to_data(load_run(run.directory.run_file))
     return all(path in _SAME_RESULT for path, _, _ in differences(kept, to_data(run.spec)))
 

@@ -33,7 +33,7 @@ class TrainingStep:
     Layers and losses that compare samples see those of all ranks from then on (`share_batches`).
 
     Attributes:
-        module: The model, compiled where the run asks for it.
+        module: The model, compiled where the run requests it.
         scaler: The scale of the loss.
         output: Output of the model for the last batch.
         loss: The loss of the last step, a scalar on the model's device; None before the first.
@@ -183,7 +183,7 @@ class TrainingStep:
         return slice_samples(batch, part.start, part.stop)
 
     def _sum_over_ranks(self, loss: Tensor, *, is_interrupted: bool) -> Tensor:
-        """Sum the gradients of layers over the ranks, and return the sum of the loss; learn of signals of any rank."""
+        """Sum the gradients of layers over the ranks, and return the sum of the loss, and note signals of any rank."""
         # A signal reaches ranks at different steps. They travel with the gradients, so that all stop after the same
         # one.
         numbers = torch.stack([loss.float().cpu(), torch.tensor(float(is_interrupted))])

@@ -153,22 +153,22 @@ class _ArenaInTiers:
 
     @property
     def full_bytes(self) -> float:
-        """See `terarec.storage.tier_budget.TierMember`."""
+        """Bytes of the slots of all rows; infinite where a table has no maximum."""
         return self._most * self.slot_bytes
 
     @property
     def bytes_of_a_row_each(self) -> int:
-        """See `terarec.storage.tier_budget.TierMember`."""
+        """Bytes of one slot of each table."""
         return len(self.tables) * self.slot_bytes
 
     @property
     def num_tables(self) -> int:
-        """See `terarec.storage.tier_budget.TierMember`."""
+        """Number of tables."""
         return len(self.tables)
 
     @property
     def index_bytes(self) -> float:
-        """See `terarec.storage.tier_budget.TierMember`."""
+        """Bytes of the indexes of the rows that will be used."""
         return sum(table.count * table.index_bytes for table in self.tables)
 
     def placed(self, budget: TierBudget, *, is_gpu: bool) -> dict[str, tuple[int, int]]:

@@ -409,7 +409,7 @@ class Trainer:
             self._call("on_step")
             if self.is_epoch_end:
                 self._call("on_epoch_end")
-            self._stop_if_asked()
+            self._stop_if_requested()
             if self._is_over():
                 return
             if not is_ahead:
@@ -434,7 +434,7 @@ class Trainer:
         """Score the validation split and call `on_evaluation`."""
         is_repeated = self._evaluated_step == self.step
         evaluation = self.evaluator.evaluate(
-            self._stepping.module, reader, progress=lambda _samples: self._stop_if_asked()
+            self._stepping.module, reader, progress=lambda _samples: self._stop_if_requested()
         )
         self.evaluation, self._evaluated_step = evaluation, self.step
         self._evaluation_seconds += evaluation.seconds
@@ -450,7 +450,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_evaluation(self, evaluation)
 
-    def _stop_if_asked(self) -> None:
+    def _stop_if_requested(self) -> None:
         if self.ranks.size > 1:  # they stop after the same step
             if self._stepping.is_interrupted:
                 raise _StopRequestedError

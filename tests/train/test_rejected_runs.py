@@ -1,4 +1,4 @@
-"""What a rejected, failed or second training leaves as it was."""
+"""A rejected, failed or second training leaves the run as it was."""
 
 import dataclasses
 import shutil
@@ -27,7 +27,7 @@ from tests.train.small_run import assert_same, changed, weights
 
 
 def write_shops(directory, *, rows=6, hotness=1, vocabulary=b"a b c", workflow="workflow", positive=1.0):
-    """A data set of one number and one id that a workflow made."""
+    """Return a data set of one number and one id that a workflow made."""
     spec = DatasetSpec(
         name="shops",
         storage="parquet",
@@ -110,16 +110,16 @@ def test_a_run_that_cannot_be_restored_keeps_its_description(tmp_path, spec):
 
 
 def test_one_training_at_a_time(tmp_path, spec):
-    refusals = []
+    errors = []
 
     class Second(Callback):
         def on_step(self, trainer):
             with pytest.raises(ConfigError, check=at(f"{tmp_path}/RUN")) as caught:
                 build(spec, tmp_path / "RUN").fit(resume=trainer.step == 2)
-            refusals.append(caught.value)
+            errors.append(caught.value)
 
     build(changed(spec, max_steps=2, checkpoint_every=1), tmp_path / "RUN", callbacks=[Second()]).fit()
-    assert len(refusals) == 2
+    assert len(errors) == 2
     assert load_model(tmp_path / "RUN").step == 2
     assert not (tmp_path / "RUN/.lock").exists()
 
