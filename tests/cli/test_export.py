@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from terarec.errors import DataNotFoundError
+from terarec.export.artifact import FORMATS
+from terarec.export.table_rows import TABLE_FORMATS
 from terarec.formats import read_dataset
-from tests.cli.conftest import Workshop, figures, rejected
+from tests.cli.conftest import Workshop, commands, figures, rejected
 from tests.cli.test_docs import unnamed
 from tests.cli.test_train import prepare
 
@@ -73,6 +75,12 @@ def test_scores_are_those_of_predict(exported: tuple[Path, Path], tmp_path: Path
     scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
     np.testing.assert_allclose(found[:, 0], scores, rtol=0, atol=1e-5)
     assert sorted(path.name for path in out.iterdir()) == ["export.json", Path(reported["file"]).name]
+
+
+def test_the_help_names_every_format() -> None:
+    """Written out there: the formats are in modules that load torch, which --help does not."""
+    option = next(option for option in commands()["export"].params if option.name == "format")
+    assert set(option.metavar.split("|")) == {*FORMATS, *TABLE_FORMATS, "triton", "embeddings"}
 
 
 def test_without_tables(small: tuple[Path, Path], tmp_path: Path) -> None:

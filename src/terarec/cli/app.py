@@ -26,7 +26,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from terarec import __version__
-from terarec.cli.failures import INTERRUPTED, Failure, failure_of
+from terarec.cli.failures import EXIT_INTERRUPTED, Failure, failure_of
 from terarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         # Typer's own way of reporting that --help has printed (0), that a shell is unknown to it (1), which it has
         # said, or that Ctrl-C was pressed (130).
-        if not isinstance(result, int) or result != INTERRUPTED:
+        if not isinstance(result, int) or result != EXIT_INTERRUPTED:
             return result if isinstance(result, int) else 0
         failure = failure_of(KeyboardInterrupt())
     _report(failure, as_json="--json" in arguments)

@@ -186,7 +186,7 @@ _TOLERANCE = 1e-5
 
 
 def choices() -> list[dict[str, Any]]:
-    """Per op the implementation that "auto" takes on the CPU, and on a GPU where torch sees one, and why."""
+    """Return the implementation of each op that "auto" takes on the CPU, and on a GPU that torch sees, and why."""
     rows = []
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         for op in active_kernels(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,19 @@ import typer
 
 from terarec.errors import ConfigError, RunInterruptedError, TerarecError
 
-DATA = 1
-USAGE = 2
-DEFECT = 3
-INTERRUPTED = 130
+EXIT_DATA = 1
+EXIT_USAGE = 2
+EXIT_DEFECT = 3
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 # Errors name arguments of Python functions; these are the options that set them.
-_OPTIONS = {"replace=True": "--force", "restart=True": "--restart", "resume=True": "--resume"}
+_OPTIONS = {
+    r"replace=True": "--force",
+    r"restart=True": "--restart",
+    r"resume=True": "--resume",
+    r"allow_import=\('([^']*)',\)": r"--allow-import \1",
+    r"model\.tables\.kind=dynamic": "--tables dynamic",
+}
 
 # Typer carries its own copy of Click since 0.16 and used Click itself before; this finds the class in both.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -52,21 +59,21 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, BrokenPipeError):
         return Failure(0, None, kind)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Failure(INTERRUPTED, "interrupted; nothing was left half-written", "KeyboardInterrupt")
+        return Failure(EXIT_INTERRUPTED, "interrupted; nothing was left half-written", "KeyboardInterrupt")
     if isinstance(error, RunInterruptedError):
-        return Failure(INTERRUPTED, _one_line(f"interrupted: {error}"), kind)
+        return Failure(EXIT_INTERRUPTED, _one_line(f"interrupted: {error}"), kind)
     if isinstance(error, _CommandLineError):
-        return Failure(USAGE, _one_line(f"error: {_usage(error)}"), ConfigError.__name__, _parameter(error))
+        return Failure(EXIT_USAGE, _one_line(f"error: {_usage(error)}"), ConfigError.__name__, _parameter(error))
     # Before OSError: a missing file of terarec is a FileNotFoundError, too.
     if isinstance(error, TerarecError):
-        code = USAGE if isinstance(error, ConfigError) else DATA
+        code = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_DATA
         return Failure(code, _one_line(f"error: {error}"), kind, _one_line(error.where))
     if isinstance(error, OSError):
-        return Failure(DATA, _one_line(f"error: {_system(error)}"), kind, _one_line(str(error.filename or "")))
+        return Failure(EXIT_DATA, _one_line(f"error: {_system(error)}"), kind, _one_line(str(error.filename or "")))
     if isinstance(error, MemoryError):
-        return Failure(DATA, _one_line(f"error: out of memory: {error}"), kind)
+        return Failure(EXIT_DATA, _one_line(f"error: out of memory: {error}"), kind)
     line = f"error: a defect in terarec: {kind}: {error} (terarec --debug ... shows the traceback)"
-    return Failure(DEFECT, _one_line(line), "defect")
+    return Failure(EXIT_DEFECT, _one_line(line), "defect")
 
 
 def _parameter(error: Any) -> str:
@@ -115,5 +122,5 @@ def _one_line(text: str) -> str:
 
     # Libraries do not know the command line, so that the option is named here.
     for argument, option in _OPTIONS.items():
-        text = text.replace(argument, option)
+        text = re.sub(argument, option, text)
     return one_line(" ".join(text.split()))

@@ -88,8 +88,8 @@ def _describe_dataset(options: InspectOptions, show: Show) -> dict[str, Any]:
 def _describe_model(options: InspectOptions) -> dict[str, Any]:
     from terarec.checkpoint import MANIFEST
     from terarec.cli.inspect_model import describe_checkpoint, describe_table
+    from terarec.config import CHECKPOINT_DIRECTORY, RUN_FILE
     from terarec.formats import DATASET_FILE
-    from terarec.models.artifact import CHECKPOINT_DIRECTORY, RUN_FILE
 
     path = options.path
     if not any((path / name).exists() for name in (MANIFEST, RUN_FILE, CHECKPOINT_DIRECTORY)):

@@ -198,7 +198,7 @@ def _categories(
 
 
 def _merged(seen: list[Counts]) -> Counts:
-    """Distinct ids of several counts, by rising id, with the sum of each one's counts."""
+    """Add up several counts: distinct ids by rising id, and the sum of the counts of each."""
     none = np.zeros(0, dtype=np.int64)
     ids, places = np.unique(np.concatenate([none, *(ids for ids, _ in seen)]), return_inverse=True)
     total = np.zeros(ids.size, dtype=np.int64)

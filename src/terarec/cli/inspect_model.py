@@ -15,13 +15,13 @@ from terarec.checkpoint import MANIFEST, find
 from terarec.checkpoint.directory import DENSE, KEYS, STATE_PREFIX, WEIGHTS, read_chain
 from terarec.checkpoint.table_chain import TableChain
 from terarec.checkpoint.table_files import Arrays
-from terarec.config import load_run
+from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.export.table_rows import write_table_file
 from terarec.formats import BFLOAT16, read_dataset, read_tensors, widen_bfloat16
 from terarec.kernels.hash_index import new_hash_index
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, find_checkpoint
+from terarec.models.artifact import find_checkpoint
 from terarec.models.columns import WIDE_SUFFIX
 from terarec.serve.executor_file import EXECUTORS_FILE, graph_executors_file, kept_choices
 from terarec.spec import EXECUTOR_NAMES, BinarySpec
@@ -115,7 +115,7 @@ def _executors(file: Path) -> list[dict[str, Any]]:
 
 
 def row_norms(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Euclidean length float64[n] of each row of ``weights [n, D]``."""
+    """Return the Euclidean length float64[n] of each row of ``weights [n, D]``."""
     numbers = widen_bfloat16(weights)
     norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", numbers, numbers, dtype=np.float64))
     return norms
@@ -179,7 +179,7 @@ _PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 def describe_table(
     path: Path, table: str, top: int, *, which: str | None = None, allow_import: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Row norms of one table and its `top` largest rows, with the raw values of their keys.
+    """Return the row norms of one table and its `top` largest rows, with the raw values of their keys.
 
     Args:
         path: A RUN, or a checkpoint in one.
@@ -261,7 +261,7 @@ def _percentiles(norms: NDArray[np.float64]) -> list[dict[str, Any]]:
 def _values(
     path: Path, checkpoint: Path, table: str, rows: NDArray[np.int64], allow_import: Sequence[str]
 ) -> Sequence[str]:
-    """Raw values of `rows`, if the RUN around the checkpoint is there; else nothing is known but the keys."""
+    """Return the raw values of `rows`, or question marks where no RUN is around the checkpoint."""
     for directory in (path / DATASET_DIRECTORY, checkpoint.parent.parent / DATASET_DIRECTORY):
         if not directory.is_dir():
             continue

@@ -72,8 +72,7 @@ _OF_RANKS = ("ranks_per_node", "rank_memory", "place", "sharding", "probe", "ban
 def plan(options: PlanOptions, show: Show) -> None:
     """Run ``terarec plan``; a run over its budget is an error after the tables were shown."""
     from terarec.cli.train import tier_changes
-    from terarec.config import load_run, override, parse_assignments
-    from terarec.models.artifact import RUN_FILE
+    from terarec.config import RUN_FILE, load_run, override, parse_assignments
     from terarec.spec import Tiers
     from terarec.spec.tiers import parse_size
     from terarec.train.devices import resolve_device

@@ -304,10 +304,10 @@ def prepare_workflow(options: PrepareWorkflowOptions, show: Show) -> None:
 
 def _find(name: str, allow_import: Sequence[str]) -> Workflow:
     """Return the workflow of a file, of a directory, of a data set or a run, or of a preset."""
+    from terarec.config import DATASET_DIRECTORY, RUN_FILE
     from terarec.etl.ready import PRESETS
     from terarec.etl.workflow import Workflow, workflow_of
     from terarec.formats import DATASET_FILE
-    from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 
     path = Path(name)
     # A file of that name was made on purpose.

@@ -27,7 +27,7 @@ class Advance(Protocol):
     """Moves a progress bar."""
 
     def __call__(self, position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
-        """Work done and work in all, in the bar's unit; what is being done, and how fast, where the bar cannot know."""
+        """Move to `position` of `total` in the bar's unit; `words` name the work, and `rate` is shown as its speed."""
 
 
 class Show:

@@ -15,7 +15,7 @@ import typer
 from terarec.cli.failures import failure_of
 from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings, TiersOption, spec_option
 from terarec.cli.show import Show
-from terarec.config import load_run, override, parse_assignments, with_graph
+from terarec.config import RUN_FILE, load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
 from terarec.kernels.environment import is_launched
 from terarec.spec import (
@@ -44,7 +44,7 @@ class InitConfigOptions:
 
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"Kind of model: {', '.join(_MODELS)}.")]
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set, or HugeCTR's files.")]
-    out: Annotated[Path, typer.Option(help="Output file, JSON.")] = Path("run.json")
+    out: Annotated[Path, typer.Option(help="Output file, JSON.")] = Path(RUN_FILE)
     factory: Annotated[str | None, spec_option("factory", RunSpec, "model.factory", metavar="package.module:name")] = (
         None
     )
@@ -146,9 +146,6 @@ class TrainOptions:
     ] = None
 
 
-_RUN_FILE = "run.json"  # as in terarec.models.artifact, which would load torch for a name
-
-
 def run_spec(options: TrainOptions) -> RunSpec:
     """Return the run that `options` describe.
 
@@ -187,14 +184,14 @@ def _base(options: TrainOptions) -> RunSpec:
     if config is not None:
         return load_run(config)
     # The description that the run was started with, so that ``--resume`` needs no further option.
-    described = (options.out if options.seeds is None else _first_seed(options.out)) / _RUN_FILE
+    described = (options.out if options.seeds is None else _first_seed(options.out)) / RUN_FILE
     if options.resume and described.is_file():
         return load_run(described)
     if options.init_from is not None:
         # A RUN, or a checkpoint in RUN/checkpoints.
         for run in (options.init_from, *options.init_from.absolute().parents[1:2]):
-            if (run / _RUN_FILE).is_file():
-                return dataclasses.replace(load_run(run / _RUN_FILE), init_from=None, reset_optimizer=False)
+            if (run / RUN_FILE).is_file():
+                return dataclasses.replace(load_run(run / RUN_FILE), init_from=None, reset_optimizer=False)
     if options.data is None:
         raise ConfigError(
             "nothing to train on",

@@ -1,6 +1,9 @@
 """Specs from files and command line words and back, with the exact path in every error."""
 
 from terarec.config.files import (
+    CHECKPOINT_DIRECTORY,
+    DATASET_DIRECTORY,
+    RUN_FILE,
     commented_json,
     load_run,
     load_served_tables,
@@ -14,6 +17,9 @@ from terarec.config.files import (
 from terarec.config.starting_run import StartingRun, starting_run
 
 __all__ = [
+    "CHECKPOINT_DIRECTORY",
+    "DATASET_DIRECTORY",
+    "RUN_FILE",
     "StartingRun",
     "commented_json",
     "load_run",

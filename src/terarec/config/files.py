@@ -46,6 +46,11 @@ from terarec.spec.quoting import quoted, shortened
 
 _INDENT, _WIDTH = 2, 100
 
+RUN_FILE = "run.json"
+DATASET_DIRECTORY = "dataset"
+CHECKPOINT_DIRECTORY = "checkpoints"
+"""Names in the directory of a run."""
+
 
 def commented_json(spec: object, remarks: Mapping[str, str] | None = None) -> str:
     """Return `spec` as JSON with all its fields, those that are None included, and with ``//`` comment lines.

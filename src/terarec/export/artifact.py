@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from terarec.batch import Batch
+from terarec.config import DATASET_DIRECTORY
 from terarec.data import open_reader, read_spec
 from terarec.errors import ConfigError
 from terarec.export.files import (
@@ -42,7 +43,7 @@ from terarec.export.scoring import Scores, Scoring, collections
 from terarec.io import atomic_dir, check_replaceable, write_versioned_json
 from terarec.metrics import MetricSet
 from terarec.models import GraphModel
-from terarec.models.artifact import DATASET_DIRECTORY, check_columns, load_model
+from terarec.models.artifact import check_columns, load_model
 from terarec.models.narrow import narrow
 from terarec.nn.objectives import build_objective
 from terarec.nn.registry import LAYERS

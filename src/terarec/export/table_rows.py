@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from terarec.checkpoint import Checkpoint, load
 from terarec.checkpoint.directory import KEYS, STATE_PREFIX, WEIGHTS
-from terarec.config import load_run
+from terarec.config import RUN_FILE, load_run
 from terarec.errors import ConfigError, MissingDependencyError
 from terarec.export.artifact import EXPORT_FILE
 from terarec.formats import BFLOAT16, widen_bfloat16
 from terarec.io import atomic_dir, atomic_file, check_replaceable, write_versioned_json
-from terarec.models.artifact import RUN_FILE, find_checkpoint, load_without_tables
+from terarec.models.artifact import find_checkpoint, load_without_tables
 from terarec.ps import DefaultRows, default_rows
 from terarec.spec import TableSpec
 from terarec.spec.registry import Registry

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from terarec.checkpoint import Checkpoint, complete_checkpoints, find, load
 from terarec.checkpoint.directory import best_step
-from terarec.config import load_run
+from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run
 from terarec.embedding import BagSource, EmbeddingCollection, LookupCollection, RowLookup
 from terarec.embedding.tables import record_tables
 from terarec.errors import ConfigError, FormatError
@@ -25,10 +25,6 @@ from terarec.spec.codec import parse_json
 from terarec.spec.model import ModelSpec
 from terarec.storage import Store
 from terarec.storage.tier_files import own_directory
-
-RUN_FILE = "run.json"
-DATASET_DIRECTORY = "dataset"
-CHECKPOINT_DIRECTORY = "checkpoints"
 
 
 class LoadedModel(NamedTuple):

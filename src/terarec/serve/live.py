@@ -10,8 +10,8 @@ import torch
 
 from terarec.checkpoint import Checkpoint, load
 from terarec.checkpoint.directory import newest_checkpoint, step_of
+from terarec.config import CHECKPOINT_DIRECTORY
 from terarec.errors import ConfigError, TerarecError
-from terarec.models.artifact import CHECKPOINT_DIRECTORY
 from terarec.serve.repeating import Repeating
 from terarec.serve.session import InferenceSession
 

@@ -29,9 +29,9 @@ from terarec.checkpoint.directory import (
     step_of,
     step_path,
 )
+from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.errors import DataNotFoundError, FormatError, TerarecError
 from terarec.io import PARTIAL_SUFFIX, flush_tree, read_versioned_json, write_versioned_json
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE
 from terarec.serve.repeating import Repeating
 from terarec.serve.update_streams import UpdateStream
 from terarec.spec.quoting import shortened

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.batch import Batch, to_device
+from terarec.config import DATASET_DIRECTORY
 from terarec.errors import ConfigError
 from terarec.etl.workflow import RawValues, Workflow, workflow_of
 from terarec.models import TwoTower
-from terarec.models.artifact import DATASET_DIRECTORY, LoadedModel, load_model
+from terarec.models.artifact import LoadedModel, load_model
 from terarec.models.contract import device_of
 from terarec.nn.precision import autocast
 from terarec.serve.item_index import INDEX_FILE, Floats, Integers, ItemIndex

@@ -16,20 +16,14 @@ from torch import Tensor, nn
 
 from terarec.batch import Batch, Jagged, to_device
 from terarec.checkpoint import Checkpoint
+from terarec.config import DATASET_DIRECTORY
 from terarec.data import open_reader, read_spec
 from terarec.embedding import LookupCollection
 from terarec.etl.columns import ColumnType
 from terarec.etl.workflow import EncodedRecords, RawValues, Workflow, workflow_of
 from terarec.formats import Keys
 from terarec.formats.delta import StateId
-from terarec.models.artifact import (
-    DATASET_DIRECTORY,
-    ModelWithoutTables,
-    check_columns,
-    load_dense_state,
-    load_model,
-    load_without_tables,
-)
+from terarec.models.artifact import ModelWithoutTables, check_columns, load_dense_state, load_model, load_without_tables
 from terarec.models.contract import device_of, logits_of, score_names
 from terarec.models.narrow import narrow
 from terarec.nn.objectives import build_objective

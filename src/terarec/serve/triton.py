@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from terarec.config import load_run, load_served_tables
+from terarec.config import DATASET_DIRECTORY, RUN_FILE, load_run, load_served_tables
 from terarec.etl.workflow import workflow_of
 from terarec.export import EXPORT_FILE, ExportReport, export_run
 from terarec.export.artifact import FORMATS
 from terarec.formats import read_dataset
 from terarec.io import atomic_dir, check_replaceable, read_json, write_json
-from terarec.models.artifact import DATASET_DIRECTORY, RUN_FILE
 from terarec.nn.objectives import build_objective
 from terarec.serve.session import InputColumn, input_columns
 from terarec.serve.triton_models import DATASET, PROGRAM, TABLES

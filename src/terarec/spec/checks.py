@@ -53,6 +53,14 @@ class Rule:
     accepted: str
     read: Callable[[Any], Any]
 
+    def accepts(self, value: object) -> bool:
+        """Return whether `read` takes a value."""
+        try:
+            self.read(value)
+        except (ValueError, OverflowError):  # an integer may be beyond float
+            return False
+        return True
+
 
 # Cached: every spec that is built asks for the rules of its fields, which are few.
 @functools.cache
@@ -136,9 +144,7 @@ def argument(name: str, value: object, rule: Rule) -> Any:
 
 def follow(owner: object, field: str, rule: Rule) -> None:
     """Raise unless ``owner.field`` is what `rule` accepts."""
-    try:
-        rule.read(getattr(owner, field))
-    except (ValueError, OverflowError):  # an integer may be beyond float
+    if not rule.accepts(getattr(owner, field)):
         fail(owner, field, rule.accepted)
 
 
@@ -227,8 +233,7 @@ def widths(owner: object, field: str, *, allow_empty: bool = False) -> None:
     value = getattr(owner, field)
     if not isinstance(value, tuple):
         fail(owner, field, "a tuple of layer widths")
-    wrong = any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in value)
-    if wrong or not (value or allow_empty):
+    if not all(map(integer().accepts, value)) or not (value or allow_empty):
         fail(owner, field, "layer widths such as [512, 256, 64]")
 
 

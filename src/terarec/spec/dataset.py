@@ -245,8 +245,7 @@ class RecordLayout:
         checks.positive_int(self, "dense_dim", minimum=0)
         checks.one_of(self, "key_bytes", (4, 8))
         checks.distinct(self, "inputs", [sparse.name for sparse in self.inputs])
-        if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.slot_sizes):
-            checks.fail(self, "slot_sizes", "integers >= 0")
+        checks.follow(self, "slot_sizes", checks.list_of(checks.integer(0)))
         if self.slot_sizes and len(self.slot_sizes) < self.num_slots:
             problem = (
                 f"got {len(self.slot_sizes)} sizes for {self.num_slots} slots, expected one for each slot, or none"

@@ -57,9 +57,10 @@ class RowOptions:
                 checks.finite_float(self, bound, low=0.0, open_low=True)
         checks.instance(self, "table_lr", Mapping, "a factor for each table, such as {'item': 0.1}")
         checks.instance(self, "frozen", tuple | list, "names of tables, such as ['item']")
+        factors = checks.number(0.0)
         for table, factor in self.table_lr.items():
-            if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0.0 <= factor < float("inf"):
-                checks.reject(self, "table_lr", f"got {factor!r} for {table!r}, expected a finite number >= 0")
+            if not factors.accepts(factor):
+                checks.reject(self, "table_lr", f"got {factor!r} for {table!r}, expected {factors.accepted}")
         checks.distinct(self, "frozen", self.frozen)
         if self.mode == "lazy_global" and (self.l1 or self.l2):
             checks.reject(

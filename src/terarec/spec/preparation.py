@@ -147,20 +147,17 @@ class CsvOptions:
         checks.positive_int(self, "min_count")
         for column in self.categorical:
             if column in self.integers or column in self.numbers:
-                checks.reject(
-                    self, "categorical", f"column {column!r} is also read as a number, expected it in ids (--ids)"
-                )
+                checks.reject(self, "categorical", f"column {column!r} is also read as a number, expected it in ids")
         if not (self.categorical or self.integers or self.numbers):
             checks.reject(
                 self,
                 "",
-                "got no column to learn from, expected dense, log, categorical, ids, buckets or keys "
-                "(--dense, --log, --categorical, --ids, --buckets or --keys)",
+                "got no column to learn from, expected dense, log, categorical, ids, buckets or keys",
             )
         if self.weight in (self.label, *self.categorical, *self.integers, *self.numbers):
             checks.reject(self, "weight", f"column {self.weight!r} is in another list as well, expected one of its own")
         for column, count in self.buckets.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+            if not checks.integer(2).accepts(count):
                 checks.reject(self, "buckets", f"got {count!r} for {column!r}, expected an integer >= 2")
         for column in self.columns if self.names else ():
             if column not in self.names:

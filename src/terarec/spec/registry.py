@@ -150,8 +150,7 @@ def check_allowed(name: str, allow_import: Sequence[str], what: str) -> None:
     if not _is_within(module, allow_import):
         raise ConfigError(
             what,
-            f"not run, as its package is not allowed; --allow-import {top} allows it, in Python "
-            f"allow_import=({top!r},)",
+            f"not run, as its package is not allowed; allow_import=({top!r},) allows it",
         )
     # It is imported at its first use; until then a workflow can be read where its code is not installed.
     if not _is_there(module):

@@ -109,7 +109,7 @@ ObjectiveSpec = BinarySpec | MultiClassSpec | RegressionSpec | PairwiseSpec | Sa
 def _check_weights(owner: object, weights: tuple[float, ...]) -> None:
     checks.instance(owner, "label_weights", tuple | list, "a factor for each label, such as [1.0, 0.5]")
     for weight in weights:
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 <= weight < float("inf"):
+        if not checks.number(0.0).accepts(weight):
             checks.reject(owner, "label_weights", f"got {weight!r}, expected finite numbers >= 0")
 
 

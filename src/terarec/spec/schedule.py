@@ -77,10 +77,9 @@ class MultiStepSchedule:
     interval: Interval = "epoch"
 
     def __post_init__(self) -> None:
-        given = self.milestones
-        good = isinstance(given, tuple) and all(isinstance(m, int) and not isinstance(m, bool) for m in given)
+        good = checks.list_of(checks.integer()).accepts(self.milestones)
         # Distinct and rising, as `sorted(set(...))` is.
-        if not good or not given or given[0] < 1 or list(given) != sorted(set(given)):
+        if not good or not self.milestones or list(self.milestones) != sorted(set(self.milestones)):
             checks.fail(self, "milestones", "rising numbers of intervals such as [10, 20]")
         checks.finite_float(self, "gamma", low=0.0, open_low=True)
         _check_interval(self)

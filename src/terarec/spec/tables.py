@@ -342,7 +342,7 @@ class StaticTablesSpec:
             # There is no number of rows to allocate, and no key is a row number.
             raise ConfigError(
                 "tables",
-                f"got 'static', but the keys of table {name!r} are any integers, expected 'dynamic' (--tables dynamic)",
+                f"got 'static', but the keys of table {name!r} are any integers, expected model.tables.kind=dynamic",
             )
         return TableSpec(
             name=name,

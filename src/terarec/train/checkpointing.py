@@ -14,19 +14,11 @@ from torch import optim
 
 from terarec.checkpoint import MANIFEST, Checkpoint, TrainState, follow_changes, load, mark_best, save
 from terarec.checkpoint.directory import keep_newest, step_path
-from terarec.config import load_run
+from terarec.config import RUN_FILE, load_run
 from terarec.data.reader import BatchReader
 from terarec.errors import ConfigError, DataNotFoundError, StorageError
 from terarec.formats import read_dataset
-from terarec.models.artifact import (
-    RUN_FILE,
-    check_columns,
-    dense_state,
-    find_checkpoint,
-    load_dense_state,
-    load_weights,
-    tables,
-)
+from terarec.models.artifact import check_columns, dense_state, find_checkpoint, load_dense_state, load_weights, tables
 from terarec.spec import (
     DatasetSpec,
     DenseOptimizerSpec,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Batch, select
-from terarec.config import load_run
+from terarec.config import RUN_FILE, load_run
 from terarec.data import BatchReader, open_reader, read_spec
 from terarec.formats import METADATA_TYPES, check_suffix, read_dataset, table_file
 from terarec.io import check_new_file
 from terarec.metrics import Throughput
-from terarec.models.artifact import RUN_FILE, check_columns, load_model
+from terarec.models.artifact import check_columns, load_model
 from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError, RunSpec

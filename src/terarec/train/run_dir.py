@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terarec.checkpoint import complete_checkpoints
-from terarec.config import load_run, save_run
+from terarec.config import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, load_run, save_run
 from terarec.errors import ConfigError, DataNotFoundError
 from terarec.formats import read_dataset, workflow_files, write_dataset
 from terarec.formats.hugectr import RECORDS_FILE
 from terarec.io import PARTIAL_SUFFIX, atomic_file, file_lock
-from terarec.models.artifact import CHECKPOINT_DIRECTORY, DATASET_DIRECTORY, RUN_FILE, check_columns
+from terarec.models.artifact import check_columns
 from terarec.spec import DatasetSpec, RunSpec, to_data
 from terarec.spec.codec import differences
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terarec.config import load_run
+from terarec.config import RUN_FILE, load_run
 from terarec.errors import ConfigError, FormatError
 from terarec.io import write_json
-from terarec.models.artifact import RUN_FILE, load_model
+from terarec.models.artifact import load_model
 from terarec.spec import RunSpec, to_data
 from terarec.spec.codec import differences, finite_data, parse_json
 from terarec.train.run import Run, build

@@ -67,7 +67,7 @@ def test_a_function_is_rejected_by_name_before_its_module_is_imported(tmp_path: 
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert "steps[0] LambdaOp: function 'somebodys_code:f'" in ended.stderr.splitlines()[-1]
-    assert "--allow-import somebodys_code" in ended.stderr
+    assert "allow_import=('somebodys_code',)" in ended.stderr
     assert not (tmp_path / "ran").exists()
 
 
@@ -91,7 +91,7 @@ def test_names_that_nobody_allowed(field: str, name: str, tmp_path: Path) -> Non
     directory = saved(tmp_path / "workflow", **{"function": harmless, field: name})
     place = f"{directory}/workflow.json: steps[0] LambdaOp: {field} '{name}'"
     for read in (Workflow.load, lambda path: Workflow.from_json(path / "workflow.json")):
-        with pytest.raises(ConfigError, check=at(place, "--allow-import")) as caught:
+        with pytest.raises(ConfigError, check=at(place, "allow_import=")) as caught:
             read(directory)
         assert "\n" not in str(caught.value)
         assert repr(name) in str(caught.value)
@@ -110,7 +110,7 @@ def test_what_a_package_only_reaches_is_not_defined_in_it(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, check=at(f"{tmp_path}/3/workflow.json: steps[0] LambdaOp: function 'os:system'")):
         Workflow.load(saved(tmp_path / "3", function="os:system"), allow_import=("os",))
     place = f"{tmp_path}/4/workflow.json: steps[0] LambdaOp: function '{__name__}:double'"
-    with pytest.raises(ConfigError, check=at(place, "--allow-import")):  # no prefix of the text
+    with pytest.raises(ConfigError, check=at(place, "allow_import=")):  # no prefix of the text
         Workflow.load(saved(tmp_path / "4", function=f"{__name__}:double"), allow_import=(package[:-1],))
     with pytest.raises(ConfigError, check=at("allow_import", "a list of packages")):
         Workflow.load(saved(tmp_path / "5"), allow_import=package)
@@ -168,7 +168,7 @@ def test_the_workflow_of_a_data_set_is_read_the_same_way(tmp_path: Path) -> None
         ConfigError,
         check=at(
             f"{tmp_path}/data/workflow/workflow.json: steps[0] LambdaOp: function '{__name__}:double'",
-            "--allow-import tests",
+            "allow_import=('tests',)",
         ),
     ):
         workflow_of(tmp_path / "data")
