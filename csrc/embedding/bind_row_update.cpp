@@ -17,13 +17,15 @@ namespace nb = nanobind;
 namespace terarec {
 namespace {
 
-// The tensors of a `KernelGradient`, checked by the callers in Python.
+// The tensors of a `KernelGradient`, checked by the callers in Python. They are read by name: an update has few of
+// them, so that the time of a look-up of an attribute does not matter.
 struct HeldGradient {
-  explicit HeldGradient(nb::handle parts)
-      : keys(parts[0]), offsets(parts[1]), grad(parts[2], true), layout(parts[3]) {
-    const nb::object factors = parts[4];
+  explicit HeldGradient(nb::handle gradient)
+      : keys(gradient.attr("keys")), offsets(gradient.attr("offsets")), grad(gradient.attr("grad"), true),
+        layout(gradient.attr("layout")) {
+    const nb::object factors = gradient.attr("key_weights");
     if (!factors.is_none()) key_weights.emplace(factors);
-    const nb::object held_places = parts[5];
+    const nb::object held_places = gradient.attr("places");
     if (!held_places.is_none()) places.emplace(held_places);
   }
 
@@ -65,11 +67,12 @@ T* state_at(nb::handle tensor) {
   return tensor.is_none() ? nullptr : HostTensor(tensor).as<T>();
 }
 
-// `state`: two tensors or None, then last steps or None.
-Report run_row_update(nb::handle weights, nb::handle state, nb::handle gradients, const RowRule& rule, int64_t step,
-                      uint64_t rounding_seed, nb::handle table_lr, int threads) {
+// States are None where the rule has none.
+Report run_row_update(nb::handle weights, nb::handle state0, nb::handle state1, nb::handle last_steps,
+                      nb::handle gradients, const RowRule& rule, int64_t step, uint64_t rounding_seed,
+                      nb::handle table_lr, int threads) {
   const HeldGradients held(weights, table_lr, gradients, threads);
-  const UpdateCall call{state_at<float>(state[0]), state_at<float>(state[1]), state_at<int32_t>(state[2]), rule, step,
+  const UpdateCall call{state_at<float>(state0), state_at<float>(state1), state_at<int32_t>(last_steps), rule, step,
                         rounding_seed, held.plain()};
   nb::gil_scoped_release unlocked;
   return report(row_update(call));
@@ -110,8 +113,8 @@ void bind_row_update(nb::module_& module) {
       .def_rw("lr_in_momentum", &RowRule::lr_in_momentum)
       .def_rw("updates_all_rows", &RowRule::updates_all_rows)
       .def_rw("catches_up", &RowRule::catches_up);
-  module.def("row_update", &run_row_update, nb::arg("weights"), nb::arg("state"), nb::arg("gradients"), nb::arg("rule"),
-             nb::arg("step"), nb::arg("rounding_seed"), nb::arg("table_lr").none(), nb::arg("threads"));
+  module.def("row_update", &run_row_update, nb::arg("weights"), nb::arg("state0").none(),
+             nb::arg("state1").none(), nb::arg("last_steps").none(), nb::arg("gradients"), nb::arg("rule"), nb::arg("step"), nb::arg("rounding_seed"), nb::arg("table_lr").none(), nb::arg("threads"));
   module.def("gradient_squares", &run_gradient_squares, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
 }
 

@@ -6,7 +6,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
     "parallel": set(),
     "ragged": set(),
-    "ops": {"kernels"},
+    "ops": {"spec", "kernels"},
     "io": {"spec"},
     "formats": {"ragged", "spec", "io", "kernels"},
     "config": {"spec", "io"},

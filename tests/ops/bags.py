@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from terarec.ops import BagLayout
-from terarec.ops.layout import Pooling
+from terarec.spec import Pooling
 
 IMPLEMENTATIONS = ["cpu", "ref", *(["triton"] if find_spec("triton") else [])]
 """All there are here; Triton's interpret their kernels, so that tests of many keys leave them out."""

@@ -19,7 +19,7 @@ from terarec.ops import (
     state_dtype,
     state_shapes,
 )
-from terarec.ops.layout import Pooling
+from terarec.spec import Pooling
 from tests.ops.rules import make_rule
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux

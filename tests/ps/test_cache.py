@@ -13,11 +13,10 @@ from terarec.errors import ConfigError, StorageError
 from terarec.formats.hugectr import SparseRows, write_sparse_folder
 from terarec.ops import BagLayout
 from terarec.ops.bag_lookup import pool_rows
-from terarec.ops.layout import Pooling
 from terarec.ps import EmbeddingCache, Found, HostMemoryTier, ModelCaches, ParameterServer, TableTiers
 from terarec.ps.disk import row_file_tier
 from terarec.ps.table import find_together
-from terarec.spec import CacheSpec, ParameterServerSpec, RowFileSpec, ServedModelSpec, ServedTableSpec
+from terarec.spec import CacheSpec, ParameterServerSpec, Pooling, RowFileSpec, ServedModelSpec, ServedTableSpec
 from tests.errors import at
 from tests.ps.tiers import distinct_rows
 

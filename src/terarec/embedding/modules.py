@@ -22,9 +22,10 @@ from terarec.embedding.weight_lookup import (
 )
 from terarec.errors import ConfigError
 from terarec.ops.checks import ROW_TYPES
-from terarec.ops.layout import BagLayout, Pooling, single_layout
+from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient
 from terarec.ragged import Ragged
+from terarec.spec import Pooling
 from terarec.storage import AnyTable
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from terarec.batch import Jagged, first_keys, select
 from terarec.errors import ConfigError
 from terarec.ops.checks import bad_key
-from terarec.ops.layout import BagLayout, Pooling
-from terarec.spec import DynamicTableSpec, FeatureSpec, TableSpec, Tiers
+from terarec.ops.layout import BagLayout
+from terarec.spec import DynamicTableSpec, FeatureSpec, Pooling, TableSpec, Tiers
 from terarec.storage import (
     AnyArena,
     AnyTable,

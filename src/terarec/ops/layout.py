@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from terarec.errors import ConfigError
 from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, SUM, Extents
+from terarec.spec import Pooling
 
-Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 _CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "none": NONE}
 
 

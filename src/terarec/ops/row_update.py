@@ -17,7 +17,8 @@ from terarec.kernels.registry import choose
 from terarec.kernels.row_rules import LAST_UPDATE, RowRule, UpdateMode, number_names, row_rule, rule_class
 from terarec.ops import checks
 from terarec.ops.checks import is_traced
-from terarec.ops.layout import BagLayout, Pooling
+from terarec.ops.layout import BagLayout
+from terarec.spec import Pooling
 
 __all__ = [
     "BagGradient",

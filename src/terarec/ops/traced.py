@@ -13,7 +13,8 @@ import torch
 
 from terarec.kernels.registry import choose
 from terarec.ops import onednn
-from terarec.ops.layout import BagLayout, Pooling, single_layout
+from terarec.ops.layout import BagLayout, single_layout
+from terarec.spec import Pooling
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

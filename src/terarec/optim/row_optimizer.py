@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn, optim
@@ -15,7 +15,6 @@ from torch import Tensor, nn, optim
 from terarec.errors import ConfigError, TrainingError
 from terarec.ops import BagGradient, RowRule, state_shapes
 from terarec.ops.row_update import find_non_finite
-from terarec.ops.split_rows import SplitColumns
 from terarec.optim.row_parameters import (
     RowParameters,
     check_distinct,
@@ -204,12 +203,9 @@ class RowOptimizer(optim.Optimizer):
         # Before gradients are taken, which forgets them: a rejected step leaves them for another try.
         self._check_is_owner()
         self._check_gradients_meet()
-        # Before they are taken as well: that resets `is_unscaled`.
-        scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
-        taken = [owner.take_gradients() for owner in self._owners]
-        gradients = [mine for lists, _ in taken for mine in lists]
+        taken = self._take()
         self.is_skipped = False
-        if not any(gradients):
+        if not any(each.gradients for each in taken):
             if any(owner.pending.was_dropped for owner in self._owners):
                 warnings.warn(
                     "RowOptimizer.step(): the gradients of the last backward pass were dropped by zero_grad() before "
@@ -217,30 +213,17 @@ class RowOptimizer(optim.Optimizer):
                     stacklevel=3,
                 )
             return loss
-        arenas = self._arenas()
-        names = [self._rules.name_of(arena) for arena in arenas]
-        if self._found_inf() or not self._accepts(names, gradients):
+        if self._found_inf() or not self._accepts(taken):
             self.num_skipped += 1
             self.is_skipped = True
             return loss
-        numbers = [groups for groups, (lists, _) in zip(self._groups_of, taken, strict=True) for _ in lists]
-        factors = [factor / scale for scale, (lists, factor) in zip(scales, taken, strict=True) for _ in lists]
-        parts = [
-            ArenaStep(
-                arena,
-                mine,
-                self._row_rule(name, groups[name], factor),
-                self._rules.table_lr(arena, self._frozen),
-                *held,
-            )
-            for arena, mine, name, groups, factor, held in zip(
-                arenas, gradients, names, numbers, factors, self._on_ranks(), strict=True
-            )
-        ]
         # All rules have accepted the gradients by now: a step that one of them skips is no step of any.
+        by_rule: dict[str, list[ArenaStep]] = {}
+        for each in taken:
+            by_rule.setdefault(each.rule, []).append(self._arena_step(each))
         moved = False
-        for name in dict.fromkeys(names):
-            moved |= self._move(name, [part for part, of in zip(parts, names, strict=True) if of == name])
+        for name, parts in by_rule.items():
+            moved |= self._move(name, parts)
         self.num_steps += moved
         return loss
 
@@ -382,6 +365,29 @@ class RowOptimizer(optim.Optimizer):
         for owner in self._owners:
             owner.pending.table_lr = [self._rules.table_lr(arena, self._frozen) for arena in owner.arenas]
 
+    def _take(self) -> list[_Taken]:
+        """Take the gradients since the last step from all owners, arena by arena."""
+        # Of all owners before any gradient is taken, which resets `is_unscaled`: owners may share a weight.
+        scales = [1.0 if owner.pending.is_unscaled else self._loss_scale() for owner in self._owners]
+        taken = []
+        for owner, groups, scale in zip(self._owners, self._groups_of, scales, strict=True):
+            lists, factor = owner.take_gradients()
+            # A weight that is frozen has no arena, but its pending gradients: one entry of `counted` more.
+            for arena, gradients, counted in zip(owner.arenas, lists, owner.pending.counted, strict=False):
+                rule = self._rules.name_of(arena)
+                taken.append(_Taken(owner, arena, gradients, rule, groups[rule], factor / scale, counted))
+        return taken
+
+    def _arena_step(self, taken: _Taken) -> ArenaStep:
+        return ArenaStep(
+            taken.arena,
+            taken.gradients,
+            self._row_rule(taken.rule, taken.group, taken.factor),
+            self._rules.table_lr(taken.arena, self._frozen),
+            taken.counted,
+            split_columns_of(taken.owner, taken.arena),
+        )
+
     def _row_rule(self, name: str, group: int, factor: float) -> RowRule:
         """Return the rule `name` at the rate of a group, for gradients that are to be multiplied by `factor`."""
         rule, rate = self._rules.by_name[name].row_rule, float(self.param_groups[group]["lr"])
@@ -431,15 +437,15 @@ class RowOptimizer(optim.Optimizer):
                     "parameters alone, so each rank would train tables of its own",
                 )
 
-    def _accepts(self, names: Sequence[str], gradients: Sequence[Sequence[BagGradient]]) -> bool:
-        """Return whether the step is to be done; scan only the gradients of rules, by `names`, that need it."""
-        policies = [self._rules.by_name[name].options.non_finite for name in names]
+    def _accepts(self, taken: Sequence[_Taken]) -> bool:
+        """Return whether the step is to be done; scan only the gradients of rules that need it."""
+        policies = [self._rules.by_name[each.rule].options.non_finite for each in taken]
         if not {"raise", "skip"} & set(policies):
             return True
         # A scan of all gradients, which only the rules that ask for it pay for.
         found = [
-            None if policy == "pass" else find_non_finite(mine)
-            for policy, mine in zip(policies, gradients, strict=True)
+            None if policy == "pass" else find_non_finite(each.gradients)
+            for policy, each in zip(policies, taken, strict=True)
         ]
         is_raised = [place for place, policy in zip(found, policies, strict=True) if place and policy == "raise"]
         # A sum over ranks, so that all of them raise: one that went on would wait for the others for ever.
@@ -462,22 +468,32 @@ class RowOptimizer(optim.Optimizer):
             norm = math.sqrt(self._sum_over_ranks(norm * norm))
         return min(1.0, bound / (norm + 1e-6)) if math.isfinite(norm) else 1.0
 
-    def _on_ranks(self) -> list[tuple[Tensor | None, SplitColumns | None]]:
-        """Return for each arena which tables count on this rank, and those whose columns are on several ranks."""
-        # A weight that is frozen has no arena, but its pending gradients.
-        return [
-            (counted, split_columns_of(owner, arena))
-            for owner in self._owners
-            for arena, counted in zip(owner.arenas, owner.pending.counted, strict=False)
-        ]
-
     def _sum_over_ranks(self, value: float) -> float:
         """Return the sum over the ranks that have further rows of the tables."""
         sums = [owner.pending.over_ranks for owner in self._owners if owner.pending.over_ranks is not None]
         return sums[0](value) if sums else value
 
-    def _arenas(self) -> list[AnyArena]:
-        return [arena for owner in self._owners for arena in owner.arenas]
+
+class _Taken(NamedTuple):
+    """The gradients of an arena that a step has taken.
+
+    Attributes:
+        owner: Module of the arena.
+        arena: The arena.
+        gradients: Gradients of its bags.
+        rule: Name of the rule that the arena follows.
+        group: Number of the group that has its rate.
+        factor: Factor of the gradients: what clipping and the scale of the loss left to the update.
+        counted: float32[T], 0 for tables whose rows are counted on another rank; None for 1.
+    """
+
+    owner: RowParameters
+    arena: AnyArena
+    gradients: Sequence[BagGradient]
+    rule: str
+    group: int
+    factor: float
+    counted: Tensor | None
 
 
 def _listed(kinds: Any) -> str:

@@ -71,7 +71,9 @@ class RowRule:
 
 def row_update(
     weights: Tensor,
-    state: Sequence[Tensor | None],
+    state0: Tensor | None,
+    state1: Tensor | None,
+    last_steps: Tensor | None,
     gradients: Sequence[KernelGradient],
     rule: RowRule,
     step: int,

@@ -45,18 +45,19 @@ def row_update_(
     if not all(held.is_contiguous() for held in (weights, *state)):
         raise KernelError("row_update_", "got weights or state that are not contiguous, expected contiguous tensors")
     _check_count(gradients)
-    *wide, last_steps = state if rule.catches_up else (*state, None)
+    states: tuple[Tensor | None, ...] = (*(state[:-1] if rule.catches_up else state), None, None)
     # Checked by the core in full before its first write, so a report means that nothing has changed.
     report = _embedding.row_update(
-        weights,
-        # The core takes two wide states and the counters of steps, null for those that a rule does not have.
-        [*(*wide, None, None)[:2], last_steps],
-        gradients,
-        _compiled(rule),
-        step,
-        rounding_seed,
-        table_lr,
-        torch.get_num_threads(),
+        weights=weights,
+        state0=states[0],
+        state1=states[1],
+        last_steps=state[-1] if rule.catches_up else None,
+        gradients=gradients,
+        rule=_compiled(rule),
+        step=step,
+        rounding_seed=rounding_seed,
+        table_lr=table_lr,
+        threads=torch.get_num_threads(),
     )
     if report[0]:
         raise _error_of(report, gradients)
