@@ -14,6 +14,7 @@ from terarec.errors import ConfigError
 from terarec.etl.ops.quantiles import GrowingSample, NumberSample
 from terarec.etl.source import Source, open_source
 from terarec.etl.workflow import IdValues, Workflow, workflow_of
+from terarec.etl.workflow.plan import columns_needed
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.kernels.cpu.encoding import Int64Counts, xxh64_int64
 from terarec.ragged import flat_values
@@ -77,15 +78,20 @@ def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) ->
         name: Column after the last step.
         numbers: float64[n], without missing ones.
     """
-    for step in reversed(range(len(workflow.plan.operators))):
-        code = workflow.plan.operators[step]
-        if name not in code.writes:
-            continue
-        before = code.origin(name) or code.input_of(name)
+    operators = workflow.plan.operators
+
+    def reads(step: int, made: set[str]) -> Iterable[str] | None:
+        nonlocal numbers
+        if not made:
+            return None
+        (column,) = made
+        before = operators[step].origin(column) or operators[step].input_of(column)
         if before is None:
-            break
-        numbers = code.inverse(before, numbers, workflow.states.get(step), is_float32=True)
-        name = before
+            return ()
+        numbers = operators[step].inverse(before, numbers, workflow.states.get(step), is_float32=True)
+        return (before,)
+
+    columns_needed(operators, (name,), reads)
     return numbers
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.columns import ColumnType, Rows
@@ -164,6 +164,20 @@ def check_functions(spec: WorkflowSpec, allow_import: Sequence[str], where: str)
                 check_allowed(function, allow_import, f"{place}: {field} {function!r}")
 
 
+class WorkflowFields(TypedDict, total=False):
+    """Optional fields of `WorkflowSpec`; lists are taken as tuples."""
+
+    name: str
+    tables: Mapping[str, SourceSpec]
+    split: Split | None
+    dense: Sequence[str]
+    categorical: Sequence[str]
+    keys: Sequence[str]
+    weight: str | None
+    metadata: Sequence[str]
+    version: int
+
+
 class Workflow:
     """Steps from raw rows to a data set.
 
@@ -172,8 +186,12 @@ class Workflow:
         plan: Order of the passes and of the steps in them.
         states: Step -> state of each fitted step; empty before the workflow is fitted.
 
-    Args: the fields of `WorkflowSpec`; lists are taken as tuples. `of` takes its version along, and
-        `with_sample_columns` adds weight and metadata.
+    Args:
+        steps: Operators in order.
+        source: Files of rows.
+        labels: Labels, at least one.
+        states: States of the steps; None for a workflow that is not fitted.
+        fields: Further fields of `WorkflowSpec`.
 
     Raises:
         ConfigError: A field is wrong, or steps do not fit together.
@@ -185,35 +203,23 @@ class Workflow:
         *,
         source: SourceSpec,
         labels: Sequence[LabelSpec],
-        dense: Sequence[str] = (),
-        categorical: Sequence[str] = (),
-        keys: Sequence[str] = (),
-        split: Split | None = None,
-        tables: Mapping[str, SourceSpec] | None = None,
-        name: str = "workflow",
+        states: Mapping[int, State] | None = None,
+        **fields: Unpack[WorkflowFields],
     ) -> None:
+        others: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
         self.spec = WorkflowSpec(
-            name=name,
-            source=source,
-            tables=tables or {},
-            steps=tuple(steps),
-            split=split,
-            labels=tuple(labels),
-            dense=tuple(dense),
-            categorical=tuple(categorical),
-            keys=tuple(keys),
+            **{"name": "workflow", **others}, source=source, steps=tuple(steps), labels=tuple(labels)
         )
         self.plan: Plan = plan(self.spec)
-        self.states: dict[int, State] = {}
+        self.states: dict[int, State] = dict(states or {})
 
     @classmethod
     def of(cls, spec: WorkflowSpec, states: Mapping[int, State] | None = None) -> Workflow:
         """Return the workflow that `spec` describes, with the states of its steps if it is fitted."""
-        workflow = cls.__new__(cls)
-        workflow.spec = spec
-        workflow.plan = plan(spec)
-        workflow.states = dict(states or {})
-        return workflow
+        fields: dict[str, Any] = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        return cls(**fields, states=states)
 
     @classmethod
     def from_json(cls, path: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
