@@ -25,7 +25,7 @@ from terarec.io import atomic_dir, atomic_file, check_replaceable, write_version
 from terarec.models.artifact import find_checkpoint, load_without_tables
 from terarec.ps import DefaultRows, default_rows
 from terarec.spec import TableSpec
-from terarec.spec.registry import Registry
+from terarec.spec.registry import Registry, unknown_name
 
 TABLE_FORMATS = Registry("format", {"parquet": "vectors.parquet", "npy": "vectors.npy", "faiss": "vectors.faiss"})
 """Format -> name of the file with the vectors."""
@@ -213,7 +213,7 @@ class _Rows:
         # Files of the checkpoint and no loaded table: a table may be larger than this machine's memory.
         self._files = checkpoint.table_files()
         if table not in self._files.names:
-            raise ConfigError("table", f"got {table!r}, expected one of {', '.join(self._files.names)}")
+            raise unknown_name("table", table, self._files.names)
         shape = self._files.shape(table)
         self.width = shape.width
         self._spec: TableSpec | None = None

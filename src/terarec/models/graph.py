@@ -29,6 +29,7 @@ from terarec.spec import (
     TableSpec,
 )
 from terarec.spec.quoting import did_you_mean
+from terarec.spec.registry import unknown_name
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
@@ -179,7 +180,7 @@ class GraphModel(nn.Module):
         """
         losses = list(self._weight_of)
         if name not in self.shapes and name not in losses:
-            raise ConfigError("tensor", f"got {name!r}, expected one of {', '.join((*self.shapes, *losses))}")
+            raise unknown_name("tensor", name, (*self.shapes, *losses))
         tensors = self(batch)
         return tensors[name] if name in tensors else self.losses(tensors)[name]
 
@@ -190,7 +191,7 @@ class GraphModel(nn.Module):
             ConfigError: No embedding of that name.
         """
         if name not in self.embeddings:
-            raise ConfigError("embedding", f"got {name!r}, expected one of {', '.join(self.embeddings) or 'none'}")
+            raise unknown_name("embedding", name, tuple(self.embeddings))
         return cast(EmbeddingCollection, self.embeddings[name])
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:

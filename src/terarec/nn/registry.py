@@ -28,6 +28,7 @@ from terarec.nn.reshaping import (
     Slice,
 )
 from terarec.spec.checks import REQUIRED
+from terarec.spec.quoting import did_you_mean
 from terarec.spec.registry import Registry
 
 _MODULES: tuple[type[Layer], ...] = (
@@ -145,7 +146,9 @@ def _complete(kind: LayerKind, given: Mapping[str, object]) -> dict[str, object]
     for name in given:
         if name not in names:
             accepted = f"expected {', '.join(names)}" if names else "it takes none"
-            raise ConfigError(f"layer {kind.kind}", f"there is no option {name!r}, {accepted}")
+            raise ConfigError(
+                f"layer {kind.kind}", f"there is no option {name!r}{did_you_mean(name, names)}, {accepted}"
+            )
     values = {}
     for option in kind.options:
         if option.name in given:

@@ -22,6 +22,7 @@ from terarec.serve.protocol import (
     encode,
 )
 from terarec.spec.codec import parse_json
+from terarec.spec.quoting import did_you_mean
 
 
 class InferenceError(TerarecError, RuntimeError):
@@ -68,7 +69,10 @@ class InferenceClient:
         tensors = []
         for name, values in columns.items():
             if name not in datatypes:
-                raise ConfigError(f"column {name!r}", f"the model does not know it, expected {', '.join(datatypes)}")
+                hint = did_you_mean(name, datatypes)
+                raise ConfigError(
+                    f"column {name!r}", f"the model does not know it{hint}, expected one of {', '.join(datatypes)}"
+                )
             tensors.append(_tensor(name, datatypes[name], values))
         body = self._call(f"{self._model}/infer", encode(InferRequest(inputs=tuple(tensors))))
         outputs = decode_infer_response(body).outputs

@@ -13,7 +13,7 @@ import torch
 from terarec.errors import FormatError, StorageError
 from terarec.io import file_lock, read_versioned_json, write_versioned_json
 from terarec.kernels.processor import processor_generation
-from terarec.spec import EXECUTOR_MODES, EXECUTOR_NAMES, FieldError
+from terarec.spec import EXECUTOR_MODES, EXECUTOR_NAMES, FieldError, checks
 
 EXECUTORS_FILE = "executors.json"
 """Name of the file in a run. The one of a graph file ``NAME.json`` is `graph_executors_file`."""
@@ -80,8 +80,7 @@ def wants_programs(executor: str, file: Path, *, device: torch.device, is_fp32: 
     Raises:
         ConfigError: An unknown name, or an executor that is named for a model that only eager torch computes.
     """
-    if executor not in EXECUTOR_MODES:
-        raise FieldError("", "executor", f"got {executor!r}, expected one of {', '.join(EXECUTOR_MODES)}")
+    checks.argument("executor", executor, checks.choice(EXECUTOR_MODES))
     # Before anything is opened: by default most runs have no such file, and torch's exporters take seconds to import.
     if executor == "eager" or (executor == "auto" and not file.is_file()):
         return False

@@ -19,7 +19,7 @@ from terarec.export import table_vectors
 from terarec.formats import read_tensors, write_tensors
 from terarec.io import atomic_dir, read_versioned_json, write_versioned_json
 from terarec.ragged import Ragged, offsets_of
-from terarec.spec import ItemIndexSpec, from_data
+from terarec.spec import ItemIndexSpec, checks, from_data
 
 INDEX_FILE = "index.json"
 _VECTORS, _LISTS = "vectors.safetensors", "lists.faiss"
@@ -120,8 +120,7 @@ class ItemIndex:
             ConfigError: Queries of another width or that are not finite, k < 1, or lists for another number of queries.
         """
         queries = _checked(queries, "queries", self.vectors.shape[1])
-        if not isinstance(k, int) or k < 1:
-            raise ConfigError("k", f"got {k!r}, expected at least 1")
+        checks.argument("k", k, checks.integer())
         excluded = self._places("exclude", exclude, len(queries))
         if isinstance(allow, np.ndarray) and allow.ndim == 1:
             places = np.unique(self._places("allow", [allow], 1).values)

@@ -306,6 +306,8 @@ def _reject_constant(token: str) -> NoReturn:
     raise ConfigError("the body", f"got {token}, which is not JSON; write null for a missing number")
 
 
+# Read by hand rather than by `spec.codec`: elements are checked by sets of their types and not one by one, in any depth
+# of lists, and a request has fields of the protocol that no spec describes.
 def _tensor(data: Any, where: str) -> Tensor:
     _check_fields(data, where, _TENSOR_FIELDS, required=_TENSOR_FIELDS[:4])
     datatype = data["datatype"]

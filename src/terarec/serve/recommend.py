@@ -25,8 +25,9 @@ from terarec.models.contract import device_of
 from terarec.nn.precision import autocast
 from terarec.serve.item_index import INDEX_FILE, Floats, Integers, ItemIndex
 from terarec.serve.session import InferenceSession, InputColumn, RecordBatches, input_columns
-from terarec.spec import ItemIndexSpec
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec import ItemIndexSpec, checks
+from terarec.spec.quoting import quoted
+from terarec.spec.registry import unknown_name
 
 _LOGGER = logging.getLogger(__name__)
 _RANKED_RECORDS = 65_536  # candidates that are ranked at once
@@ -51,8 +52,7 @@ class Catalogue:
         self.columns = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
         self.key = key
         if key not in self.columns.column_names:
-            names = self.columns.column_names
-            raise ConfigError("key", f"got {key!r}{did_you_mean(key, names)}, expected one of {', '.join(names)}")
+            raise unknown_name("key", key, self.columns.column_names)
         values = self.columns.column(key).to_pylist()
         if not values:
             raise ConfigError("items", "got none, expected at least one")
@@ -294,8 +294,7 @@ class Recommender:
         """
         count = self._checked_users(users)
         for name, value in (("k", k), ("candidates", candidates)):
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(name, f"got {value!r}, expected at least 1")
+            checks.argument(name, value, checks.integer())
         if exclude is not None and len(exclude) != count:
             raise ConfigError("exclude", f"got {len(exclude)} lists, expected {count}, one for each user")
         if not count:

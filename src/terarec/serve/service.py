@@ -22,6 +22,7 @@ from terarec.serve.protocol import (
 from terarec.serve.session import ColumnKind, InferenceSession, InputColumn
 from terarec.spec import ServingSpec
 from terarec.spec.quoting import quoted
+from terarec.spec.registry import unknown_name
 
 SCORE = "score"
 """Name of the output: FP32 [B, C], the scores of the run's objective, such as the probability of each label."""
@@ -98,7 +99,7 @@ class InferenceService:
         """Return the raw column that `tensor` gives, if its datatype and shape are right."""
         column = self._inputs.get(tensor.name)
         if column is None:
-            raise ConfigError(f"{where}.name", f"got {quoted(tensor.name)}, expected one of {', '.join(self._inputs)}")
+            raise unknown_name(f"{where}.name", tensor.name, self._inputs)
         accepted = _DATATYPES[column.kind]
         if tensor.datatype not in accepted:
             raise ConfigError(

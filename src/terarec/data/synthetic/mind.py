@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from terarec.data.synthetic import draws, raw_log
 from terarec.data.synthetic.draws import Tastes, chance
 from terarec.data.synthetic.raw_log import GenerateReport, Piece, Progress, blocks, check_count, drawn, write_log
+from terarec.ragged import offsets_of
 
 CATEGORIES = {
     "sports": ("football_nfl", "golf", "soccer"),
@@ -88,7 +89,7 @@ class _Site:
         count = _FEWEST_READ + draws.choices(seed, _READ, users, _MOST_READ + 1 - _FEWEST_READ)
         count[draws.traits(seed, _NEW, users) < _NEW_SHARE] = 0
         readers = np.repeat(users, count)
-        offsets = np.concatenate([[0], np.cumsum(count)])
+        offsets = offsets_of(count)
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         # By user and place, so that a user has the same history on every page.
         read = self.tastes.draw_items(readers, _READ_ENCOUNTERS + readers * _MOST_READ + place, _READ_FAVOURITES)
@@ -99,7 +100,7 @@ class _Site:
         seed, pages = self.tastes.seed, np.arange(start, stop)
         users = self.tastes.draw_users(pages)
         count = _FEWEST_SHOWN + draws.choices(seed, _SHOWN, pages, _MOST_SHOWN + 1 - _FEWEST_SHOWN)
-        offsets = np.concatenate([[0], np.cumsum(count)])
+        offsets = offsets_of(count)
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
         # A number of its own for each article on each page, whatever the number of articles on the pages before.
         encounters = np.repeat(pages, count) * _MOST_SHOWN + place
