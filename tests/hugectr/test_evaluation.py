@@ -7,7 +7,7 @@ import terarec.hugectr as hugectr
 from terarec.batch import slice_samples
 from terarec.dist import Ranks
 from terarec.hugectr.errors import WrongInputError
-from terarec.hugectr.evaluation import Evaluation
+from terarec.hugectr.evaluation import SolverMetrics
 from tests.dist.launch import run_ranks
 from tests.errors import at
 from tests.hugectr.graphs import batch, dynamic, embedding, model
@@ -20,7 +20,7 @@ def column(*values):
 
 
 def test_several_labels_have_an_auc_each_and_their_mean():
-    found = Evaluation({AUC: 1.0}, num_labels=2)
+    found = SolverMetrics({AUC: 1.0}, num_labels=2)
     scores = {"a": column(0.1, 0.9, 0.4), "b": column(0.1, 0.9, 0.4)}
     found.update(torch.tensor(0.5), scores, {"a": column(0, 1, 0), "b": column(1, 0, 0)})
     assert found.finish() == [("AUC", 0.5)]
@@ -28,19 +28,19 @@ def test_several_labels_have_an_auc_each_and_their_mean():
 
 
 def test_labels_that_are_not_known_do_not_count():
-    found = Evaluation({AUC: 1.0}, num_labels=1)
+    found = SolverMetrics({AUC: 1.0}, num_labels=1)
     found.update(torch.tensor(0.5), {"a": column(0.1, 0.9, 0.99)}, {"a": column(0, 1, -1)})
     assert found.finish() == [("AUC", 1.0)]
 
 
 def test_labels_of_generated_files_lie_between_the_classes():
-    found = Evaluation({AUC: 1.0}, num_labels=1)
+    found = SolverMetrics({AUC: 1.0}, num_labels=1)
     found.update(torch.tensor(0.5), {"a": column(0.2, 0.8)}, {"a": column(0.25, 0.75)})
     assert found.finish() == [("AUC", 0.75)]
 
 
 def test_of_two_classes_the_second_counts():
-    found = Evaluation({HIT: 0.8, LOSS: 0.0}, num_labels=1)
+    found = SolverMetrics({HIT: 0.8, LOSS: 0.0}, num_labels=1)
     softmax = torch.tensor([[0.1, 0.9], [0.95, 0.05]])
     found.update(torch.tensor(0.25), {"a": softmax}, {"a": column(1, 1)})
     found.update(torch.tensor(0.75), {"a": softmax}, {"a": column(0, 0)})
@@ -48,7 +48,7 @@ def test_of_two_classes_the_second_counts():
 
 
 def test_each_finish_starts_anew():
-    found = Evaluation({LOSS: 0.0}, num_labels=1)
+    found = SolverMetrics({LOSS: 0.0}, num_labels=1)
     for loss in (1.0, 3.0):
         found.update(torch.tensor(loss), {"a": column(0.5)}, {"a": column(1)})
         assert found.finish() == [("AverageLoss", loss)]
@@ -56,7 +56,7 @@ def test_each_finish_starts_anew():
 
 def test_several_labels_have_no_other_metrics():
     with pytest.raises(WrongInputError, check=at("metrics_spec")):
-        Evaluation({AUC: 1.0, HIT: 0.8}, num_labels=2)
+        SolverMetrics({AUC: 1.0, HIT: 0.8}, num_labels=2)
 
 
 KEYS = [[7], [3], [5], [2], [7]]
@@ -66,7 +66,7 @@ def scored(ranks, ends):
     """Evaluate this rank's span of five samples; return metrics, scores and labels of all."""
     samples = batch(KEYS, KEYS, seed=3)
     own = slice_samples(samples, ends[ranks.rank], ends[ranks.rank + 1])
-    found = Evaluation({AUC: 1.0, LOSS: 0.0}, num_labels=1, ranks=ranks)
+    found = SolverMetrics({AUC: 1.0, LOSS: 0.0}, num_labels=1, ranks=ranks)
     found.score(model(embedding(dynamic("e"), slots=2)), own, "fp32", total=5)
     return dict(found.finish()), found.predictions["label"].tolist(), found._labels.tolist()
 

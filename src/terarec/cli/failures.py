@@ -24,6 +24,7 @@ _OPTIONS = {
     r"resume=True": "--resume",
     r"allow_import=\('([^']*)',\)": r"--allow-import \1",
     r"model\.tables\.kind=dynamic": "--tables dynamic",
+    r"parts=N": "--parts N",
 }
 
 # Typer carries its own copy of Click since 0.16 and used Click itself before; this finds the class in both.

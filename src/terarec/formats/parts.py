@@ -111,7 +111,7 @@ def read_parts(directory: Path, split: str) -> tuple[PartSpec, ...]:
     path = directory / split / PARTS_FILE
     if not path.is_file():
         raise DataNotFoundError(
-            directory, f"split {split!r} has no parts, expected a data set of 'terarec prepare ... --parts N'"
+            directory, f"split {split!r} has no parts, expected a data set that was prepared with parts=N"
         )
     try:
         return from_data(PartsSpec, read_versioned_json(path, _FORMAT, _VERSION)).parts

@@ -18,8 +18,8 @@ from terarec.dist import Ranks, ShardingPlan, shard
 from terarec.embedding.tables import record_tables
 from terarec.hugectr.enums import Tensor_t
 from terarec.hugectr.errors import IllegalCallError, OutOfBoundError, WrongInputError, as_hugectr_errors
-from terarec.hugectr.evaluation import Evaluation
-from terarec.hugectr.network import Network, Plan, num_devices
+from terarec.hugectr.evaluation import SolverMetrics
+from terarec.hugectr.network import Network, NetworkPlan, num_devices
 from terarec.hugectr.objects import (
     DataReaderParams,
     EmbeddingTrainingCacheParams,
@@ -99,12 +99,12 @@ class Compiled:
         build_alone: Function that returns a new trainer of such a model in this process alone.
     """
 
-    plan: Plan
+    plan: NetworkPlan
     model: GraphModel
     trainer: Trainer
     train_reader: DataReader
     eval_reader: DataReader
-    evaluation: Evaluation
+    evaluation: SolverMetrics
     capacity_check: CapacityCheck
     dense: DenseOptimizerSpec
     layout: RecordLayout
@@ -248,7 +248,7 @@ def compile_network(
         trainer=trainer,
         train_reader=train_reader,
         eval_reader=eval_reader,
-        evaluation=Evaluation(
+        evaluation=SolverMetrics(
             solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels), ranks=together
         ),
         capacity_check=CapacityCheck(model, capacities),
@@ -262,7 +262,7 @@ def compile_network(
 
 
 def _trainer(
-    plan: Plan,
+    plan: NetworkPlan,
     solver: Solver,
     dense: DenseOptimizerSpec,
     device: torch.device,

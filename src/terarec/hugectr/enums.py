@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, EnumMeta
 from typing import Any
 
-from terarec.spec.quoting import nearest
+from terarec.spec.quoting import nearest, nearest_or_all
 
 
 class _NamesType(EnumMeta):
@@ -21,9 +21,9 @@ class _NamesType(EnumMeta):
         # Python looks for names of its own protocols, such as `__wrapped__`: those are no misspelt members.
         if name.startswith("_"):
             raise AttributeError(name)
+        # Case is what scripts get wrong most: it is ignored, and the exact spelling suggested.
         folded = {member.lower(): member for member in members}
-        close = nearest(name.lower(), folded)
-        hint = f"did you mean {folded[close]!r}" if close is not None else f"expected one of {', '.join(members)}"
+        hint = nearest_or_all(folded.get(nearest(name.lower(), folded) or "", name), list(members))
         raise AttributeError(f"{cls.__name__} has no {name!r}, {hint}")
 
 

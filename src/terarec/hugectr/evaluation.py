@@ -28,7 +28,7 @@ _KINDS: dict[MetricsType, type[AUC | AverageLoss | HitRate | NDCG | SMAPE]] = {
 }
 
 
-class Evaluation:
+class SolverMetrics:
     """The metrics of a solver.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
@@ -13,9 +12,10 @@ from terarec.hugectr.objects import OptimizerWithSchedule, OptParamsPy
 from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.types import BOOL, Type, member_name, one_of
 from terarec.io import atomic_entries, folder_and_name, read_text
+from terarec.io import write_json as write_json_file
 from terarec.spec.checks import REQUIRED
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import nearest, quoted
+from terarec.spec.quoting import nearest_or_all, quoted
 
 Value = TypeVar("Value")
 Made = TypeVar("Made", bound=Record)
@@ -99,9 +99,7 @@ class JsonObject:
         # HugeCTR passes over keys that it does not know, so that a misspelt one silently has no effect.
         left = sorted(self._left - set(ignored))
         if left:
-            known = self._known | set(ignored)
-            close = nearest(left[0], known)
-            hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
+            hint = nearest_or_all(left[0], sorted(self._known | set(ignored)))
             raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, {hint}", field=left[0])
 
     def make(self, cls: type[Made], arguments: Mapping[str, Any]) -> Made:
@@ -137,7 +135,7 @@ def write_json(path: str, data: object) -> None:
     """Write `data` to the file `path`, atomically."""
     folder, name = folder_and_name(path)
     with atomic_entries(folder) as held:
-        (held / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json_file(held / name, data)
 
 
 KEY_TYPES = one_of("I32", "I64")

@@ -29,7 +29,7 @@ from terarec.hugectr.dense_weights import (
 from terarec.hugectr.embedding_collection import EmbeddingCollectionConfig
 from terarec.hugectr.errors import IllegalCallError, WrongInputError
 from terarec.hugectr.graph_json import Graph, graph_to_json
-from terarec.hugectr.network import Network, Plan, capacity, num_devices
+from terarec.hugectr.network import Network, NetworkPlan, capacity, num_devices
 from terarec.hugectr.objects import (
     DataSourceParams,
     EmbeddingTrainingCacheParams,
@@ -218,7 +218,7 @@ class ModelFiles:
                 yield number, {name: held[name] for name in config.table_names()}, names
 
 
-def describe_graph(network: Network, plan: Plan, solver: Solver, optimizer: OptParamsPy) -> dict[str, Any]:
+def describe_graph(network: Network, plan: NetworkPlan, solver: Solver, optimizer: OptParamsPy) -> dict[str, Any]:
     """Return the graph of a model for `json.dumps`; see `Model.graph_to_json`."""
     widths = {name: shape.dims[-1] for name, shape in tensor_shapes(plan.spec).items()}
     # `inputs` raises where there is no `Input` yet; `parts` would be empty.

@@ -39,7 +39,7 @@ PartType = TypeVar("PartType", bound=Part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class NetworkPlan:
     """Parts from which a model is compiled.
 
     Attributes:
@@ -132,7 +132,7 @@ class Network:
         self.parts.append(part)
 
     @as_hugectr_errors("compile")
-    def plan(self, loss_weights: Mapping[str, float]) -> Plan:
+    def plan(self, loss_weights: Mapping[str, float]) -> NetworkPlan:
         """Return the graph of all parts.
 
         Args:
@@ -160,7 +160,7 @@ class Network:
             embeddings=tuple(embeddings),
             layers=(*joins, *layers),
         )
-        return Plan(
+        return NetworkPlan(
             spec=spec,
             rules=rules,
             capacities=self._capacities(),

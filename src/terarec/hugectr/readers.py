@@ -28,7 +28,7 @@ from terarec.spec import RecordKind
 
 OpenSource = Callable[[str], RecordSource]
 
-RECORD_KINDS: Mapping[DataReaderType_t, RecordKind] = {
+KIND_OF_READER: Mapping[DataReaderType_t, RecordKind] = {
     DataReaderType_t.Norm: "norm",
     DataReaderType_t.Parquet: "parquet",
     DataReaderType_t.Raw: "raw",

@@ -19,7 +19,7 @@ from terarec.hugectr.compilation import Compiled
 from terarec.hugectr.data import file_url
 from terarec.hugectr.enums import Check_t
 from terarec.hugectr.objects import DataReaderParams, Solver
-from terarec.hugectr.readers import RECORD_KINDS, DataReader
+from terarec.hugectr.readers import KIND_OF_READER, DataReader
 from terarec.hugectr.schedule import LearningRateScheduler
 from terarec.io import is_remote
 from terarec.models import GraphModel
@@ -89,7 +89,7 @@ def describe_records(
         FileCannotOpenError: A file is not there.
         BrokenFileError: A file does not hold what it should.
     """
-    kind = RECORD_KINDS[reader.data_reader_type]
+    kind = KIND_OF_READER[reader.data_reader_type]
     # Without offsets of the reader, sizes bound keys instead: those of static tables, as a run checks keys.
     has_offsets = bool(layout.slot_sizes) and kind in ("parquet", "raw")
     if not has_offsets:

@@ -17,12 +17,12 @@ from terarec.hugectr.graph_json import Part, read_graph
 from terarec.hugectr.json_files import read_json, read_optimizer
 from terarec.hugectr.model import Model
 from terarec.hugectr.objects import AsyncParam, DataReaderParams, OptParamsPy, Solver, SparseEmbedding
-from terarec.hugectr.readers import RECORD_KINDS
+from terarec.hugectr.readers import KIND_OF_READER
 from terarec.hugectr.run import save_run
 from terarec.io import is_remote
 from terarec.spec import RecordLayout, RecordsSpec, SavedModel
 
-_READER_TYPES = {kind: reader_type for reader_type, kind in RECORD_KINDS.items()}
+_READER_TYPES = {kind: reader_type for reader_type, kind in KIND_OF_READER.items()}
 
 
 def convert_model(saved: SavedModel, out: Path) -> Model:

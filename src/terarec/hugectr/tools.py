@@ -14,7 +14,7 @@ from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.json_files import KEY_TYPES, read_json
 from terarec.hugectr.objects import DataGeneratorParams, DataReaderParams
 from terarec.hugectr.processes import ranks
-from terarec.hugectr.readers import RECORD_KINDS
+from terarec.hugectr.readers import KIND_OF_READER
 from terarec.hugectr.training_json import read_training
 
 __all__ = [
@@ -75,7 +75,7 @@ def _generator(params: DataGeneratorParams) -> RecordGenerator:
     )
     alpha = _EXPONENTS.get(params.power_law_type, params.alpha)
     return RecordGenerator(
-        kind=RECORD_KINDS[params.format],
+        kind=KIND_OF_READER[params.format],
         layout=layout,
         alpha=alpha if params.dist_type is Distribution_t.PowerLaw else None,
         checksum=params.check_type is Check_t.Sum,

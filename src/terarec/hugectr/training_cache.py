@@ -19,7 +19,7 @@ from terarec.formats.hugectr import read_keyset
 from terarec.hugectr.data import FileNames
 from terarec.hugectr.enums import TrainPSType_t
 from terarec.hugectr.errors import MissingKeyError, WrongInputError
-from terarec.hugectr.network import Plan, capacity, row_copies
+from terarec.hugectr.network import NetworkPlan, capacity, row_copies
 from terarec.hugectr.objects import (
     EmbeddingTrainingCacheParams,
     ModelOversubscriberParams,
@@ -295,7 +295,7 @@ class _Place:
 
 
 def with_cache_tiers(
-    plan: Plan,
+    plan: NetworkPlan,
     params: EmbeddingTrainingCacheParams | ModelOversubscriberParams,
     parts: Sequence[SparseEmbedding],
     optimizer: OptParamsPy,
@@ -303,7 +303,7 @@ def with_cache_tiers(
     num_devices: int,
     device: torch.device,
     folder: str | None = None,
-) -> tuple[Plan, list[str]]:
+) -> tuple[NetworkPlan, list[str]]:
     """Return `plan` with the tables of its embeddings in tiers, and a message for each where something differs.
 
     The fastest tier has the size of the workspace. Behind it is host memory, for Staged embeddings and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 QUOTED_CHARACTERS = 60
 """Longest quotation of one value."""
@@ -96,3 +96,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for an error about the unknown `name`; empty if no known name is like it."""
     close = nearest(name, known)
     return "" if close is None else f" (did you mean {close!r}?)"
+
+
+def nearest_or_all(name: str, known: Collection[str]) -> str:
+    """Return ``did you mean 'x'`` for the unknown `name`, or ``expected one of ...`` if no known name is like it."""
+    close = nearest(name, known)
+    return f"expected one of {', '.join(known)}" if close is None else f"did you mean {close!r}"

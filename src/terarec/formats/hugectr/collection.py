@@ -22,6 +22,7 @@ COLLECTION_FILES = rf"{META}|(key|weight)\d+"
 """Pattern of the names in a dump."""
 HEADER_BYTES = 128
 _KEY_FILE, _WEIGHT_FILE = 1, 2  # first number of a header
+# Number of tables, type of keys, type of vectors, 0, largest width.
 _HEAD = struct.Struct("<5i")
 _KEY_TYPES = (np.dtype("<u4"), np.dtype("<i8"))
 _VALUE_TYPES = (np.dtype("<f4"), np.dtype("<f2"))
@@ -64,6 +65,7 @@ class CollectionDump:
         keys = _open(self.path, f"key{table.table_id}", self.key_type, _KEY_FILE, table)
         vectors = _open(self.path, f"weight{table.table_id}", record, _WEIGHT_FILE, table)
         for start, stop in spans(table.count, chunk_rows):
+            # Two files side by side: row i of one belongs to row i of the other.
             yield SparseRows(keys.read(start, stop).astype(np.int64), vectors.read(start, stop).astype(np.float32))
 
 
@@ -108,11 +110,13 @@ def open_collection(path: Path) -> CollectionDump:
         raise DataNotFoundError(meta, "no such file, expected a dump of an embedding collection")
     content = meta.read_bytes()
     count = _HEAD.unpack_from(content)[0] if len(content) >= _HEAD.size else 0
+    # The size follows from the number of tables: nothing else shows a file that was cut short.
     if count < 1 or len(content) != _HEAD.size + 16 * count:
         raise FormatError(meta, f"holds {len(content)} bytes and {count} tables, expected {_HEAD.size} + 16 a table")
     _, key, value, _, _ = _HEAD.unpack_from(content)
     if key not in (0, 1) or value not in (0, 1):
         raise FormatError(meta, f"got key type {key} at byte 4 and value type {value} at byte 8, expected 0 or 1")
+    # Three arrays one after the other, not records: ids, then numbers of keys, then widths.
     rest = content[_HEAD.size :]
     ids, counts = np.frombuffer(rest, "<i4", count), np.frombuffer(rest, "<u8", count, 4 * count)
     widths = np.frombuffer(rest, "<i4", count, 12 * count)

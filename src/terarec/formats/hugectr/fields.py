@@ -59,6 +59,7 @@ class Strided:
         """Return a view ``dtype[n, columns]`` of the fields from `byte` of each record on, `step` bytes apart."""
         if self._count == 0 or columns == 0:
             return np.empty((self._count, columns), dtype=dtype)
+        # Not `np.frombuffer`: fields begin at any byte and lie `stride` apart.
         return np.ndarray(
             (self._count, columns),
             dtype,
@@ -126,6 +127,7 @@ class RecordStream:
         self._num_records = 0
         with self._file.guard():
             self._stream = self._file.partial.open("wb")
+            # Keeps the place of the header, whose length does not depend on the number.
             self._stream.write(self._header(0))
 
     def close(self) -> int:
@@ -200,6 +202,7 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
     if not path.is_file():
         raise DataNotFoundError(path, "no such file")
     size = path.stat().st_size
+    # The size alone tells the number of records: these files have no other metadata.
     count, rest = divmod(size - header_bytes, dtype.itemsize)
     if size < header_bytes or rest:
         after = f" after {header_bytes} bytes of header" if header_bytes else ""

@@ -78,6 +78,7 @@ class NormFile:
         self.group_rows = [
             min(group_rows, self.num_records - start) for start in range(0, max(self.num_records, 1), group_rows)
         ]
+        # A guess that is checked group by group: only files of one-hot data surely have records of one size.
         stride, rest = divmod(self._file.size - first, max(self.num_records, 1))
         self._stride = 0 if rest else stride  # of records of one size; 0 where they are known to have several
         self._even_groups = 0  # of which it is known that they, and all before them, have records of that size alone
@@ -128,6 +129,7 @@ class NormFile:
         piece, spans = self._framed(group)
         if self._checksum:
             spans = spans.keep(has_right_checksum(piece.content, spans))
+        # Rows are numbered without the skipped records, as `read` returns them.
         parts = [Spans(starts=spans.starts[part], ends=spans.ends[part]) for part in rows]
         return merge([decode(piece, part, self._layout) for part in parts], None)
 
@@ -274,6 +276,7 @@ def _encode(
     lengths = [np.diff(offsets) for _, offsets in bags]
     fixed = 4 * (label.shape[1] + dense.shape[1] + len(bags))
     sizes = fixed + key_bytes * np.sum(lengths, axis=0, dtype=np.int64) if bags else np.full(len(label), fixed)
+    # Four bytes of length before the payload and one of checksum behind it.
     strides = sizes + 5 if framed else sizes
     begins = np.cumsum(strides) - strides
     content = np.empty(int(strides.sum()), dtype=np.uint8)
@@ -288,6 +291,7 @@ def _encode(
         _put(content, starts, values.astype(key_dtype(key_bytes))[:, None])
         position = position + key_bytes * counts
     if framed:
+        # Running sums modulo 256: that of a record is the difference of two, without a loop over records.
         running = np.concatenate([[0], np.cumsum(content, dtype=np.uint8)]).astype(np.uint8)
         # What the frames' own bytes hold cancels out: the sum runs from a record's first byte to its last.
         content[position] = running[position] - running[begins + 4]
@@ -297,12 +301,14 @@ def _encode(
 def _put(content: NDArray[np.uint8], starts: NDArray[np.int64], fields: NDArray[Any]) -> NDArray[np.int64]:
     """Write ``fields[n, width]`` at the bytes ``starts[n]`` and return the bytes after them."""
     columns = np.ascontiguousarray(fields).view(np.uint8)
+    # Byte by byte: the fields of records of several sizes lie at any address.
     for byte in range(columns.shape[1]):
         content[starts + byte] = columns[:, byte]
     ends: NDArray[np.int64] = starts + columns.shape[1]
     return ends
 
 
+# Fields of `_FIELDS`, and three words that are reserved.
 HEADER = struct.Struct("<8q")
 
 
@@ -339,6 +345,7 @@ def parse_header(content: NDArray[np.uint8], layout: RecordLayout, where: str, *
     first = HEADER.size if not checksum else _framed_payload(content, where)
     found = HEADER.unpack(content[first - HEADER.size : first].tobytes())
     expected = (int(checksum), found[1], layout.label_dim, layout.dense_dim, layout.num_slots)
+    # The number of records is compared with itself: it is only checked to be 0 or more.
     for index, (field, value, right) in enumerate(zip(_FIELDS, found, expected, strict=False)):
         byte = first - HEADER.size + 8 * index
         if value != right:

@@ -77,6 +77,7 @@ class Spans:
         if len(self.starts) == 0:
             return None
         step = int(self.starts[1] - self.starts[0]) if len(self.starts) > 1 else int(self.ends[0] - self.starts[0])
+        # Both: frames of other records may lie between records of one size, and records of several at equal steps.
         sizes = self.ends - self.starts
         is_even = bool((np.diff(self.starts) == step).all()) and bool((sizes == sizes[0]).all())
         return step if is_even else None
@@ -215,6 +216,7 @@ def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock
     if slots is None:
         return None
     counts = [count for _, width, count in slots for _ in range(width)]
+    # One check of a slot counts for all records, which hold as many keys there.
     for name, count, most in zip(layout.slot_names, counts, layout.most_keys, strict=True):
         check_bag_lengths(np.array([count]), most, f"{piece.where}, slot {name!r}")
     records = _records(piece, spans)
@@ -223,7 +225,7 @@ def decode_even(piece: Piece, spans: Spans, layout: RecordLayout) -> ColumnBlock
     num_rows = len(spans.starts)
     keys: list[Keys] = []
     for byte, width, count in slots:
-        keys += _even_slots(records, num_rows, (byte, width, count), layout.key_bytes)
+        keys += _columns_of(records, num_rows, (byte, width, count), layout.key_bytes)
     return ColumnBlock(label=label, dense=dense, keys=tuple(keys))
 
 
@@ -268,8 +270,8 @@ def _counts_of_first(content: NDArray[np.uint8], spans: Spans, layout: RecordLay
     return counts if 4 * position == len(payload) else None
 
 
-def _even_slots(records: Strided, num_rows: int, slots: tuple[int, int, int], key_bytes: int) -> list[Keys]:
-    """Yield columns of neighbouring slots: (first byte, number of slots, keys in each)."""
+def _columns_of(records: Strided, num_rows: int, slots: tuple[int, int, int], key_bytes: int) -> list[Keys]:
+    """Return the columns of neighbouring slots: (first byte, number of slots, keys in each)."""
     byte, width, count = slots
     step = 4 + count * key_bytes
     if count == 1:
@@ -309,11 +311,13 @@ class _Fields:
         sizes = spans.ends - spans.starts
         self._check(sizes % 4 != 0, "a multiple of 4")
         self._words = _joined(piece.content, spans).view(_COUNT)
+        # Positions in words of the joined records; a cursor for each, which all fields move.
         self._ends = np.cumsum(sizes // 4)
         self._position: NDArray[np.int64] = self._ends - sizes // 4
 
     def take(self, columns: int) -> NDArray[Any]:
         """Return the next words of each record, ``int32[n, columns]``."""
+        # Indices int64[n, columns]: in each record the fields begin where its own last one ended.
         starts = self._advance(np.full(len(self._position), columns))
         return self._words.take(starts[:, None] + np.arange(columns))
 

@@ -56,6 +56,7 @@ class RowGroupPieces:
 
     def take(self, piece: int) -> pa.Table:
         """Return the rows of a piece; a second request decodes the row group again from its start."""
+        # One stream for all threads: whoever comes first decodes for the others.
         with self._lock:
             if piece not in self._waiting:
                 self._decode_to(piece)
@@ -69,6 +70,7 @@ class RowGroupPieces:
             while self._decoded <= piece:
                 batch = next(self._stream, None)
                 if batch is None:
+                    # As Arrow reports other damage, so that `arrow_errors` names file and row group.
                     raise pa.ArrowInvalid(f"row group {self._group} ends before its piece {piece}")
                 self._waiting[self._decoded] = pa.Table.from_batches([batch])
                 self._decoded += 1
@@ -119,6 +121,7 @@ class ParquetRecordFile:
             self._footer = file.metadata
             schema = file.schema_arrow
         self.num_records: int = self._footer.num_rows
+        # By base name: lists and metadata may have been moved together with the files.
         promised = metadata.num_rows.get(base_name(path))
         if promised is None:
             raise FormatError(metadata.path, f"names no file {base_name(path)!r}, expected its number of rows")
@@ -147,6 +150,7 @@ class ParquetRecordFile:
         self._pieces = {
             group: RowGroupPieces(self._opened_buffered, group, self._names, piece_rows=piece_rows)
             for group, rows in enumerate(sizes)
+            # Smaller row groups are read whole, by any number of threads at once.
             if rows > piece_rows
         }
 
@@ -167,6 +171,7 @@ class ParquetRecordFile:
         num_rows = self.group_rows[group]
         check_row_count(table, num_rows, where)
         dense = _floats(table, self._dense, num_rows, where)
+        # Only the data tells how long lists of floats are.
         if dense.shape[1] != self._layout.dense_dim:
             raise FormatError(where, f"holds {dense.shape[1]} dense numbers, expected {self._layout.dense_dim}")
         return ColumnBlock(
@@ -211,6 +216,7 @@ class ParquetRecordFile:
             ) as file:
                 yield file
         finally:
+            # A path is passed on as it is; a remote file is an object that holds a connection.
             if hasattr(source, "close"):
                 source.close()
 
@@ -257,6 +263,7 @@ def _check_key_type(field: pa.Field, key_bytes: int, path: str) -> None:
 
 def _signed(keys: NDArray[Any]) -> NDArray[Any]:
     """Return keys as int32 or int64; uint64 from 2^63 on becomes negative."""
+    # 8-byte keys keep their bits, which are HugeCTR's keys; those of 4 bytes from 2^31 on need the wider type.
     return keys.astype(np.int64) if keys.dtype == np.uint32 else keys.view(np.int64) if keys.itemsize == 8 else keys
 
 
@@ -270,6 +277,7 @@ def _floats(table: pa.Table, fields: Sequence[pa.Field], num_rows: int, where: s
         else:
             columns.append(array.to_numpy(zero_copy_only=False))
     result = empty_from_pool((num_rows, len(columns)), np.float32)
+    # Compiled: NumPy would write one column after the other, each number in another cache line.
     stack_columns([column if column.dtype in _STACKED else column.astype(np.float32) for column in columns], result)
     return result
 

@@ -128,6 +128,7 @@ class FixedRecordFile:
             FormatError: The file was cut short meanwhile, or holds an integer dense number below 0.
         """
         layout, types = self._layout, self._types
+        # Bytes rather than a memory map, which a file that is cut short meanwhile would turn into a crash.
         content = self._file.read(start * self._stride, stop * self._stride)
         records = Strided(content, 0, self._stride, stop - start)
         label = records.matrix(0, types.label, layout.label_dim).astype(np.float32)
@@ -204,6 +205,7 @@ class FixedRecordWriter(RecordStream):
         where = str(self._file.path)
         layout, types = self._layout, self._types
         bags = check_records(layout, label, dense, keys, where)
+        # Every byte is written below: the fields of a record leave no gap.
         content = np.empty((len(label), record_bytes(layout, types)), dtype=np.uint8)
         records = Strided(content.reshape(-1), 0, content.shape[1], len(label))
         records.matrix(0, types.label, layout.label_dim)[:] = _as_integers(label, types.label, "label", where)
@@ -214,6 +216,7 @@ class FixedRecordWriter(RecordStream):
         for name, count, (values, _) in zip(layout.slot_names, types.keys_per_slot, bags, strict=True):
             if len(values) != count * len(label):
                 raise FormatError(f"{where}, slot {name!r}", f"got {len(values)} keys, expected {count} in each record")
+            # `check_records` bounds 4-byte keys as uint32, which Norm and RawAsync files hold.
             if types.keys == INT32 and values.size and values.max() > np.iinfo(np.int32).max:
                 raise FormatError(f"{where}, slot {name!r}", f"key {int(values.max())} does not fit int32")
             key_fields[:, first : first + count] = values.reshape(-1, count)
@@ -227,6 +230,7 @@ def _as_integers(values: NDArray[Any], dtype: np.dtype[Any], what: str, where: s
         return values
     limits = np.iinfo(dtype)
     low = 0 if what == "dense" else limits.min
+    # A cast would cut fractions and wrap around silently.
     wrong = (values != np.floor(values)) | (values < low) | (values > limits.max)
     if wrong.any():
         value = values[np.unravel_index(int(np.argmax(wrong)), wrong.shape)]

@@ -49,6 +49,7 @@ def describe_records(spec: DatasetSpec, options: RecordOptions, rows: Mapping[st
             )
         if options.kind == "raw" and column.hotness > 1:
             raise ConfigError(f"column {column.name!r}", f"holds up to {column.hotness} keys, Raw files one a slot")
+        # Norm and Parquet files store the length of each list, RawAsync files cannot.
         is_fixed = column.hotness == 1 or options.kind == "raw_async"
         inputs.append(SparseInput(name=column.name, nnz_per_slot=(column.hotness,), is_fixed_length=is_fixed))
     sizes = tuple(column.rows for column in spec.categorical if column.rows is not None)
@@ -92,6 +93,7 @@ def describe_dataset(
     if records.keys == "as_read":
         sizes = tuple(size or None for size in sizes)
     is_one_hot = records.kind == "raw" or not records.multi_hot
+    # Their records have one key a slot, even if the layout allows more.
     hotness = (1,) * layout.num_slots if is_one_hot else layout.most_keys
     return DatasetSpec(
         name=name,
@@ -134,6 +136,7 @@ def read_records(path: Path) -> RecordsSpec:
         FormatError: The file is not JSON, of another format or a newer version, or a field is wrong (JSON path).
     """
     data = read_versioned_json(path, FORMAT, VERSION)
+    # A field of a later version would be lost when the file is written again.
     for field in data:
         if field != "records":
             raise FormatError(f"{path}: $.{field}", "unknown field, expected only 'records'")

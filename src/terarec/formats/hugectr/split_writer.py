@@ -117,6 +117,7 @@ def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
         return ParquetShardWriter(path, _columns(spec))
     if spec.kind == "raw":
         return FixedRecordWriter(path, layout, raw_types(layout, float_label_dense=is_float))
+    # Multi-hot holds one key a slot as well, and it is the default of releases from 23.04 on.
     types = raw_async_types(layout, is_dense_float=is_float, multi_hot=True)
     return FixedRecordWriter(path, layout, types)
 
@@ -195,10 +196,12 @@ class SplitRecords:
         self._is_closed = False
         files = [record_files(directory, records.kind, index) for index in range(len(closed))]
         if self._seen is not None:
+            # A resumed run has not seen the rows of closed files; their keysets hold the keys.
             for _, keyset, *_ in files:
                 self._seen.load(keyset, records.layout.key_bytes)
         self._files = SplitFiles(
             self._create,
+            # Raw and RawAsync have no list: HugeCTR takes one file of a split.
             sizes if is_listed(records.kind) else repeat(sys.maxsize),
             [(data, rows) for (data, *_), rows in zip(files, closed, strict=True)],
         )

@@ -206,6 +206,7 @@ def _entries(path: Path, layout: SparseFileLayout, chunk: SparseRows) -> NDArray
         raise FormatError(path, f"got vectors {list(chunk.vectors.shape)}, expected {expected}")
     if (chunk.slots is not None) != layout.has_slots:
         raise FormatError(path, f"expected {'a slot for each key' if layout.has_slots else 'keys without slots'}")
+    # Packed without padding, as NumPy makes records by default and C++ writes field by field.
     entries = np.empty(len(chunk.keys), layout.record)
     entries["key"], entries["vector"] = chunk.keys, chunk.vectors
     if chunk.slots is not None:
@@ -273,6 +274,7 @@ def open_sparse_folder(path: Path, width: int) -> SparseFolder:
             path / VECTORS,
             f"holds {numbers.count * _FLOAT.itemsize} bytes, expected {size}: {keys.count} keys of width {width}",
         )
+    # The file itself says whether the embedding is localized: there is no metadata.
     has_slots = (path / SLOTS).exists()
     if has_slots:
         slots = open_plain(path / SLOTS, _SLOT)
@@ -328,6 +330,7 @@ class StateLayout:
 
     def first(self, state: int, device: int) -> int:
         """Return the number of the first row of a buffer in the file."""
+        # States outermost, then devices, then the rows of a device's buffer.
         return (state * self.devices + device) * self.rows
 
 

@@ -10,7 +10,7 @@ from terarec.hugectr.enums import Embedding_t, Layer_t
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.graph_json import DATA, Part, read_graph, read_parts
 from terarec.hugectr.json_files import KEY_TYPES, LOSS_SCALES, JsonObject, read_json
-from terarec.hugectr.network import HAS_STATIC_TABLES, LOCALIZED, Network, Plan
+from terarec.hugectr.network import HAS_STATIC_TABLES, LOCALIZED, Network, NetworkPlan
 from terarec.hugectr.objects import DenseLayer, Input, OptParamsPy, Solver, SparseEmbedding
 from terarec.hugectr.schema.types import BOOL, STRING, either, integer, number, scalar_or_list
 
@@ -80,7 +80,7 @@ class InferenceGraph:
 
     inputs: Input
     embeddings: tuple[SparseEmbedding, ...]
-    plan: Plan
+    plan: NetworkPlan
 
     @property
     def widths(self) -> tuple[int, ...]:

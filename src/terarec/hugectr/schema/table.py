@@ -32,7 +32,7 @@ from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.schema.rules import DERIVED, OLDER_FORMS, RULES
 from terarec.hugectr.schema.types import NEWEST, OLDEST, Type, parse_type
 from terarec.spec.checks import REQUIRED
-from terarec.spec.quoting import nearest, quoted
+from terarec.spec.quoting import nearest_or_all, quoted
 
 FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference")
 """The TOML files with calls, in the order of the compatibility page."""
@@ -158,8 +158,7 @@ class Form:
         known = {name: one.name for one in self.parameters for name in (one.name, *one.aliases)}
         for name, value in kwargs.items():
             if name not in known:
-                close = nearest(name, known)
-                hint = f"did you mean {close!r}" if close is not None else f"expected one of {', '.join(sorted(known))}"
+                hint = nearest_or_all(name, sorted(known))
                 raise WrongInputError(self.name, f"got an unknown parameter {name!r}, {hint}", field=name)
             # Aliases are names of other releases: a call that mixes them would have two values.
             if known[name] in provided:
