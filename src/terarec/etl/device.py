@@ -143,6 +143,7 @@ class DeviceTransform:
         ]
         num_bags, device = len(names) * block.num_rows, self._device.device
         if not any(isinstance(column, Ragged) for column in columns):
+            # Every bag holds one key.
             offsets = torch.arange(num_bags + 1, device=device)
         else:
             offsets = torch.zeros(num_bags + 1, dtype=torch.int64, device=device)

@@ -193,6 +193,7 @@ def _label_of(column: SampledColumn) -> tuple[LabelSpec, str] | None:
         return LabelSpec(name=column.name, is_probability=True), "numbers from 0 to 1"
     levels = np.unique(values)[1:]
     shares = 1 - np.searchsorted(np.sort(values), levels) / len(values)
+    # The level that divides the rows most evenly.
     level = float(levels[int(np.argmin(np.abs(shares - 0.5)))])
     return LabelSpec(name=column.name, at_least=level), f"at least {level:g} means 1: about half of the rows"
 

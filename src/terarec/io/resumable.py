@@ -51,6 +51,7 @@ def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
     # Not "w": until the lock is held, the content of the file belongs to its holder.
     with path.open("a") as file:
         try:
+            # `flock` and not `lockf`, whose lock ends when any descriptor of the file in this process is closed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The former holder may have removed or moved the file since it was opened: then this lock protects nothing.
             is_held = _is_at(file.fileno(), path)

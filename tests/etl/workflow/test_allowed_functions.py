@@ -147,7 +147,7 @@ def test_a_workflow_made_in_python_names_what_it_likes() -> None:
     assert Workflow.of(doubling()).encode({"x": [2.0]}).dense.tolist() == [[4.0]]
 
 
-def test_the_ready_workflows_load_without_being_asked(tmp_path: Path) -> None:
+def test_presets_load_without_an_allowance(tmp_path: Path) -> None:
     used: set[Any] = set()
     makes = {**PRESETS, "10": partial(criteo, modulo=10_000_000), "40": partial(criteo, modulo=40_000_000)}
     for name, make in makes.items():

@@ -138,6 +138,7 @@ def compare(reference: DataSummary, current: DataSummary) -> DriftReport:
         ConfigError: There is none.
     """
     if reference.name == current.name:
+        # Every plot and table of the page names the sides.
         reference = dataclasses.replace(reference, name=f"{reference.name} (reference)")
         current = dataclasses.replace(current, name=f"{current.name} (current)")
     columns = [

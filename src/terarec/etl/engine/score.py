@@ -282,6 +282,7 @@ def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: 
     labels = frozenset(with_labels) - needed
     weight = () if plan.spec.weight is None else scoring_plan(plan, [plan.spec.weight]).work.reads
     unread = labels | (frozenset((*weight, *plan.spec.metadata)) - needed)
+    # The first file is enough: all files of a source have the same fields.
     file = find_files(paths)[0]
     text = next(read_text(file, _FIRST_BYTES)).text
     if source.encoding != "utf-8":

@@ -184,6 +184,7 @@ class LambdaOp(ColumnsOperator):
             raise InvalidValueError(0) from None  # `function` says what is wrong with the value
         made = zip(*results, strict=True) if len(self.outputs) > 1 else (results,)
         outputs = [values_of_python(list(values), self.output_type) for values in made]
+        # No records give no results to zip, but as many empty outputs as others.
         return outputs or [values_of_python([], self.output_type)] * len(self.outputs)
 
     def _made(self, arguments: Sequence[pa.Array], num_rows: int) -> list[pa.Array]:

@@ -199,6 +199,7 @@ class GroupbyStatistic:
 
     def observe(self, rows: Rows) -> _Partial:
         """Return the groups and the numbers of some training rows."""
+        # Rows and not sums of the block: floats are added row by row, so that the size of blocks changes no bit.
         groups = {name: lookup_values(rows.columns[name]) for name in self._op.columns}
         return groups, {name: numbers_of(rows.columns[name]) for name in self._op.values}
 
@@ -211,6 +212,7 @@ class GroupbyStatistic:
             counts = pa.array(np.ones(len(group), dtype=np.int64))
             self._sums[name].add(pa.table({"value": group, "count": counts, **summed}))
 
+    # Sums of floats depend on the order of the rows, and origins are first numbers.
     in_order = True
 
     def split(self, partial: _Partial) -> tuple[Mapping[str, pa.Table], Mapping[str, float]]:

@@ -190,6 +190,7 @@ characters and an integer, 3.7 with a key of 15 characters, too (143 and 201 byt
 
 def _checked(side: SideTable, where: str) -> SideTable:
     try:
+        # Making the table finds a key that occurs twice.
         _ = side.ids.table
     except ValueError:
         keys = side.ids.values.value_counts()
@@ -219,6 +220,7 @@ class SideTableStatistic:
             values = pa.array([], ARROW_TYPES[types[name].kind])
             offsets = pa.array([0], pa.int64())
             empty[name] = pa.LargeListArray.from_arrays(offsets, values) if types[name].is_list else values
+        # So that a table of no rows has columns of the right types.
         self._rows = [pa.table(empty)]
 
     def observe(self, rows: Rows) -> pa.Table:
@@ -328,6 +330,7 @@ class NegativeSampling(Operator):
         source = np.repeat(np.arange(rows.num_rows), each)
         repeated = rows.take(source)
         place = np.tile(np.arange(each), rows.num_rows)
+        # As the items of an exploded row: place 0 is the row itself.
         ids = (repeated.ids << ITEM_BITS) | place
         own = rows.columns[self.column]
         drawn = np.flatnonzero(place)

@@ -88,6 +88,7 @@ class NumberOperator(MappedColumns):
         functions = [
             self._list_function(name, output, state)
             for name, output in numbers
+            # Operators that keep integers have functions of their own for them.
             if types[name].is_list and not (self.keeps_integers and types[name].kind == "integer")
         ]
         if single:

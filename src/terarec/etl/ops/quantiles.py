@@ -150,6 +150,7 @@ class SampleStatistic:
 def _sample(array: pa.Array, hashes: NDArray[np.int64]) -> NumberSample:
     numbers, offsets = numbers_of(array), list_offsets(array)
     if offsets is not None:
+        # The items of a list share the hash of their row.
         hashes = np.repeat(hashes, np.diff(offsets))
     present = ~np.isnan(numbers)
     return NumberSample(hashes[present], numbers[present]).lowest()

@@ -137,6 +137,7 @@ class Pad(MappedColumns):
 
     def cardinalities(self, rows: Mapping[str, int], state: State | None) -> Mapping[str, int]:
         """Return those of the inputs, the padding included."""
+        # The padding may be an id that no value has.
         return {output: max(rows[name], int(self.value) + 1) for name, output in self.pairs if name in rows}
 
     def record_functions(self, types: ColumnTypes, state: State | None) -> Sequence[RecordFunction]:
@@ -212,6 +213,7 @@ class Explode(ColumnsOperator):
         if (long := lengths > MAX_ITEMS).any():
             raise _rejected(rows, first, lengths, long, accepted_list(MAX_ITEMS))
         others = [name for name in rows.columns if name not in self.columns]
+        # The lists themselves are not repeated, as their items are the new values.
         repeated = rows.select(others).take(np.repeat(np.arange(len(lengths)), lengths))
         offsets = offsets_of(lengths)
         items = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)

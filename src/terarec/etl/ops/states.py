@@ -156,6 +156,7 @@ def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable:
     if not path.is_file():
         raise DataNotFoundError(path, "no such file")
     with arrow_errors(str(path)):
+        # Otherwise PyArrow takes folders of the path such as a=1 for columns.
         table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
     fields = {field.name: field.type for field in table.schema}
     if fields.keys() != types.keys() or any(found not in types[name] for name, found in fields.items()):
@@ -265,6 +266,7 @@ class Moments:
         """The population's standard deviation; 1 for numbers that do not vary."""
         if not self.count:
             return 1.0
+        # In fractions: float64 would cancel where numbers lie far from 0.
         variance = self.squares / self.count - (self.total / self.count) ** 2
         halves = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
         # The square of a large deviation is no float64: the root is taken near 1.
@@ -289,6 +291,7 @@ class NumberRange:
         """Compute that of ``numbers[n]``, float64 or integers; NaN is missing and left out."""
         if numbers.dtype.kind == "i":
             return cls(float(numbers.min()), float(numbers.max())) if len(numbers) else cls()
+        # `fmin` and `fmax` pass over NaN.
         least, most = np.fmin.reduce(numbers, initial=math.inf), np.fmax.reduce(numbers, initial=-math.inf)
         return cls(float(least), float(most))
 

@@ -228,6 +228,7 @@ class TargetStatistic:
         totals = []
         for fold in range(self._op.folds):
             numbers = target[present & (folds == fold)]
+            # Exact, as they are added up by block: the prior depends on no order.
             totals.append((len(numbers), exact_sum(numbers)))
         mask = pa.array(present)
         shared = {"fold": pa.array(folds.astype(np.int32)), "count": pa.array(present.astype(np.int64))}

@@ -63,10 +63,12 @@ def rejected(rows: Rows, name: str, wrong: NDArray[np.bool_], accepted: str) -> 
     values, offsets = ids_as_integers(flat(array)), list_offsets(array)
     items = places = np.flatnonzero(wrong)
     if offsets is not None:
+        # One fault a row, of the first wrong item of its list, as sources report bad items.
         places, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
         items = items[first]
     found = values.take(array_of(items[:REJECTED_SHOWN])).to_pylist()
     if kind_of(values) == "number":
+        # A missing number has no text of its own in messages: it is NaN, as in NumPy.
         found = [math.nan if value is None else value for value in found]
     got = [f"got {quoted(value)}" for value in found]
     return RowFaultError(name, rows.ids[places], got, accepted)
@@ -82,6 +84,7 @@ def hashes_of(array: pa.Array, seed: int) -> NDArray[np.int64]:
     values = flat(array)
     if kind_of(values) == "text":
         return xxh64_text(*text_buffers(values), seed)
+    # A hex32 hashes like its number, which records have as well.
     return xxh64_int64(numpy_values(values).astype(np.int64, copy=False), seed)
 
 
@@ -142,6 +145,7 @@ def checked_integers(values: list[Any]) -> list[Any]:
 def checked_texts(values: list[Any]) -> list[Any]:
     """Return `values` if they are texts and None; raise `InvalidValueError` for others and for lone surrogates."""
     for row, value in enumerate(values):
+        # Most texts are ASCII, which needs no trial of encoding.
         if value is not None and not (isinstance(value, str) and (value.isascii() or is_utf8(value))):
             raise InvalidValueError(row)
     return values
@@ -189,6 +193,7 @@ def arrow_of_values(values: Any, kind: Kind) -> pa.Array:
         return pa.LargeListArray.from_arrays(offsets, arrow_of_values(values.values, kind))
     spelled = values if isinstance(values, np.ndarray) else python_of_values(values, kind)
     found = pa.int64() if kind == "id" else ARROW_TYPES[kind]
+    # `from_pandas` makes NaN null.
     return pa.array(spelled, type=found, from_pandas=True)
 
 

@@ -234,6 +234,7 @@ def _sources(*, is_csv: bool) -> tuple[SourceSpec, SourceSpec]:
         delimiter=delimiter,
         header=is_csv,
         quote=is_csv,
+        # The files of ml-1m are Latin-1.
         encoding="utf-8" if is_csv else "latin-1",
         missing=("", "(no genres listed)"),
         columns=(

@@ -158,6 +158,7 @@ class RawPart:
 
     def cut(self, rows: int, content: Any) -> RawPart:
         """Return the part with `content` alone, its first rows."""
+        # Bytes in proportion, since nobody knows which of them hold the rows.
         return replace(self, num_rows=rows, read_bytes=self.read_bytes * rows // self.num_rows, content=content)
 
 

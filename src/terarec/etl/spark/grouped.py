@@ -68,6 +68,7 @@ class _Inputs:
 
     def observe(self, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
         """Return the columns that the step reads, and the hash of the group of each row."""
+        # Without splits, which no grouped step reads.
         return Rows(rows.select(self._names).columns, rows.ids), hashes(rows.columns[self._group], _SEED)
 
 

@@ -135,6 +135,7 @@ class OpenJob:
             function: Function of the rows of a block.
             until_row: Row id from which on no block begins.
         """
+        # One thread: Spark runs a task on each core.
         source = Source(self.job.files, self.reader, self.job.policy, 1)
         joined = self._joined(piece)
         row = piece.first_row
@@ -162,6 +163,7 @@ class OpenJob:
         ids = np.zeros(0, dtype=np.int64)
         for step in self.plan.grouped_steps:
             path = grouped_file(self.job.grouped, step, piece)
+            # No file where the step has no rows of the piece.
             if path.exists():
                 with pa.memory_map(str(path)) as file:
                     outputs = rows_from_table(pa.ipc.open_file(file).read_all())
@@ -233,6 +235,7 @@ def map_items(context: SparkContext, items: Sequence[T], function: Callable[[int
             for number, item in numbered:
                 yield from function(number, item)
 
+    # One item a task: Spark balances and repeats them one by one.
     return context.parallelize(list(enumerate(items)), len(items)).mapPartitions(on_items)
 
 

@@ -102,6 +102,7 @@ class _Builder:
     def keys(self, name: str, before: int) -> int:
         """Return the slot of ids or keys as a model takes them."""
         slot, found = self.values(name, before), self._plan.types[-1][name]
+        # Functions of records give ids as int64 arrays, which models take.
         is_ready = found.kind == "id" and not found.is_list
         return slot if is_ready else self.operations.memoize(("keys", slot), [slot], single_output(_keys))
 

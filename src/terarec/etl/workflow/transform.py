@@ -220,6 +220,7 @@ def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
     if label.at_least is not None:
         return (numbers_of(array) >= label.at_least).astype(np.float32)
     with np.errstate(over="ignore"):
+        # Numbers beyond float32 become infinite, and are rejected below.
         numbers = numbers_of(array).astype(np.float32)
     if np.isinf(numbers).any():
         raise rejected(rows, label.source, np.isinf(numbers), IN_FLOAT32)
@@ -247,6 +248,7 @@ def _keys(array: pa.Array) -> Keys:
     found, offsets = flat(array), list_offsets(array)
     values, missing = numpy_values(found), null_mask(found)
     if missing is not None:
+        # Only keys have nulls: ids use 0 for a missing value.
         values = np.where(missing, MISSING_KEY, values)
     return values if offsets is None else Ragged(values, offsets)
 

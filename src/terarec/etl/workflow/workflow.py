@@ -360,6 +360,7 @@ class Workflow:
     @cached_property
     def _records(self) -> RecordEncoder:
         self._check_fitted()
+        # At the first record, as preparing files needs none.
         return RecordEncoder(self.plan, self.states)
 
     @cached_property
