@@ -318,7 +318,7 @@ def _commands() -> list[Any]:
         Lazy(
             "publish",
             "serving:publish",
-            "Publish a run's checkpoints and deltas through Redis or Valkey, as its training writes them.",
+            "Publish a run's checkpoints and deltas through Redis, Valkey or Kafka, as its training writes them.",
             panel=SERVING,
         ),
         Lazy(
