@@ -212,6 +212,23 @@ def test_gaps_repeats_and_damage_are_rejected_and_a_base_catches_up(
 
 
 @POLLS_OFTEN
+def test_a_checkpoint_that_cannot_be_written_is_received_again(
+    live: Live, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path
+) -> None:
+    UpdatePublisher(live.path, stream, every_seconds=None).poll()
+    in_the_way = tmp_path / "replica" / "received.partial"
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
+    with UpdateReceiver(open_stream(spec), tmp_path / "replica", every_seconds=None) as receiver:
+        for _ in range(2):
+            with pytest.raises(OSError, match=in_the_way.name):
+                receiver.poll()
+        in_the_way.unlink()
+        assert receiver.poll() == 1
+        assert (receiver.statistics().step, receiver.statistics().rejected) == (2, 0)
+
+
+@POLLS_OFTEN
 def test_both_in_the_background(live: Live, trained: TrainedRun, spec: UpdateStreamSpec, tmp_path: Path) -> None:
     with (
         UpdatePublisher(live.path, open_stream(spec), every_seconds=0.02),

@@ -201,13 +201,21 @@ class UpdateReceiver(Repeating):
         """Receive what has come; return the number of checkpoints that are new.
 
         Raises:
-            StorageError: The server cannot be reached, or the disk is full; the next call goes on.
+            StorageError: The server cannot be reached, or the disk is full; the next call continues.
+            OSError: The disk is full, or a file cannot be written; the next call receives the checkpoint again.
         """
         with self._lock:
             count = 0
             while records := self._stream.read(self._after):
                 for position, content in records:
-                    count += self._take(position, content)
+                    try:
+                        count += self._take(content)
+                    except (TerarecError, OSError):
+                        # Such as a full disk. All records of the checkpoint are needed again, so read from before it.
+                        self._drop()
+                        self._after = self._read_position()
+                        raise
+                    self._after = position
                     # Not within a checkpoint: a receiver that starts anew needs all of its records again.
                     if self._partial is None:
                         self._write_position(position)
@@ -236,8 +244,8 @@ class UpdateReceiver(Repeating):
         super().close()
         self._drop()
 
-    def _take(self, position: str, content: bytes) -> int:
-        """Process a record; return 1 if it completes a checkpoint that is new."""
+    def _take(self, content: bytes) -> int:
+        """Process a record, which may be rejected; return 1 if it completes a checkpoint that is new."""
         try:
             record = _Record.read(content)
             # Record 0 begins an attempt; what came of a former one will not be completed.
@@ -260,9 +268,6 @@ class UpdateReceiver(Repeating):
             self._drop()
             self._counted = replace(self._counted, rejected=self._counted.rejected + 1, last_error=str(error))
             _LOGGER.warning("update stream: %s; it is rejected", error)
-        # Also after an error: a record that is rejected would be rejected again for ever.
-        finally:
-            self._after = position
         return 0
 
     def _install(self, partial: _Partial, record: _Record) -> int:
