@@ -3,7 +3,7 @@
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "spec": set(),
-    "kernels": set(),
+    "kernels": {"spec"},
     "parallel": set(),
     "ragged": set(),
     "ops": {"spec", "kernels"},

@@ -7,7 +7,7 @@ from torch import nn
 from terarec.errors import ConfigError, KernelError, KeyOutOfRangeError
 from terarec.kernels.contract import MEAN, SUM
 from terarec.ops import BagLayout, bag_lookup
-from terarec.ops.checks import ROW_TYPES
+from terarec.ops.checks import ROW_DTYPES
 from tests.errors import at
 from tests.ops.bags import IMPLEMENTATIONS, make_layout, make_lookup
 from tests.ops.hosts import SETS, on_every_host
@@ -17,7 +17,7 @@ WIDTHS = [1, 2, 3, 8, 16, 17, 32, 33, 64, 127, 128, 130, 256, 257]
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("pooling", ["sum", "none", ("mean", "sum", "sqrtn", "max")])
-@pytest.mark.parametrize("dtype", ROW_TYPES, ids=str)
+@pytest.mark.parametrize("dtype", ROW_DTYPES, ids=str)
 def test_equals_the_plain_kernel(select, width, pooling, dtype):
     layout = make_layout(width, pooling)
     for batch, hotness in [(0, 1), (1, 1), (1, 3), (7, 4), (31, 1), (65, 2)]:
@@ -44,7 +44,7 @@ def test_weighted_keys_equal_the_plain_kernel(select, width):
 
 @pytest.mark.parametrize("width", [1, 17, 64, 128])
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "max", "none"])
-@pytest.mark.parametrize("dtype", ROW_TYPES, ids=str)
+@pytest.mark.parametrize("dtype", ROW_DTYPES, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_same_bits_on_every_instruction_set_and_thread_count(width, pooling, dtype, weighted):
     held = make_lookup(make_layout(width, pooling), 700, 5)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from terarec.embedding.row_gradient import PendingGradients, RowGradient
-from terarec.embedding.tables import tiers_of, whole_table
+from terarec.embedding.tables import whole_table
 from terarec.errors import ConfigError, StorageError
 from terarec.ops.bag_lookup import bag_lookup, key_weight_gradient
 from terarec.ops.layout import BagLayout
@@ -183,9 +183,8 @@ class LookupGradients:
                 "forward pass, expected the row optimizer's step before the next forward pass",
             )
         if pin is not None:
-            tiers = tiers_of(arena)
-            assert tiers is not None
-            if not tiers.placement.hold(pin):
+            assert arena.tiers is not None, "only lookups in tiers pin rows"
+            if not arena.tiers.placement.hold(pin):
                 raise StorageError(
                     "backward",
                     f"tables {', '.join(arena.table_names)} were updated since the forward pass and their rows left "

@@ -37,7 +37,6 @@ from terarec.embedding.tables import (
     lookup_groups,
     placed,
     tables_to_make,
-    tiers_of,
     translate,
     translated_readers,
 )
@@ -231,9 +230,8 @@ class EmbeddingCollection(nn.Module):
                 arena.unpin()
                 # The arena may have grown since the lookup, whose layout has its rows as they were then.
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
-            tiers = tiers_of(arena)
-            if tiers is not None:
-                tiers.placement.take()
+            if arena.tiers is not None:
+                arena.tiers.placement.take()
         return taken, factor
 
     def table(self, name: str) -> Tensor:
@@ -263,7 +261,7 @@ class EmbeddingCollection(nn.Module):
 
     def tier_use(self) -> TierUse | None:
         """Return the counters of the tables' tiers; None without tiers."""
-        uses = [tiers.use for tiers in map(tiers_of, self.arenas) if tiers is not None]
+        uses = [arena.tiers.use for arena in self.arenas if arena.tiers is not None]
         return reduce(TierUse.plus, uses) if uses else None
 
     def memory_bytes(self) -> int:
@@ -323,10 +321,9 @@ class EmbeddingCollection(nn.Module):
                 if is_trained and isinstance(arena, DynamicArena):
                     all_or_none.enter_context(arena.transaction)  # so that no thread evicts a row before it is pinned
                 part = translate(jagged, readers, self.tables, train=is_trained and self.training, repeats=repeats)
-                tiers = tiers_of(arena)
                 where = None
-                if tiers is not None:
-                    where = tiers.placement.place(
+                if arena.tiers is not None:
+                    where = arena.tiers.placement.place(
                         RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=is_trained
                     )
                 found[index] = part, where
@@ -347,11 +344,10 @@ class EmbeddingCollection(nn.Module):
         bags = bags_of(replace(part.part, keys=rows), group)
         if where is None:
             return _Bags(group, bags)
-        tiers = tiers_of(arena)
-        assert tiers is not None
+        assert arena.tiers is not None, "only tiers have slots"
         slots = bags_of(replace(part.part, keys=where.slots), group).keys
         return _Bags(
-            group, bags, slots, placed(group.layout, arena.weights.shape[0]), tiers.placement.share_pin(where.pin)
+            group, bags, slots, placed(group.layout, arena.weights.shape[0]), arena.tiers.placement.share_pin(where.pin)
         )
 
     def _lookup(self, bags: _Bags, is_trained: bool) -> tuple[LookupGroup, Jagged, Tensor]:

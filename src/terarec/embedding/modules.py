@@ -21,7 +21,7 @@ from terarec.embedding.weight_lookup import (
     without_key,
 )
 from terarec.errors import ConfigError
-from terarec.ops.checks import ROW_TYPES
+from terarec.ops.checks import ROW_DTYPES
 from terarec.ops.layout import BagLayout, single_layout
 from terarec.ops.row_update import BagGradient
 from terarec.ragged import Ragged
@@ -245,6 +245,6 @@ def _obstacle(module: nn.EmbeddingBag | nn.Embedding) -> str:
         return f"{type(module).__name__} is a subclass, which may compute something else"
     if "forward" in vars(module):
         return "its forward was patched"
-    if module.weight.dtype not in ROW_TYPES:
+    if module.weight.dtype not in ROW_DTYPES:
         return f"its weights are {str(module.weight.dtype).removeprefix('torch.')}, not float32, bfloat16 or float16"
     return ""

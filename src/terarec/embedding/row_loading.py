@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from terarec.batch import Jagged
-from terarec.embedding.tables import tiers_of, translate
+from terarec.embedding.tables import translate
 from terarec.spec import FeatureSpec
 from terarec.storage import AnyArena, AnyTable, DynamicArena, DynamicTable, RowBatch, StaticTable, TieredRows
 
@@ -100,9 +100,9 @@ class RowLoading:
     def _in_tiers(self) -> Iterator[tuple[AnyArena, TieredRows, Sequence[FeatureSpec]]]:
         """Yield each arena of tables in tiers, with their features."""
         for index, readers in self._readers.items():
-            tiers = tiers_of(self._arenas[index])
-            if tiers is not None:
-                yield self._arenas[index], tiers, readers
+            arena = self._arenas[index]
+            if arena.tiers is not None:
+                yield arena, arena.tiers, readers
 
     def _batches(self, features: Sequence[FeatureSpec], keys: Mapping[str, Tensor]) -> Iterator[RowBatch]:
         """Yield the rows of each feature's keys that tables have, in pieces that bound the memory of finding them."""

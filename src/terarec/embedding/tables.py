@@ -28,7 +28,6 @@ from terarec.storage import (
     StaticTable,
     TierBudget,
     TieredArena,
-    TieredRows,
     TieredTable,
     discard_changes,
 )
@@ -97,19 +96,12 @@ def build_arenas(tables: Sequence[AnyTableSpec], *, seed: int) -> tuple[AnyArena
     return tuple(arenas)
 
 
-def tiers_of(arena: AnyArena) -> TieredRows | None:
-    """Return the tiers of the rows of `arena`; None if they are all in one memory."""
-    data = None if isinstance(arena, Arena) else arena.data
-    return data if isinstance(data, TieredRows) else None
-
-
 def share_tiers(arenas: Sequence[AnyArena]) -> None:
     """Let arenas of equal tiers share their budgets; call it before they take memory."""
     budgets: dict[Tiers, TierBudget] = {}
     for arena in arenas:
-        data = tiers_of(arena)
-        if data is not None:
-            sizes = data.stack.sizes
+        if arena.tiers is not None:
+            sizes = arena.tiers.stack.sizes
             sizes.budget = budgets.setdefault(sizes.tiers, TierBudget())
             sizes.budget.add(sizes)
 

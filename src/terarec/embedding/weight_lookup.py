@@ -97,6 +97,7 @@ class ParameterArena:
         table_names: Empty, since the parameter is named by its path in the model.
         optimizer: Name of the optimizer: "default".
         num_defaults: 0, the number of default rows (see `terarec.storage.DynamicArena`).
+        tiers: None, as all rows are in the memory of the parameter.
         state: Name -> optimizer state; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
         pending: Gradients since the last step, if a row optimizer updates the rows. ``.grad`` is then a
@@ -106,6 +107,7 @@ class ParameterArena:
     table_names: tuple[str, ...] = ()
     optimizer = DEFAULT_OPTIMIZER
     num_defaults = 0
+    tiers = None
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, StorageError
 from terarec.kernels.registry import active, choose
+from terarec.spec import Initializer
 
 
 class ReservedRows:
@@ -96,8 +97,6 @@ class ReservedRows:
         part = self._memory[: rows * self.row_bytes].view(self.dtype)
         return part.reshape(rows, *self.shape[1:])
 
-
-Initializer = Literal["uniform", "normal", "zeros"]
 
 _STAGED_ROWS = 1 << 14  # initial values of narrow or distant rows, made in host memory, this many rows at a time
 
@@ -223,8 +222,9 @@ def _check_keyed(weights: Tensor, rows: Tensor, keys: Tensor) -> None:
 
 
 def _check_initializer(initializer: str) -> None:
-    if initializer not in ("uniform", "normal", "zeros"):
-        raise ConfigError("initializer", f"got {initializer!r}, expected one of 'uniform', 'normal', 'zeros'")
+    known = get_args(Initializer)
+    if initializer not in known:
+        raise ConfigError("initializer", f"got {initializer!r}, expected one of {', '.join(map(repr, known))}")
 
 
 def _table_seed(table: str, seed: int) -> int:

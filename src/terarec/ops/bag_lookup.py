@@ -222,7 +222,7 @@ def quantize_rows(weights: Tensor) -> Tensor:
         ConfigError: Another type or shape, a value that is not finite, or a row whose range float32 cannot hold; the
             message has the row.
     """
-    if weights.dim() != 2 or weights.dtype not in checks.ROW_TYPES:
+    if weights.dim() != 2 or weights.dtype not in checks.ROW_DTYPES:
         raise ConfigError("weights", f"got {checks.name(weights)}, expected float32, bfloat16 or float16 [V, D]")
     return quantize_in_torch(weights)
 

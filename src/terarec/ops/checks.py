@@ -13,6 +13,7 @@ from terarec.errors import ConfigError, KeyOutOfRangeError
 from terarec.kernels.contract import BadKeyError
 from terarec.kernels.registry import choose
 from terarec.ops.layout import BagLayout, result_shape
+from terarec.spec.tables import ROW_TYPES
 
 
 def is_traced(rows: Tensor) -> bool:
@@ -23,7 +24,7 @@ def is_traced(rows: Tensor) -> bool:
     return type(rows) is not Tensor or is_compiling() or _len_torch_dispatch_stack() > 0
 
 
-ROW_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROW_DTYPES = tuple(getattr(torch, name) for name in ROW_TYPES)
 """Element types of an arena's rows."""
 
 
@@ -42,7 +43,7 @@ def lookup_fits(
     A kernel looks at tensors in host memory, all at once; where it says no, those that do not fit are named here.
 
     Args:
-        weights: [V, D] of one of `ROW_TYPES`, with at least the rows of `layout`.
+        weights: [V, D] of one of `ROW_DTYPES`, with at least the rows of `layout`.
         keys: int64[N].
         offsets: int64[S * B + 1].
         layout: Layout of the lookup.
@@ -60,7 +61,7 @@ def lookup_fits(
 def _weights_fit(weights: Tensor, layout: BagLayout) -> None:
     shape = weights.shape
     fits = len(shape) == 2 and shape[1] == layout.width and shape[0] >= layout.num_rows
-    if not fits or weights.dtype not in ROW_TYPES:
+    if not fits or weights.dtype not in ROW_DTYPES:
         raise ConfigError(
             "weights",
             f"got {name(weights)}, expected float32, bfloat16 or float16 [V, {layout.width}] "
@@ -103,7 +104,7 @@ def bags_fit(
 
 def places_fit(places: Tensor, keys: Tensor, weights: Tensor, width: int) -> None:
     """Raise unless ``places int64[N]`` of the keys are rows of ``weights [V, width]``."""
-    if weights.dim() != 2 or weights.shape[1] != width or weights.dtype not in ROW_TYPES:
+    if weights.dim() != 2 or weights.shape[1] != width or weights.dtype not in ROW_DTYPES:
         raise ConfigError("weights", f"got {name(weights)}, expected float32, bfloat16 or float16 [V, {width}]")
     if places.dtype != torch.int64 or places.shape != keys.shape:
         raise ConfigError("places", f"got {name(places)}, expected int64{list(keys.shape)}, one a key")

@@ -268,7 +268,7 @@ _row_update_op = torch.library.custom_op("terarec::row_update_", mutates_args=("
 
 @_row_update_op.register_fake
 def _fake(*arguments: object) -> None:
-    """Nothing to shape: the op returns nothing."""
+    """Return nothing, as the op does."""
 
 
 _SUBTRACT = row_rule("sgd", lr=1.0)  # from rows of zeros it leaves the gradients' sums, negated

@@ -18,7 +18,7 @@ from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena, ChangedRows, DynamicArena, TieredRows
+from terarec.storage import AnyArena, ChangedRows, DynamicArena
 
 _RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
 """Fields of specs that have another name in the row rule."""
@@ -167,7 +167,7 @@ class RowRules:
         rule = self.by_name.get(self.name_of(arena))
         if rule is None:
             return  # `tables` raises for it
-        if rule.row_rule.updates_all_rows and _tiers_of(arena) is not None:
+        if rule.row_rule.updates_all_rows and arena.tiers is not None:
             raise ConfigError(
                 "row optimizer: rows.mode",
                 f"got 'global', which updates all rows in every step, for {described(arena)}, "
@@ -254,9 +254,8 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
         # Keys without a row read the default row of their table, which an update must not train.
         if gradients and isinstance(arena, DynamicArena):
             arena.reset_defaults()
-        tiers = _tiers_of(arena)
-        if gradients and tiers is not None:
-            tiers.placement.updated([held.places for held in gradients], table_lr)
+        if gradients and arena.tiers is not None:
+            arena.tiers.placement.updated([held.places for held in gradients], table_lr)
 
 
 def gradient_norm(parts: Sequence[ArenaStep]) -> float:
@@ -291,11 +290,6 @@ def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRu
         for table, begin, end in zip(layout.feature_table, ends, ends[1:], strict=False):
             if is_trained[table]:
                 changes.mark(held.keys[begin:end] + layout.table_base[table])
-
-
-def _tiers_of(arena: AnyArena) -> TieredRows | None:
-    data = getattr(arena, "data", None)  # a weight that is a parameter has none
-    return data if isinstance(data, TieredRows) else None
 
 
 def described(arena: AnyArena) -> str:

@@ -148,6 +148,11 @@ class DynamicArena:
         return self.data.device
 
     @property
+    def tiers(self) -> TieredRows | None:
+        """The rows in their tiers; None where all are in the memory that kernels read."""
+        return self.data if isinstance(self.data, TieredRows) else None
+
+    @property
     def weights(self) -> Tensor:
         """Weights [V, D] of `dtype`; in host memory always at one address."""
         return self.data.weights

@@ -82,6 +82,11 @@ class Arena:
         return self.weights.device
 
     @property
+    def tiers(self) -> None:
+        """None: all rows are in the memory that kernels read (see `TieredArena`)."""
+        return None
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (self.weights, *self.state.values()))

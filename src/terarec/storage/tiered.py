@@ -69,6 +69,11 @@ class TieredArena:
         return self.data.device
 
     @property
+    def tiers(self) -> TieredRows:
+        """The rows in their tiers."""
+        return self.data
+
+    @property
     def weights(self) -> Tensor:
         """Rows [C, D] of the fast tier."""
         return self.data.weights
