@@ -19,7 +19,7 @@ from terarec.hugectr.tools import DataGenerator
 from terarec.hugectr.training_cache import TrainingCache
 from tests.errors import at
 from tests.hugectr.generate import names_stub, page, stub
-from tests.hugectr.typed_script import MISTAKES, described, unknown_name
+from tests.hugectr.typed_script import MISTAKES, described, unknown_name, unknown_session
 
 SLOTS = hugectr.DataReaderSparseParam("keys", 1, True, 2)
 OLD_SLOTS = hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 30, 1, 2)
@@ -352,6 +352,8 @@ def test_what_mypy_accepts_is_accepted():
     assert described().solver.lr == 0.01
     with pytest.raises(AttributeError, match="CreateSolvers"):
         unknown_name()
+    with pytest.raises(AttributeError, match="InferenceSessions"):
+        unknown_session()
 
 
 def test_a_misspelt_parameter_is_guessed():

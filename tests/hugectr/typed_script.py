@@ -78,3 +78,8 @@ MISTAKES: Sequence[Callable[[], object]] = (
 def unknown_name() -> object:
     """Name what no release has."""
     return hugectr.CreateSolvers  # type: ignore[attr-defined]
+
+
+def unknown_session() -> object:
+    """Name what no release has in its module."""
+    return hugectr.inference.InferenceSessions  # type: ignore[attr-defined]

@@ -239,19 +239,19 @@ class MLLoggerWrapper:
         value: Value of events without one.
     """
 
-    def __init__(self, comm_handler: Any, value: Any = None, **_: Any) -> None:
+    def __init__(self, comm_handler: object, value: object = None, **_: object) -> None:
         self.comm_handler = comm_handler
         self._value = value
 
-    def start(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+    def start(self, key: str, value: object = None, metadata: Mapping[str, object] | None = None, **_: object) -> None:
         """Begin an interval."""
         self._write("INTERVAL_START", key, value, metadata)
 
-    def end(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+    def end(self, key: str, value: object = None, metadata: Mapping[str, object] | None = None, **_: object) -> None:
         """End an interval."""
         self._write("INTERVAL_END", key, value, metadata)
 
-    def event(self, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None, **_: Any) -> None:
+    def event(self, key: str, value: object = None, metadata: Mapping[str, object] | None = None, **_: object) -> None:
         """Log a point in time."""
         self._write("POINT_IN_TIME", key, value, metadata)
 
@@ -270,7 +270,7 @@ class MLLoggerWrapper:
         """Log the end of the timed part."""
         self.end("run_stop", metadata={"status": status, "epoch_num": epoch_num})
 
-    def _write(self, kind: str, key: str, value: Any, metadata: Mapping[str, Any] | None) -> None:
+    def _write(self, kind: str, key: str, value: object, metadata: Mapping[str, object] | None) -> None:
         event = {
             "namespace": "",
             "time_ms": round(1000 * time.time()),

@@ -196,30 +196,7 @@ def compile_network(
             device=device,
             folder=cache_folder,
         )
-    with as_hugectr_errors("compile"):
-        layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
-    release = release_number(solver.compat_release)
-    async_layout = async_layout_of(reader.async_param, release, is_one_hot=plan.is_one_hot)
-    opener = partial(source_opener, reader, layout, async_layout=async_layout)
-    # Spans, so that tensors of ranks one after the other are those of the batch (`Compiled.tensor`).
-    share = RankShare(rank=together.rank, size=together.size, is_span=True) if together.size > 1 else None
-    data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
-    seed = together.gather("seed of the data", shuffle_seed(solver, reader))[0]
-    train_reader = data_reader(
-        opener(num_samples=reader.num_samples),
-        reader.source[0],
-        batch_size=solver.batchsize,
-        drop_last=solver.drop_incomplete_batch,
-        shuffle_seed=seed,
-        share=share,
-    )
-    eval_reader = data_reader(
-        opener(num_samples=reader.eval_num_samples),
-        reader.eval_source,
-        batch_size=solver.batchsize_eval,
-        drop_last=False,
-        share=share,
-    )
+    data = _data(network, plan, solver, reader, together)
     dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.
     capacities = plan.capacities if cache is None and checks_overflow() else {}
@@ -229,14 +206,7 @@ def compile_network(
     if together.size == 1:
         trainer = build()
     else:
-        # A reader of its own: counting keys must not move the position of training.
-        counted = data_reader(
-            opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize, drop_last=True
-        )
-        counted.set_source()
-        count = solver.values().get("num_iterations_statistics", _STATISTICS)
-        sharding, moved = sharding_plan(network, plan.spec, solver.vvgpu, together.size, islice(counted, count))
-        counted.close()
+        sharding, moved = _sharding(network, plan, solver, together.size, data.open_counted)
         messages += moved
         trainer = build(together, sharding)
     # `Trainer` takes any module; this one was built from a graph.
@@ -246,19 +216,84 @@ def compile_network(
         plan=plan,
         model=model,
         trainer=trainer,
-        train_reader=train_reader,
-        eval_reader=eval_reader,
+        train_reader=data.train,
+        eval_reader=data.evaluation,
         evaluation=SolverMetrics(
             solver.metrics_spec, num_labels=sum(label.dim for label in plan.spec.labels), ranks=together
         ),
         capacity_check=CapacityCheck(model, capacities),
         dense=dense,
-        layout=layout,
-        async_layout=async_layout,
-        is_shuffled=seed is not None,
+        layout=data.layout,
+        async_layout=data.async_layout,
+        is_shuffled=data.is_shuffled,
         messages=tuple(filter(None, [message, *messages])),
         build_alone=build,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """The readers of a model.
+
+    Attributes:
+        layout: Layout of a sample of the data.
+        async_layout: Result of `async_layout_of` for the release.
+        train: Reader of training data.
+        evaluation: Reader of evaluation data.
+        open_counted: Function that returns another reader of the whole batches of training data.
+        is_shuffled: Whether the training data is shuffled.
+    """
+
+    layout: RecordLayout
+    async_layout: tuple[bool, bool]
+    train: DataReader
+    evaluation: DataReader
+    open_counted: Callable[[], DataReader]
+    is_shuffled: bool
+
+
+def _data(network: Network, plan: NetworkPlan, solver: Solver, reader: DataReaderParams, together: Ranks) -> _Data:
+    """Return the readers, which open no file before `start_data_reading` or `set_source`."""
+    with as_hugectr_errors("compile"):
+        layout = record_layout(solver, reader, network.inputs, adds_offsets=plan.adds_offsets)
+    release = release_number(solver.compat_release)
+    async_layout = async_layout_of(reader.async_param, release, is_one_hot=plan.is_one_hot)
+    opener = partial(source_opener, reader, layout, async_layout=async_layout)
+    # Spans, so that tensors of ranks one after the other are those of the batch (`Compiled.tensor`).
+    share = RankShare(rank=together.rank, size=together.size, is_span=True) if together.size > 1 else None
+    data_reader = partial(DataReader, repeat=solver.repeat_dataset, threads=reader.num_workers)
+    # Drawn by every process where the solver has no seed, so all take that of the first.
+    seed = together.gather("seed of the data", shuffle_seed(solver, reader))[0]
+    of_training = partial(
+        data_reader, opener(num_samples=reader.num_samples), reader.source[0], batch_size=solver.batchsize
+    )
+    return _Data(
+        layout=layout,
+        async_layout=async_layout,
+        train=of_training(drop_last=solver.drop_incomplete_batch, shuffle_seed=seed, share=share),
+        evaluation=data_reader(
+            opener(num_samples=reader.eval_num_samples),
+            reader.eval_source,
+            batch_size=solver.batchsize_eval,
+            drop_last=False,
+            share=share,
+        ),
+        open_counted=partial(of_training, drop_last=True),
+        is_shuffled=seed is not None,
+    )
+
+
+def _sharding(
+    network: Network, plan: NetworkPlan, solver: Solver, world_size: int, open_counted: Callable[[], DataReader]
+) -> tuple[ShardingPlan, list[str]]:
+    """Return the placement of the tables on ranks, and messages about it; see `sharding_plan`."""
+    # A reader of its own: counting keys must not move the position of training.
+    counted = open_counted()
+    counted.set_source()
+    count = solver.values().get("num_iterations_statistics", _STATISTICS)
+    found = sharding_plan(network, plan.spec, solver.vvgpu, world_size, islice(counted, count))
+    counted.close()
+    return found
 
 
 def _trainer(

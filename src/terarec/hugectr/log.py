@@ -25,6 +25,7 @@ class Log:
 
     def __init__(self, release: str) -> None:
         self._major = release_number(release)[0]
+        # Not by `ranks()`, which waits until all processes have joined.
         self._is_silent = rank() != 0
 
     def __call__(self, message: str) -> None:
@@ -34,6 +35,7 @@ class Log:
     def bare(self, message: str) -> None:
         """Print one line without a prefix."""
         if not self._is_silent:
+            # Flushed: the output of a script often goes to a file that is followed.
             print(message, flush=True)
 
     def _prefix(self, now: datetime) -> str:
@@ -90,6 +92,7 @@ class FitLog:
     def metrics(self, found: Mapping[str, float], class_aucs: Sequence[float], seconds: float) -> None:
         """Print the metrics of an evaluation; of several labels, the AUC of each before their mean."""
         for name, value in found.items():
+            # HugeCTR shows the AUC of each task, and their mean where it shows one number.
             if name == "AUC" and len(class_aucs) > 1:
                 self._log(f"Evaluation, AUC: {{{', '.join(f'{auc:f}' for auc in class_aucs)}}}")
             self._log(f"Evaluation, {name}: {value:.6g}")

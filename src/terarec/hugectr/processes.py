@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from terarec.hugectr.errors import as_hugectr_errors
 from terarec.kernels.environment import launch
 
 if TYPE_CHECKING:
     from terarec.dist import Ranks
+
+Data = TypeVar("Data")
+Number = TypeVar("Number", int, float)
 
 
 @cache
@@ -69,31 +73,31 @@ class Communicator:
 
     barrier = Barrier
 
-    def bcast(self, value: Any, root: int = 0) -> Any:
+    def bcast(self, value: Data, root: int = 0) -> Data:
         """Return the value of the process `root`."""
         # One collective for all calls: scripts exchange seeds, paths and flags, for which its extra bytes do not
         # matter.
         return self.allgather(value)[root]
 
-    def scatter(self, values: Any, root: int = 0) -> Any:
+    def scatter(self, values: Sequence[Data], root: int = 0) -> Data:
         """Return this process's element of the values of `root`."""
         return self.bcast(values, root)[self.rank]
 
-    def gather(self, value: Any, root: int = 0) -> list[Any] | None:
+    def gather(self, value: Data, root: int = 0) -> list[Data] | None:
         """Return the values of all processes to `root`."""
         found = self.allgather(value)
         return found if self.rank == root else None
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Data) -> list[Data]:
         """Return the values of all processes."""
         return [value] if self.size == 1 else ranks().gather("MPI.allgather", value)
 
-    def reduce(self, value: Any, op: str = "sum", root: int = 0) -> Any:
+    def reduce(self, value: Number, op: str = "sum", root: int = 0) -> Number | None:
         """Return `op` over all processes to `root`."""
         found = self.allreduce(value, op)
         return found if self.rank == root else None
 
-    def allreduce(self, value: Any, op: str = "sum") -> Any:
+    def allreduce(self, value: Number, op: str = "sum") -> Number:
         """Return `op` over all processes."""
         found = self.allgather(value)
         if op == "sum":

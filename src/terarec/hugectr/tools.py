@@ -59,6 +59,7 @@ class DataGenerator:
             path = Path(source)
             if not is_listed:
                 generate_records(self._generator, path, split=split, rows_per_file=num_samples)
+            # Scripts call the generator on every start, and go on with the data of the first.
             elif not path.exists():
                 rows = params.num_samples_per_file
                 generate_records(self._generator, path, split=split, num_files=num_files, rows_per_file=rows)
@@ -166,6 +167,7 @@ def _sources(options: argparse.Namespace, reader: DataReaderParams) -> tuple[str
 
 
 class _Parser(argparse.ArgumentParser):
+    # argparse would print its usage and exit with 2, past the one way in which the command reports.
     def error(self, message: str) -> NoReturn:
         raise WrongInputError("data_generator", message)
 

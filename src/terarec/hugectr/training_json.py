@@ -97,6 +97,7 @@ def read_training(path: str) -> Training:
         WrongInputError: An unknown kind or key, or a value that is not accepted; the message has its path.
     """
     data = read_json(path)
+    # The first layer is read twice, half by half: as an `Input` and as the location of the data.
     layers = data.children("layers")
     parts = read_parts(layers)
     return Training(
@@ -328,6 +329,7 @@ def compiled(solver: SolverConfig, training: Training, *, kind: type[Model] = Mo
         model.load_dense_optimizer_states(solver.dense_opt_states_file)
     if solver.embedding_files and not solver.values().get("use_model_oversubscriber"):
         model.load_sparse_weights(solver.embedding_files)
+    # After the rows: a file of states has no keys, and goes by their order.
     if solver.sparse_opt_states_file:
         model.load_sparse_optimizer_states(solver.sparse_opt_states_file)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from terarec.hugectr.enums import (
     DatabaseOverflowPolicy_t,
@@ -57,8 +57,10 @@ _ON_USE = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ON_USE:
-        raise AttributeError(f"terarec.hugectr.inference has no {name!r}: docs/hugectr-compat.md lists what it has")
-    module, attribute = _ON_USE[name]
-    return getattr(importlib.import_module(module), attribute)
+if not TYPE_CHECKING:  # to a checker, it would be any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _ON_USE:
+            raise AttributeError(f"terarec.hugectr.inference has no {name!r}: docs/hugectr-compat.md lists what it has")
+        module, attribute = _ON_USE[name]
+        return getattr(importlib.import_module(module), attribute)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -53,7 +53,7 @@ class HPS:
         self.config = given
         self.server = start_server(given)
 
-    def lookup(self, h_keys: Any, model_name: str, table_id: int, device_id: int = 0) -> NDArray[np.float32]:
+    def lookup(self, h_keys: ArrayLike, model_name: str, table_id: int, device_id: int = 0) -> NDArray[np.float32]:
         """Return the vectors of keys, one after the other.
 
         Args:
@@ -76,7 +76,9 @@ class HPS:
         found: NDArray[np.float32] = rows.cpu().numpy().reshape(-1)
         return found
 
-    def lookup_fromdlpack(self, keys: Any, out_tensor: Any, model_name: str, table_id: int, device_id: int = 0) -> None:
+    def lookup_fromdlpack(
+        self, keys: object, out_tensor: object, model_name: str, table_id: int, device_id: int = 0
+    ) -> None:
         """Write the vectors of keys to a tensor of another library.
 
         Args:

@@ -257,6 +257,7 @@ class InferenceSession:
         reading_file_sequentially: bool = True,
     ) -> float:
         """Return the AUC of batches of files; arguments and errors are those of `predict` for files."""
+        # Batch by batch, so that labels and scores are the only parts of the data that stay in memory.
         metric = AUC()
         files = _files(source, data_reader_type, check_type, slot_size_array, data_source_params)
         for batch, scores in self._scored(num_batches, files):
@@ -300,6 +301,7 @@ class InferenceSession:
                     return
                 yield batch, self.scorer.score(self.scorer.with_bases(batch))
         finally:
+            # A caller may stop early: the threads that read ahead end with the generator.
             reader.close()
 
     def _reader(self, params: DataReaderParams) -> DataReader:
