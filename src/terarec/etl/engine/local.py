@@ -173,7 +173,7 @@ class LocalRun:
                 # Before the sink is closed, so that no data set without a positive row appears.
                 label, rows = positives.absent, dict(totals.rows)
                 if label is not None and rows:
-                    # Another pass over the rows, only to tell in the error what the label holds.
+                    # Another pass over the rows, only for the error, which names what the label holds.
                     values = training_values(self._passes, pipeline, label.source, joined(work))
                     raise no_positives(label, values)
                 for _ in sink.finish():

@@ -67,15 +67,15 @@ class ProgressMeter:
     """Counts blocks, phase by phase.
 
     Args:
-        tell: Callback, called after every block.
+        on_progress: Callback, called after every block.
 
     Attributes:
         total_bytes: Bytes of the sources to read in all phases together.
     """
 
-    def __init__(self, tell: OnProgress | None) -> None:
+    def __init__(self, on_progress: OnProgress | None) -> None:
         self.total_bytes = 0
-        self._tell = tell
+        self._on_progress = on_progress
         self._begun = self._phase_begun = time.perf_counter()
         self._phase = ""
         self._rows = self._phase_bytes = self._done_bytes = self._skipped_bytes = 0
@@ -91,8 +91,8 @@ class ProgressMeter:
         self._rows += rows
         self._phase_bytes += num_bytes
         self._done_bytes += num_bytes
-        if self._tell is not None:
-            self._tell(self._now())
+        if self._on_progress is not None:
+            self._on_progress(self._now())
 
     def skip(self, num_bytes: int) -> None:
         """Count bytes that need not be read, such as those of a phase that an interrupted run had done."""

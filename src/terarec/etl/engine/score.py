@@ -274,7 +274,7 @@ def _read_as(column: SourceColumn | None, name: str, is_needed: bool, source: So
 def _absent(wanted: ScoringPlan, plan: Plan, paths: Sequence[str | Path], keep: Sequence[str]) -> frozenset[str]:
     """Return the columns of the labels, or these and those of the weight and metadata, that the files lack.
 
-    Lines of files without a header do not name their fields: the number of fields in the first one tells.
+    Lines of files without a header do not name their fields: the number of fields in the first one decides.
     """
     source = plan.spec.source
     needed = {*wanted.work.reads, *keep}

@@ -33,7 +33,7 @@ from terarec.etl.ops.base import ColumnsOperator, ColumnTypes, MappedColumns
 from terarec.etl.ops.states import State
 from terarec.etl.ops.values import RecordFunction, accepted_list, each, hashes_of, item_function, rejected
 from terarec.kernels.cpu.encoding import xxh64_list
-from terarec.kernels.encoding_types import InvalidValueError
+from terarec.kernels.encoding_types import HASH_SEED, InvalidValueError
 from terarec.ragged import Ragged, flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register
 
@@ -49,7 +49,7 @@ class HashBucket(MappedColumns):
     runs_on_tensors: ClassVar[bool] = True
     accepted: ClassVar[tuple[str, ...]] = ("text", "integer", "hex32")
     buckets: int
-    seed: int = 42
+    seed: int = HASH_SEED
 
     def __post_init__(self) -> None:
         super().__post_init__()

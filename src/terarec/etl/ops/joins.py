@@ -21,6 +21,7 @@ from terarec.etl.ops.states import SpillOptions, State, read_table, table_path, 
 from terarec.etl.ops.values import RecordFunction, joined, values_of_array
 from terarec.etl.values import VALUE_TYPES, ValueIds
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.kernels.encoding_types import HASH_SEED
 from terarec.ragged import flat_values, like_values
 from terarec.reports.text import byte_text
 from terarec.spec import checks, register
@@ -278,7 +279,7 @@ class NegativeSampling(Operator):
     column: str
     negatives: int
     label: str = "label"
-    seed: int = 42
+    seed: int = HASH_SEED
 
     def __post_init__(self) -> None:
         checks.name(self, "table")

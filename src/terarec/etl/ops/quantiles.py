@@ -38,6 +38,7 @@ from terarec.etl.ops.numeric import NumberOperator
 from terarec.etl.ops.states import FittedNumbers, Params, SpillOptions, State, Statistic
 from terarec.etl.ops.values import RecordFunction, as_numbers, item_function
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.kernels.encoding_types import HASH_SEED
 from terarec.ragged import flat_values, like_values, map_values
 from terarec.spec import MISSING_ID, checks, register
 
@@ -115,7 +116,7 @@ class GrowingSample:
         self._size = len(self._parts[0].numbers)
 
 
-SAMPLE_SEED = 42
+SAMPLE_SEED = HASH_SEED
 """Seed of the hash of a row id that decides whether the row's number is in a sample."""
 
 

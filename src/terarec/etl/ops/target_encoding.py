@@ -29,6 +29,7 @@ from terarec.etl.ops.values import RecordFunction, item_function
 from terarec.etl.partitions import sums_by_value
 from terarec.etl.values import VALUE_TYPES, ValueIds, encoding_bytes, lookup_values
 from terarec.kernels.cpu.encoding import xxh64_int64
+from terarec.kernels.encoding_types import HASH_SEED
 from terarec.spec import checks, register
 
 
@@ -112,7 +113,7 @@ class TargetEncoding(MappedColumns):
     target: str
     folds: int = 5
     smoothing: float = 20.0
-    seed: int = 42
+    seed: int = HASH_SEED
 
     def __post_init__(self) -> None:
         super().__post_init__()

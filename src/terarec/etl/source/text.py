@@ -38,7 +38,7 @@ _LONGEST_RECORD = 1 << 24
 
 _AHEAD_BYTES = 1 << 25
 """Bytes ahead of the position that the disk is to fetch. Medians of four turns of 60 MiB out of no cache of this
-machine, whose virtual disk others used, too: 430 MB/s so (asking for 64 MiB), 350 with the system advised of sequential
+machine, whose virtual disk others used, too: 430 MB/s so (advised of 64 MiB), 350 with the system advised of sequential
 reading, 290 without; single turns overlap."""
 
 _LOOK_AHEAD_BYTES = 1 << 12
@@ -88,7 +88,7 @@ def read_text(
         for text, end in _cut(file.path, stream, block_bytes, begin, quoting):
             if end == len(text) and b"\n" not in text and b"\r" in text[:-1]:
                 raise FormatError(file.path, CARRIAGE_RETURNS)
-            ask_ahead(stored, block_bytes)
+            advise_ahead(stored, block_bytes)
             before, position = position, stored.tell()
             yield TextBlock(text, position - before, end)
 
@@ -160,7 +160,7 @@ def _stored(path: str) -> Any:
     return locate(path).open() if is_remote(path) else Path(path).open("rb", buffering=0)
 
 
-def ask_ahead(stored: Any, num_bytes: int) -> None:
+def advise_ahead(stored: Any, num_bytes: int) -> None:
     """Have the disk fetch `num_bytes` some way ahead of where `stored` is read."""
     if isinstance(stored, FileIO) and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(stored.fileno(), stored.tell() + _AHEAD_BYTES, num_bytes, os.POSIX_FADV_WILLNEED)
@@ -283,7 +283,7 @@ def count_lines(file: SourceFile, begin: int, end: float, is_quoted: bool) -> Li
             stream.seek(begin)
         position = begin
         while got := stream.readinto(view[kept : int(min(len(memory), kept + end - position))]):
-            ask_ahead(stored, len(memory))
+            advise_ahead(stored, len(memory))
             first = len(BYTE_ORDER_MARK) if position == 0 and memory.startswith(BYTE_ORDER_MARK) else 0
             position += got
             if is_quoted and memory.find(b'"', kept, kept + got) >= 0:

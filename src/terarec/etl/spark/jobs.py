@@ -19,7 +19,7 @@ from terarec.etl.engine.phases import ProgressMeter
 from terarec.spec.quoting import shortened
 
 _PERIOD = 1.0
-"""Seconds between two polls, each of which asks the driver for a few numbers."""
+"""Seconds between two polls, each of which reads a few numbers from the driver."""
 _PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
@@ -59,7 +59,7 @@ class JobWatch:
             while not ended.wait(_PERIOD):
                 try:
                     share = min(stages.passes() / max(passes, 1), 1.0)
-                except Py4JError:  # the application is at its end, as the jobs will tell
+                except Py4JError:  # the application is at its end, which the jobs report
                     return
                 try:
                     report.update(share)

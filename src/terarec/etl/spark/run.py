@@ -56,7 +56,7 @@ class SparkRun:
         directory: Directory that becomes the data set; every executor sees it.
 
     Attributes:
-        spilled: Empty, as Spark does not tell.
+        spilled: Empty, as Spark does not report it.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ def grouped_file(directory: Path, step: int, piece: Piece) -> Path:
 
 
 def item_bits(plan: Plan) -> int:
-    """Return the bits of a row id that tell the item of an exploded row, 0 where no step explodes."""
+    """Return the bits of a row id that number the item of an exploded row, 0 where no step explodes."""
     return ITEM_BITS if any(step.explodes for step in plan.operators) else 0
 
 
