@@ -69,7 +69,7 @@ class Training:
     reader_state: Mapping[str, Any] | None
 
 
-def describe_records(
+def describe_data(
     graph: GraphSpec,
     layout: RecordLayout,
     reader: DataReaderParams,
@@ -136,7 +136,7 @@ def run_parts(
     is_ahead = is_running and made.model.device.type != "cpu"
     started = trainer.reader_state() if is_ahead else reader.state_dict() if reader.is_started() else None
     readers = {"train": reader, "valid": made.eval_reader}
-    records = describe_records(made.plan.spec, made.layout, params, readers, made.async_layout)
+    records = describe_data(made.plan.spec, made.layout, params, readers, made.async_layout)
     training = Training(
         trainer=trainer,
         dense=made.dense,
