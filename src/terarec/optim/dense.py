@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -165,18 +165,7 @@ def build_dense_optimizer(spec: DenseOptimizerSpec, parameters: Iterable[nn.Para
     if spec.rows is not None:
         raise ConfigError("dense optimizer", "got options for rows, expected none: they are for tables")
     parameters = [parameter for parameter in parameters if parameter.numel()]
-    if isinstance(spec, SGDSpec):
-        return optim.SGD(parameters, lr=spec.lr, fused=True)
-    if isinstance(spec, MomentumSpec | NesterovSpec):
-        return _momentum(spec, parameters)
-    if isinstance(spec, AdaGradSpec):
-        start = spec.initial_accumulator
-        return optim.Adagrad(parameters, lr=spec.lr, eps=spec.eps, initial_accumulator_value=start, fused=True)
-    if isinstance(spec, RMSPropSpec):
-        return optim.RMSprop(parameters, lr=spec.lr, alpha=spec.decay, eps=spec.eps)
-    if isinstance(spec, AdamSpec | AdamWSpec):
-        return _adam(spec, parameters)
-    return FTRL(parameters, spec)
+    return _BUILDERS[type(spec)](spec, parameters)
 
 
 def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
@@ -202,21 +191,54 @@ def _torch_optimizer(spec: TorchOptimizerSpec, parameters: Sequence[nn.Parameter
         ) from None
 
 
-def _momentum(spec: MomentumSpec | NesterovSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    nesterov = isinstance(spec, NesterovSpec) and spec.momentum > 0.0  # torch rejects it without momentum
+def _sgd(spec: SGDSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    return optim.SGD(parameters, lr=spec.lr, fused=True)
+
+
+def _momentum(
+    spec: MomentumSpec | NesterovSpec, parameters: Sequence[nn.Parameter], *, nesterov: bool = False
+) -> optim.Optimizer:
     if spec.lr_in_momentum:
         return MovementMomentum(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=nesterov)
     return optim.SGD(parameters, lr=spec.lr, momentum=spec.momentum, nesterov=nesterov, fused=True)
 
 
-def _adam(spec: AdamSpec | AdamWSpec, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+def _nesterov(spec: NesterovSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    return _momentum(spec, parameters, nesterov=spec.momentum > 0.0)  # torch rejects it without momentum
+
+
+def _adagrad(spec: AdaGradSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    start = spec.initial_accumulator
+    return optim.Adagrad(parameters, lr=spec.lr, eps=spec.eps, initial_accumulator_value=start, fused=True)
+
+
+def _rmsprop(spec: RMSPropSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    return optim.RMSprop(parameters, lr=spec.lr, alpha=spec.decay, eps=spec.eps)
+
+
+def _adam(spec: AdamSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
     betas = (spec.beta1, spec.beta2)
-    if isinstance(spec, AdamWSpec):
-        decay = spec.weight_decay
-        return optim.AdamW(parameters, lr=spec.lr, betas=betas, eps=spec.eps, weight_decay=decay, fused=True)
     if spec.eps_hat:
         return EpsilonHatAdam(parameters, lr=spec.lr, betas=betas, eps_hat=spec.eps)
     return optim.Adam(parameters, lr=spec.lr, betas=betas, eps=spec.eps, fused=True)
+
+
+def _adamw(spec: AdamWSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    betas, decay = (spec.beta1, spec.beta2), spec.weight_decay
+    return optim.AdamW(parameters, lr=spec.lr, betas=betas, eps=spec.eps, weight_decay=decay, fused=True)
+
+
+_BUILDERS: Mapping[type[object], Callable[..., optim.Optimizer]] = {
+    SGDSpec: _sgd,
+    MomentumSpec: _momentum,
+    NesterovSpec: _nesterov,
+    AdaGradSpec: _adagrad,
+    RMSPropSpec: _rmsprop,
+    AdamSpec: _adam,
+    AdamWSpec: _adamw,
+    FTRLSpec: lambda spec, parameters: FTRL(parameters, spec),
+}
+"""Spec -> its optimizer of dense parameters; that of `TorchOptimizerSpec` has no options for rows to check."""
 
 
 # Names of the tensors that are as large as a parameter, first moments before second ones. Classes before their bases.

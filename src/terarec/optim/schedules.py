@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -143,7 +143,9 @@ def build_schedulers(
         raise ConfigError("schedule", f"got {type(spec).__name__}, expected {', '.join(names[:-1])} or {names[-1]}")
     if isinstance(spec, ConstantSchedule):
         return []
-    return [_scheduler(spec, optimizer, mode) for optimizer in optimizers]
+    if isinstance(spec, PlateauSchedule):
+        return [_plateau(spec, optimizer, mode) for optimizer in optimizers]
+    return [_BUILDERS[type(spec)](spec, optimizer) for optimizer in optimizers]
 
 
 def scheduler_states(schedulers: Sequence[LRScheduler]) -> list[Any]:
@@ -167,39 +169,6 @@ def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[An
         scheduler.load_state_dict(_decoded(state))
 
 
-def _scheduler(
-    spec: WarmupDecaySchedule
-    | StepSchedule
-    | MultiStepSchedule
-    | ExponentialSchedule
-    | CosineSchedule
-    | LinearSchedule
-    | PlateauSchedule,
-    optimizer: optim.Optimizer,
-    mode: Literal["min", "max"],
-) -> LRScheduler:
-    if isinstance(spec, WarmupDecaySchedule):
-        return WarmupDecayLR(optimizer, spec)
-    if isinstance(spec, StepSchedule):
-        return StepLR(optimizer, spec.step_size, gamma=spec.gamma)
-    if isinstance(spec, MultiStepSchedule):
-        return MultiStepLR(optimizer, list(spec.milestones), gamma=spec.gamma)
-    if isinstance(spec, ExponentialSchedule):
-        return ExponentialLR(optimizer, gamma=spec.gamma)
-    if isinstance(spec, PlateauSchedule):
-        return ReduceLROnPlateau(
-            optimizer,
-            mode=mode,
-            factor=spec.factor,
-            patience=spec.patience,
-            threshold=spec.threshold,
-            min_lr=spec.min_lr,
-            # By default torch leaves a rate as it is where the reduction is below 1e-8.
-            eps=0.0,
-        )
-    return LambdaLR(optimizer, _RiseAndFall(spec))
-
-
 class _RiseAndFall:
     """The factor of the base rate. `LambdaLR` saves the attributes of an object, and nothing of a function."""
 
@@ -213,6 +182,30 @@ class _RiseAndFall:
         share = min(1.0, (done - self.warmup) / self.t_max)
         left = (1.0 + math.cos(math.pi * share)) / 2.0 if self.is_cosine else 1.0 - share
         return self.min_factor + (1.0 - self.min_factor) * left
+
+
+def _plateau(spec: PlateauSchedule, optimizer: optim.Optimizer, mode: Literal["min", "max"]) -> LRScheduler:
+    return ReduceLROnPlateau(
+        optimizer,
+        mode=mode,
+        factor=spec.factor,
+        patience=spec.patience,
+        threshold=spec.threshold,
+        min_lr=spec.min_lr,
+        # By default torch leaves a rate as it is where the reduction is below 1e-8.
+        eps=0.0,
+    )
+
+
+_BUILDERS: Mapping[type[object], Callable[..., LRScheduler]] = {
+    WarmupDecaySchedule: lambda spec, optimizer: WarmupDecayLR(optimizer, spec),
+    StepSchedule: lambda spec, optimizer: StepLR(optimizer, spec.step_size, gamma=spec.gamma),
+    MultiStepSchedule: lambda spec, optimizer: MultiStepLR(optimizer, list(spec.milestones), gamma=spec.gamma),
+    ExponentialSchedule: lambda spec, optimizer: ExponentialLR(optimizer, gamma=spec.gamma),
+    CosineSchedule: lambda spec, optimizer: LambdaLR(optimizer, _RiseAndFall(spec)),
+    LinearSchedule: lambda spec, optimizer: LambdaLR(optimizer, _RiseAndFall(spec)),
+}
+"""Schedule -> its scheduler; that of a plateau takes the direction of a metric, too."""
 
 
 # JSON has neither infinity nor keys that are numbers.
