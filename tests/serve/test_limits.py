@@ -364,9 +364,9 @@ def test_s3_sigterm_answers_what_is_in_flight_and_rejects_what_is_new(
 ) -> None:
     server = start()
     body = b'{"inputs": []}'
-    with server.connect() as asking, server.connect() as idle:
-        asking.sendall(head(len(body)).replace(b"Host", b"Expect: 100-continue\r\nHost"))
-        assert asking.recv(100).startswith(b"HTTP/1.1 100 ")
+    with server.connect() as calling, server.connect() as idle:
+        calling.sendall(head(len(body)).replace(b"Host", b"Expect: 100-continue\r\nHost"))
+        assert calling.recv(100).startswith(b"HTTP/1.1 100 ")
         os.kill(server.process.pid, signal.SIGTERM)
         with contextlib.suppress(ConnectionResetError):
             assert idle.recv(1) == b""
@@ -374,19 +374,19 @@ def test_s3_sigterm_answers_what_is_in_flight_and_rejects_what_is_new(
             while True:
                 server.connect().close()
                 time.sleep(0.01)
-        asking.sendall(body)
-        status, refusal = answer(asking)
-        assert (status, refusal["error"].split(", ")[0]) == (400, "column 'I1': missing")  # answered, in full
+        calling.sendall(body)
+        status, rejection = answer(calling)
+        assert (status, rejection["error"].split(", ")[0]) == (400, "column 'I1': missing")  # answered, in full
         ended = server.process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")
 
 
 def test_s3_a_body_that_never_comes_does_not_hold_up_the_stop(start: Callable[..., Server]) -> None:
     server = start(receive_timeout_seconds=1)
-    with server.connect() as asking:
-        asking.sendall(head(1000).replace(b"Host", b"Expect: 100-continue\r\nHost"))
-        assert asking.recv(100).startswith(b"HTTP/1.1 100 ")
+    with server.connect() as calling:
+        calling.sendall(head(1000).replace(b"Host", b"Expect: 100-continue\r\nHost"))
+        assert calling.recv(100).startswith(b"HTTP/1.1 100 ")
         os.kill(server.process.pid, signal.SIGTERM)
-        assert answer(asking)[0] == 408
+        assert answer(calling)[0] == 408
         ended = server.process.wait()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "stopped\n", "")

@@ -199,12 +199,12 @@ class InMemorySource:
     def __init__(
         self,
         spec: DatasetSpec,
-        label: NDArray[Any],
-        dense: NDArray[Any],
+        label: NDArray[np.generic],
+        dense: NDArray[np.generic],
         keys: Sequence[Keys],
         *,
-        weight: NDArray[Any] | None = None,
-        metadata: Mapping[str, pa.Array | NDArray[Any] | Sequence[object]] | None = None,
+        weight: NDArray[np.generic] | None = None,
+        metadata: Mapping[str, pa.Array | NDArray[np.generic] | Sequence[object]] | None = None,
     ) -> None:
         where = f"data set {spec.name!r} in memory"
         arrays = _metadata(spec, metadata or {}, where)

@@ -60,7 +60,7 @@ class OnnxGraph:
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._value_info(name, np.float32, dims))
 
-    def constant(self, array: NDArray[Any]) -> str:
+    def constant(self, array: NDArray[np.generic]) -> str:
         """Return a constant of float32, int64, uint8 or bool."""
         name = self._new_name("constant")
         self._constants.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
@@ -90,7 +90,7 @@ class OnnxGraph:
         return self.node("Slice", value, self.integers(start), self.integers(stop), self.integers(axis))
 
     def model(self, name: str) -> Any:
-        """Return the ``onnx.ModelProto``, checked by ONNX."""
+        """Return the ``onnx.ModelProto``."""
         helper = self._onnx.helper
         graph = helper.make_graph(self._nodes, name, self._inputs, self._outputs, self._constants)
         opsets = [helper.make_opsetid("", OPSET)]

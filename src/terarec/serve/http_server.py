@@ -362,7 +362,7 @@ def _infer(service: InferenceService, body: bytes | bytearray, name: str, versio
 
 
 def _check_content(request: Request) -> None:
-    """Refuse what is announced as anything but plain JSON; a request without Content-Type is taken as JSON."""
+    """Reject what is announced as anything but plain JSON; a request without Content-Type is taken as JSON."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json":
         raise UnsupportedContentError("Content-Type", f"got {content_type}, expected application/json")

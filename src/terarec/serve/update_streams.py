@@ -42,7 +42,7 @@ class UpdateStream(Protocol):
         """Append records; return their positions.
 
         Raises:
-            StorageError: The server cannot be reached in time, or refuses a record; some may have been appended.
+            StorageError: The server cannot be reached in time, or rejects a record; some may have been appended.
         """
         ...
 
@@ -204,7 +204,7 @@ class KafkaTopic:
             self._forget_producer()
             raise self._failed(error) from error
         except StorageError:
-            # A producer that failed may refuse everything from then on, as where its broker has forgotten it.
+            # A producer that failed may reject everything from then on, as where its broker has forgotten it.
             self._forget_producer()
             raise
         return [str(message.offset()) for _, message in done]
