@@ -11,7 +11,7 @@ from tests.formats.samples import make_block, make_spec
 
 
 class TinyGroups:
-    """Rows in groups of given sizes; a `Source` like any other."""
+    """Rows in groups of given sizes; a `SampleSource` like any other."""
 
     parts = ()
     keysets = None

@@ -1,7 +1,7 @@
 """Reading data sets and HugeCTR's files as batches; `terarec.data.synthetic` generates some."""
 
 from terarec.data.open import open_reader, read_spec
-from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, Source
+from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, SampleSource
 from terarec.data.sampling import RankShare
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "InMemorySource",
     "RankShare",
     "Reader",
-    "Source",
+    "SampleSource",
     "open_reader",
     "read_spec",
 ]

@@ -106,7 +106,7 @@ class BatchReader(Protocol):
         ...
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Samples in row groups.
 
     Attributes:
@@ -133,8 +133,8 @@ class DatasetSource:
     Args:
         directory: Directory with ``dataset.json``.
         split: Name of the split, for example "train".
-        by_parts: Whether to read it part by part, see `Source`. Where parts have keysets, all keys that are read must
-            be in that of their part.
+        by_parts: Whether to read it part by part, see `SampleSource`. Where parts have keysets, all keys that are read
+            must be in that of their part.
 
     Raises:
         DataNotFoundError: No such directory, no ``dataset.json`` in it, no parts, or a shard is missing.
@@ -258,7 +258,7 @@ class Reader(IterableDataset[Batch]):
     for Criteo) and `prefetch` batches.
 
     Args:
-        dataset: Directory of a prepared data set, or a `Source` such as `InMemorySource`.
+        dataset: Directory of a prepared data set, or a `SampleSource` such as `InMemorySource`.
         split: Name of the split.
         batch_size: Samples B in a batch; may exceed a row group.
         shuffle: Whether to shuffle, in a new order every epoch; otherwise samples come in input order.
@@ -282,7 +282,7 @@ class Reader(IterableDataset[Batch]):
 
     def __init__(
         self,
-        dataset: str | Path | Source,
+        dataset: str | Path | SampleSource,
         split: str = "train",
         *,
         batch_size: int,
@@ -302,7 +302,7 @@ class Reader(IterableDataset[Batch]):
             threads=threads,
             prefetch=prefetch,
         )
-        source: Source = DatasetSource(Path(dataset), split) if isinstance(dataset, str | Path) else dataset
+        source: SampleSource = DatasetSource(Path(dataset), split) if isinstance(dataset, str | Path) else dataset
         self.spec: DatasetSpec = source.spec
         self.parts, self.keysets = source.parts, source.keysets
         self.batch_size = batch_size
@@ -402,6 +402,6 @@ def _no_rows(spec: DatasetSpec) -> ColumnBlock:
     )
 
 
-def _read(source: Source, group: int) -> tuple[ColumnBlock, int]:
+def _read(source: SampleSource, group: int) -> tuple[ColumnBlock, int]:
     """Return the rows of a group; none are ever left out."""
     return source.read(group), 0

@@ -164,37 +164,39 @@ class ShardedTable:
         Args:
             whole: The table of one device; one that was only recorded has fewer rows than its spec.
         """
-        placed, part, rank = self.placed, self.part, self._ranks.rank
-        columns = placed.columns(rank)
-        # Rows get the initial weights that they have in one process, which depend on the key and the column: a part
-        # whose rows have other numbers, or whose columns do not begin at 0, draws them by those of the whole table.
-        if isinstance(part, TieredTable):
-            if placed.by_column:
-                part.arena.data.draw_columns(part.number, self.width, columns.start)
-            elif not placed.keeps_numbers:
-                part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
-            is_recorded = isinstance(placed.spec, TableSpec) and len(whole) != placed.spec.rows
-            # Reading tiers opens their files, which all ranks would try to take.
+        spec, columns = self.placed.spec, self.placed.columns(self._ranks.rank)
+        is_recorded = isinstance(spec, TableSpec) and len(whole) != spec.rows
+        if isinstance(spec, DynamicTableSpec) or spec.tiers is not None:
+            self._draw_like_whole_table()
+            # A table without rows of its own is not read: that opens the files of tiers, which all ranks would try to
+            # take.
             for piece in () if is_recorded or not whole.num_changed else whole.export_changed(_DRAWN_AT_ONCE):
-                mine = self._is_here(piece.keys)
-                weights = piece.weights[mine][:, columns].contiguous()
-                part.import_(Rows(keys=placed.local_keys(piece.keys[mine]), weights=weights))
-        elif isinstance(placed.spec, DynamicTableSpec):
-            if placed.by_column and isinstance(part.arena, DynamicArena):
-                number = part.arena.table_names.index(self.name)
-                if isinstance(part.arena.data, GrowingRows):
-                    part.arena.data.columns[number] = (self.width, columns.start)
-                else:
-                    part.arena.data.draw_columns(number, self.width, columns.start)
-            for piece in whole.export_chunks(_DRAWN_AT_ONCE) if len(whole) else ():
-                mine = self._is_here(piece.keys)
-                if bool(mine.any()):
-                    part.import_(Rows(keys=piece.keys[mine], weights=piece.weights[mine][:, columns]))
-        elif len(whole) != placed.spec.rows:
+                self.import_(Rows(keys=piece.keys, weights=piece.weights))
+        elif is_recorded:
             self._draw(self._seed)
         else:
             for rows, keys in self._static_rows():
-                part.import_(Rows(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
+                self.part.import_(Rows(keys=rows, weights=whole.export(keys).weights[:, columns].contiguous()))
+
+    def _draw_like_whole_table(self) -> None:
+        """Let rows that are drawn when they are first used get the initial weights that they have in one process.
+
+        These depend on the key and the column: a part whose rows have other numbers, or whose columns do not begin at
+        0, draws them by those of the whole table.
+        """
+        placed, part, rank = self.placed, self.part, self._ranks.rank
+        first = placed.columns(rank).start
+        if isinstance(part, TieredTable):
+            if placed.by_column:
+                part.arena.data.draw_columns(part.number, self.width, first)
+            elif not placed.keeps_numbers:
+                part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
+        elif placed.by_column and isinstance(part.arena, DynamicArena):
+            number = part.arena.table_names.index(self.name)
+            if isinstance(part.arena.data, GrowingRows):
+                part.arena.data.columns[number] = (self.width, first)
+            else:
+                part.arena.data.draw_columns(number, self.width, first)
 
     def import_(self, rows: Rows) -> None:
         """Overwrite those of the rows that are on this rank."""

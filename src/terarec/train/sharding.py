@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -197,11 +197,11 @@ def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
     parts = 2 * len(_WIDTHS) + 3
     looked_up, updated = [], []
     for width in _WIDTHS:
-        lookup, update = _rows(width, seconds / parts)
+        lookup, update = _time_rows(width, seconds / parts)
         looked_up.append(lookup)
         updated.append(update)
-    found = dict(zip(("lookup_seconds", "lookup_byte_seconds"), _line(looked_up, 4), strict=True))
-    found |= zip(("update_seconds", "update_byte_seconds"), _line(updated, 8), strict=True)
+    found = dict(zip(("lookup_seconds", "lookup_byte_seconds"), _fit_line(looked_up, 4), strict=True))
+    found |= zip(("update_seconds", "update_byte_seconds"), _fit_line(updated, 8), strict=True)
     names = list(found)
     slowest = ranks.all_reduce_("probe of rows", torch.tensor([found[name] for name in names]), "max").tolist()
     costs = replace(MachineCosts(source="probe of rows"), **dict(zip(names, slowest, strict=True)))
@@ -210,11 +210,11 @@ def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
     nodes = ranks.nodes
     here = [rank for rank in range(ranks.size) if nodes[rank] == nodes[ranks.rank]]
     there = [rank for rank in range(ranks.size) if nodes[rank] != nodes[ranks.rank]]
-    latency = _message_seconds(ranks, list(range(ranks.size)), 0, seconds / parts)
+    latency = _time_message(ranks, list(range(ranks.size)), 0, seconds / parts)
     links = {"latency": max(latency, 1e-9), "source": "probe of rows and links"}
     for name, others in (("local_bandwidth", here), ("bandwidth", there)):
         # All ranks take part, those without such links with nothing to send.
-        taken = _message_seconds(ranks, others, _MESSAGE_BYTES, seconds / parts)
+        taken = _time_message(ranks, others, _MESSAGE_BYTES, seconds / parts)
         sent = _MESSAGE_BYTES * len([rank for rank in others if rank != ranks.rank])
         least = ranks.all_reduce_(
             "probe of links", torch.tensor([sent / taken if sent else float("inf")]), "min"
@@ -224,7 +224,7 @@ def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
     return replace(costs, **links)  # type: ignore[arg-type]
 
 
-def _rows(width: int, seconds: float) -> tuple[float, float]:
+def _time_rows(width: int, seconds: float) -> tuple[float, float]:
     """Return the seconds of a lookup and of an update by AdaGrad for each of many distinct rows."""
     rows = _TABLE_BYTES // (4 * width)
     tables = EmbeddingCollection(
@@ -252,14 +252,14 @@ def _rows(width: int, seconds: float) -> tuple[float, float]:
     return statistics.median(lookups[1:]), statistics.median(updates[1:])
 
 
-def _line(seconds: list[float], bytes_per_column: int) -> tuple[float, float]:
+def _fit_line(seconds: list[float], bytes_per_column: int) -> tuple[float, float]:
     """Return the seconds for a row and for each of its bytes, from the seconds at `_WIDTHS`."""
     slope = (seconds[1] - seconds[0]) / (bytes_per_column * (_WIDTHS[1] - _WIDTHS[0]))
     slope = max(slope, 1e-12)  # a wide row that takes no longer than a narrow one
     return max(seconds[0] - slope * bytes_per_column * _WIDTHS[0], 1e-10), slope
 
 
-def _message_seconds(ranks: Ranks, others: list[int], num_bytes: int, seconds: float) -> float:
+def _time_message(ranks: Ranks, others: list[int], num_bytes: int, seconds: float) -> float:
     """Return the median seconds of an exchange in which this rank sends and gets so many bytes to and from `others`."""
     sizes = [num_bytes if rank in others and rank != ranks.rank else 0 for rank in range(ranks.size)]
     values = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -274,8 +274,4 @@ def _message_seconds(ranks: Ranks, others: list[int], num_bytes: int, seconds: f
     once()
     # The slowest rank's time on all ranks: each repeat is a collective, so that all have to repeat as often.
     first = ranks.all_reduce_("probe of links", torch.tensor([once()]), "max").item()
-    return _median(once, max(_FEWEST, min(50, int(seconds / first))))
-
-
-def _median(once: Callable[[], float], repeats: int) -> float:
-    return statistics.median(once() for _ in range(repeats))
+    return statistics.median(once() for _ in range(max(_FEWEST, min(50, int(seconds / first)))))
