@@ -67,7 +67,7 @@ class Worker:
 
 
 def medians(workload: str, precision: str, repeats: int) -> dict[str, float]:
-    """Median seconds of a step of each side, the sides taking turns."""
+    """Return the median seconds of a step of each side, the sides taking turns."""
     workers = {side: Worker(side, workload, precision) for side in SIDES}
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(repeats):

@@ -151,7 +151,7 @@ def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callab
 
 
 def time_both(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
-    """Median milliseconds of each side's lookup and step, of our update alone, and of what limits them."""
+    """Return the median milliseconds of each side's lookup and step, of our update alone, and of what limits them."""
     table_bytes = case.tables * case.rows * case.width * 4
     fit_together = 2 * table_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
     theirs = Torch(case, inputs)

@@ -8,7 +8,7 @@ import torch
 
 
 def seconds(function: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    """Median time of `function` after three runs to warm up, in which kernels are compiled."""
+    """Return the median time of `function` after three runs to warm up, in which kernels are compiled."""
     for _ in range(3):
         function()
     times = [_once(function, device) for _ in range(repeats)]

@@ -74,7 +74,7 @@ def by_sort(users: Tensor, items: Tensor, seen: Pairs, block: int = 1024) -> Ten
 
 
 def faiss(users: Tensor, items: Tensor, seen: Pairs, repeats: int) -> tuple[float, Tensor] | None:
-    """Median seconds and the items of faiss; None where it is missing."""
+    """Return the median seconds and the items of faiss; None where it is missing."""
     if not PEERS.exists():
         return None
     script = Path(__file__).with_name("retrieval_faiss.py")

@@ -25,6 +25,9 @@ _OPTIONS = {
     r"allow_import=\('([^']*)',\)": r"--allow-import \1",
     r"model\.tables\.kind=dynamic": "--tables dynamic",
     r"parts=N": "--parts N",
+    r"keysets=True": "--keysets",
+    r"init_from=RUN": "--init-from RUN",
+    r"reset_optimizer=True": "--reset-optimizer",
 }
 
 # Typer carries its own copy of Click since 0.16 and used Click itself before; this finds the class in both.

@@ -179,7 +179,7 @@ def restore(trainer: Trainer, reader: BatchReader, checkpoint: Checkpoint) -> No
         reader.load_state_dict(progress["reader"])
     except ConfigError as error:
         raise ConfigError(
-            error.where, f"{error.problem}; to train on with other data use --init-from with a new RUN"
+            error.where, f"{error.problem}; a new run with init_from=RUN continues with other data"
         ) from None
     trainer.load_state_dict(progress["trainer"])
     # Last, as building and loading draw random numbers.
@@ -229,7 +229,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     try:
         _load(trainer, checkpoint, with_dense="dense_optimizer" not in left_out, with_rows=with_rows)
     except (ConfigError, StorageError) as error:
-        hint = "; --reset-optimizer loads the weights alone" if with_rows else ""
+        hint = "; reset_optimizer=True loads the weights alone" if with_rows else ""
         raise ConfigError("init_from", f"{checkpoint.path}: {error}{hint}") from None
     return checkpoint.path
 

@@ -141,6 +141,6 @@ def _parts_of(trainer: Trainer) -> tuple[Reader, PartKeysets]:
     if reader.keysets is None:
         raise DataNotFoundError(
             "training.passes",
-            "the parts of the data set have no keysets, expected 'terarec prepare ... --parts N --keysets'",
+            "the parts of the data set have no keysets, expected one that was prepared with parts=N and keysets=True",
         )
     return reader, reader.keysets

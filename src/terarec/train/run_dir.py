@@ -132,7 +132,7 @@ class RunDirectory:
                 raise ConfigError(
                     self.run_file,
                     f"{path} is {json.dumps(old)}, got {json.dumps(new)}; "
-                    "a resumed run cannot change it; --init-from starts another run from its weights",
+                    "a resumed run cannot change it; init_from=RUN starts another run from its weights",
                 )
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
