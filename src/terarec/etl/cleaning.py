@@ -66,7 +66,7 @@ class Cleaning:
         """Return cleaned raw values."""
         return list(map(self.value, values))
 
-    def texts(self, texts: Any) -> Any:
+    def texts(self, texts: pa.Array) -> pa.Array:
         """Return an Arrow array of texts, null where they mean a missing value."""
         if self.trim:
             texts = pc.utf8_trim(texts, SPACE)

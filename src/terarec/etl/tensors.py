@@ -167,7 +167,7 @@ class TensorDevice:
         self.device = torch.device(device)
         self._implementation = implementation
 
-    def numbers(self, values: Any) -> Tensor:
+    def numbers(self, values: Sequence[float] | NDArray[np.float64]) -> Tensor:
         """Return numbers as float64 of the same shape."""
         return torch.as_tensor(np.asarray(values, dtype=np.float64), device=self.device)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ if TYPE_CHECKING:  # they load torch
     from torch import Tensor
 
     from terarec.etl.tensors import DeviceColumn, TensorBlock, TensorColumn, TensorDevice, TensorFunction
+
+
+Param: TypeAlias = float | NDArray[np.float64]
+"""Parameter of a formula: of one column, or float64[c, 1] of c columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +78,10 @@ class NumberOperator(MappedColumns):
         return FittedNumbers.load(directory, name, self, self.fitted_params)
 
     @abstractmethod
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute the outputs of ``numbers float64[..., n]``, NaN being missing; params are numbers or [..., 1]."""
 
-    def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def checked_formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute the formula, or raise `InvalidValueError` for a number that it does not take."""
         return self.formula(numbers, *params)
 
@@ -190,7 +194,7 @@ class LogOp(NumberOperator):
         """Return the shift."""
         return super().params(name, state) if self.shift is None else (self.shift,)
 
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute ln(x + shift); with a fitted shift ln(max(x, 1 - shift) + shift)."""
         (shift,) = params
         if self.shift is not None:
@@ -199,7 +203,7 @@ class LogOp(NumberOperator):
         shifted += shift
         return np.asarray(np.log(shifted, out=shifted))
 
-    def checked_formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def checked_formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute the formula, or raise `InvalidValueError` for x <= -shift."""
         if self.shift is not None and np.count_nonzero(numbers <= -params[0]):
             # The row does not matter: the steps transform the records then, and name it.
@@ -282,7 +286,7 @@ class Normalize(NumberOperator):
     fitted_params: ClassVar[tuple[str, ...]] = ("mean", "deviation")
     runs_on_tensors: ClassVar[bool] = True
 
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute (x - mean) / deviation."""
         mean, deviation = params
         return np.asarray((numbers - mean) / deviation)
@@ -316,7 +320,7 @@ class NormalizeMinMax(NumberOperator):
     fitted_params: ClassVar[tuple[str, ...]] = ("minimum", "maximum")
     runs_on_tensors: ClassVar[bool] = True
 
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute (x - minimum) / (maximum - minimum), 0 where both are equal."""
         minimum, maximum = params
         width = np.asarray(maximum - minimum)
@@ -380,7 +384,7 @@ class Clip(NumberOperator):
         low = -np.inf if self.low is None else self.low
         return low, np.inf if self.high is None else self.high
 
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Compute min(max(x, low), high)."""
         low, high = params
         return np.asarray(np.minimum(np.maximum(numbers, low), high))

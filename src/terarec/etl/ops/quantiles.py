@@ -34,7 +34,7 @@ from terarec.etl.columns import (
     numpy_values,
 )
 from terarec.etl.ops.base import MISSING, ColumnTypes, MappedColumns, Stage, value_of
-from terarec.etl.ops.numeric import NumberOperator
+from terarec.etl.ops.numeric import NumberOperator, Param
 from terarec.etl.ops.states import FittedNumbers, Params, SpillOptions, State, Statistic
 from terarec.etl.ops.values import RecordFunction, as_numbers, item_function
 from terarec.kernels.cpu.encoding import xxh64_int64
@@ -338,7 +338,7 @@ class FillMissing(NumberOperator):
         """Return the number for missing ones."""
         return (float(self.fill_of(name, "number", state)),)
 
-    def formula(self, numbers: NDArray[Any], *params: Any) -> NDArray[Any]:
+    def formula(self, numbers: NDArray[Any], *params: Param) -> NDArray[Any]:
         """Replace missing numbers."""
         return np.where(np.isnan(numbers), params[0], numbers)
 

@@ -61,7 +61,7 @@ class TargetMeans:
             np.divide(sums[others].sum(axis=0) + smoothing * prior, weight, out=shares, where=weight > 0.0)
             self.encoded[left_out] = shares
 
-    def encode_values(self, values: Any) -> NDArray[np.float64]:
+    def encode_values(self, values: list[Any] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Encode n Python values of rows outside the training part, float64[n]."""
         return np.asarray(self.encoded[-1, self.ids.find_values(values)])
 

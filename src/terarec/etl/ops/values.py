@@ -229,7 +229,7 @@ def values_of_python(values: list[Any], kind: Kind) -> Any:
     return [None if value is None else f"{value:08x}" for value in values]
 
 
-def result_array(where: str, array: Any, expected: ColumnType, num_rows: int) -> pa.Array:
+def result_array(where: str, array: object, expected: ColumnType, num_rows: int) -> pa.Array:
     """Return an array that user code returned as that of its kind.
 
     Raises:

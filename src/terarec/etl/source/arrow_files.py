@@ -66,7 +66,9 @@ def value_type(found: pa.DataType) -> pa.DataType:
     return found
 
 
-def read_array(array: Any, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]) -> pa.Array:
+def read_array(
+    array: pa.Array | pa.ChunkedArray, column: SourceColumn, spec: SourceSpec, faults: list[FieldFaults]
+) -> pa.Array:
     """Read an Arrow array, chunked or not, as a column; invalid values are missing and go to `faults`."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
