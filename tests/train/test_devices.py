@@ -13,6 +13,7 @@ from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
 from terarec.nn.objectives import build_objective
+from terarec.nn.precision import CPU
 from terarec.spec import (
     AdaGradSpec,
     AdamSpec,
@@ -24,7 +25,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.devices import CPU, batches_on, copied_ahead, one_ahead, resolve_device
+from terarec.train.devices import batches_on, copied_ahead, one_ahead, resolve_device
 from tests.errors import at
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 from tests.processes import run_python

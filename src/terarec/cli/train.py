@@ -272,7 +272,7 @@ def _fit(run: Run, options: TrainOptions, show: Show) -> None:
 
 def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -> None:
     from terarec.data import read_spec
-    from terarec.train.report import REPORT_FILE
+    from terarec.train.report import REPORT_PAGE
     from terarec.train.seeds import fit_seeds
 
     split = spec.training.eval_split
@@ -282,7 +282,7 @@ def _train_seeds(spec: RunSpec, options: TrainOptions, count: int, show: Show) -
 
     def done(result: SeedResult) -> None:
         show_seed(result, show)
-        if not (result.out / REPORT_FILE).is_file():
+        if not (result.out / REPORT_PAGE).is_file():
             _draw(result.out, show)
 
     report = fit_seeds(

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.dist.placement import COPIES, PlacedTable
-from terarec.dist.plan import AnyTableSpec, Hybrid, Placement, PooledOn, ShardingPlan
+from terarec.dist.plan import Hybrid, Placement, PooledOn, ShardingPlan
+from terarec.embedding.tables import AnyTableSpec
 from terarec.spec import checks
 
 HOT_SHARE = 0.5
@@ -26,7 +27,7 @@ _BAG_BYTES = 4  # of the length of a bag, and of the place of each of its keys
 _SUM_BYTES = 4  # of a sum over columns; in deterministic mode of each of the columns
 _LESS = 0.9  # ranks of rows pool where so large a part of the bytes is left, since cutting bags takes time, too
 
-Numbers = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,14 +118,14 @@ class Cost:
 
     __slots__ = ("block", "pooling")
 
-    def __init__(self, block: Numbers, pooling: PooledOn = "samples") -> None:
+    def __init__(self, block: FloatArray, pooling: PooledOn = "samples") -> None:
         self.block = block
         self.pooling = pooling
 
-    def seconds(self, costs: MachineCosts) -> Numbers:
+    def seconds(self, costs: MachineCosts) -> FloatArray:
         """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
         # No latency: the tables of a plan share their collectives, whatever their placements.
-        total: Numbers = self.block[3].copy()
+        total: FloatArray = self.block[3].copy()
         for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
             for phase in (first, first + 2):
                 # Links send and receive at the same time.
@@ -132,9 +133,9 @@ class Cost:
         return total
 
     @property
-    def sent_bytes(self) -> Numbers:
+    def sent_bytes(self) -> FloatArray:
         """Bytes that each rank sends."""
-        total: Numbers = self.block[4] + self.block[6] + self.block[8] + self.block[10]
+        total: FloatArray = self.block[4] + self.block[6] + self.block[8] + self.block[10]
         return total
 
 
@@ -209,7 +210,7 @@ def cost_of(
     return Cost(block, pooling or "samples")
 
 
-def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> Numbers:
+def _sums_over_columns(load: TableLoad, placed: PlacedTable, size: int) -> FloatArray:
     """Return float64[R, R], the rows of whose columns a rank sends sums to another, in the mean of the batches."""
     found = np.zeros((size, size))
     # Those of all ranks' samples: each rank of the table updates its columns of every row of the batch.
@@ -227,8 +228,8 @@ class _PooledOnRows(NamedTuple):
         keys: float64[R, R], their keys.
     """
 
-    bags: Numbers
-    keys: Numbers
+    bags: FloatArray
+    keys: FloatArray
 
 
 def _pooled_on_rows(load: TableLoad, placed: PlacedTable, size: int) -> _PooledOnRows:
@@ -248,7 +249,7 @@ def _pooled_on_rows(load: TableLoad, placed: PlacedTable, size: int) -> _PooledO
     return _PooledOnRows(bags / count, numbers / count)
 
 
-def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> Numbers:
+def _bytes_on_ranks(load: TableLoad, placed: PlacedTable, placement: Placement, size: int) -> FloatArray:
     held = np.zeros(size)
     if placed.has_copies:
         held[:] = load.num_bytes

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.dist.plan import AnyTableSpec, ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
+from terarec.dist.plan import ColumnWise, DataParallel, Hybrid, Placement, ShardingPlan
+from terarec.embedding.tables import AnyTableSpec
 from terarec.spec import DynamicTableSpec, TableSpec, Tiers
 
 COPIES = -1

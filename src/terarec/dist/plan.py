@@ -9,14 +9,14 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
+from terarec.embedding.tables import AnyTableSpec
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.io import read_versioned_json, write_versioned_json
-from terarec.spec import DynamicTableSpec, TableSpec, checks, from_data, to_data
+from terarec.spec import TableSpec, checks, from_data, to_data
 from terarec.spec.quoting import did_you_mean
 
 _FORMAT, _VERSION = "terarec.sharding", 1
 
-AnyTableSpec = TableSpec | DynamicTableSpec
 Wire = Literal["float32", "bfloat16"]
 PooledOn = Literal["samples", "rows"]
 

@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 
-from terarec.dist.costs import Cost, MachineCosts, Numbers, TableLoad, cost_of
+from terarec.dist.costs import Cost, FloatArray, MachineCosts, TableLoad, cost_of
 from terarec.dist.plan import (
     ColumnWise,
     DataParallel,
@@ -267,7 +267,7 @@ class _Search:
                 self._known[at] = None
         return self._known[at]
 
-    def _place(self, name: str, others: Numbers) -> Numbers:
+    def _place(self, name: str, others: FloatArray) -> FloatArray:
         """Choose the best placement of a table next to `others`, and return the cost of all."""
         rated = []
         for placement, cost in self._candidates(name, others):
@@ -292,7 +292,7 @@ class _Search:
         bound = self._frame.rank_bytes
         return 0.0 if bound is None else max(0.0, float(cost.block[0].max()) - bound)
 
-    def _candidates(self, name: str, others: Numbers) -> list[tuple[Placement, Cost]]:
+    def _candidates(self, name: str, others: FloatArray) -> list[tuple[Placement, Cost]]:
         """Return the placements that a table can have next to `others`, of a kind the one with the emptiest ranks."""
         load, frame = self._loads[name], self._frame
         size = frame.world_size
@@ -314,7 +314,7 @@ class _Search:
         rated = [(placement, self._known_cost(name, placement)) for placement in dict.fromkeys(found)]
         return [(placement, cost) for placement, cost in rated if cost is not None and kind in (None, placement.kind)]
 
-    def _reason(self, name: str, total: Numbers) -> str:
+    def _reason(self, name: str, total: FloatArray) -> str:
         """Return how long the slowest rank takes, and what it would take with other placements of the table."""
         mine = self.chosen[name]
         remark = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""

@@ -21,11 +21,10 @@ from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, KernelError
 from terarec.kernels.environment import triton_interprets
 from terarec.kernels.registry import OPS, active
+from terarec.nn.precision import CPU
 from terarec.parallel import prefetched
 from terarec.spec import TrainingSpec
 from terarec.storage import TierUse
-
-CPU = torch.device("cpu")
 
 _AHEAD = 1  # batches whose rows are read while one trains, besides the one that is being read
 

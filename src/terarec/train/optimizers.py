@@ -21,7 +21,7 @@ from terarec.optim import (
 from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 
-Interval = Literal["step", "epoch", "evaluation"]
+AdvanceInterval = Literal["step", "epoch", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Schedule:
     """
 
     scheduler: LRScheduler
-    interval: Interval = "step"
+    interval: AdvanceInterval = "step"
     metric: str | None = None
 
 
@@ -109,11 +109,11 @@ class Optimizers:
         for optimizer in self:
             optimizer.zero_grad()
 
-    def advance(self, interval: Interval, value_of: Callable[[str | None], float] | None = None) -> None:
+    def advance(self, interval: AdvanceInterval, value_of: Callable[[str | None], float] | None = None) -> None:
         """Advance the schedules of `interval`.
 
         Args:
-            interval: Interval that has just ended.
+            interval: AdvanceInterval that has just ended.
             value_of: Function from a metric's name, or None for the monitored one, to its value in the evaluation.
         """
         for schedule in self.schedules:
@@ -176,7 +176,7 @@ class Optimizers:
         """
         if isinstance(spec, ConstantSchedule):
             return
-        interval: Interval
+        interval: AdvanceInterval
         metric: str | None = None
         mode: Literal["min", "max"] = "max"
         if isinstance(spec, PlateauSchedule):

@@ -80,7 +80,7 @@ class PartRows:
             self._reading = None
 
 
-class Passes(Callback):
+class PartPasses(Callback):
     """Loads the rows of a part's keyset into the fast tiers before its first step, and writes changed ones back.
 
     A thread reads the keyset of the next part meanwhile, and its rows, as far as they fit next to those of the present

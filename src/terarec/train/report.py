@@ -51,12 +51,12 @@ from terarec.storage import TierUse
 from terarec.train.metrics_log import RunLog, read_log
 from terarec.train.run_dir import RunDirectory
 
-REPORT_FILE = "report.html"
+REPORT_PAGE = "report.html"
 MOST_TILES = 4
 """Metrics that the head of the report shows."""
 
 
-Values = Sequence[float] | npt.NDArray[np.float64]
+Curve = Sequence[float] | npt.NDArray[np.float64]
 
 SPLIT_COLORS = (ORANGE, PURPLE, OCHRE)
 
@@ -106,7 +106,7 @@ def write_report(run_dir: Path) -> Path:
             Row(width="wide", cards=[_table_grid(sizes)]),
         ),
     )
-    path = run_dir / REPORT_FILE
+    path = run_dir / REPORT_PAGE
     write_bytes(path, render(page).encode())
     return path
 
@@ -294,7 +294,7 @@ def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
     return curves
 
 
-def thin(values: Values, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
+def thin(values: Curve, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
     """Return `values`, or at most `most` means of equally long runs of them."""
     array = np.asarray(values, dtype=np.float64)
     if len(array) <= most:
@@ -302,7 +302,7 @@ def thin(values: Values, most: int = MAX_POINTS) -> npt.NDArray[np.float64]:
     return np.array([part.mean() for part in np.array_split(array, most)])
 
 
-def smooth(values: Values) -> npt.NDArray[np.float64]:
+def smooth(values: Curve) -> npt.NDArray[np.float64]:
     """Return the moving average over a twentieth of the points, over fewer near the ends."""
     array = np.asarray(values, dtype=np.float64)
     half = len(array) // 40
@@ -367,7 +367,7 @@ def _axes(unit: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _line(axes: Any, x: Values, y: Values, color: str, label: str, marker: str | None = None) -> None:
+def _line(axes: Any, x: Curve, y: Curve, color: str, label: str, marker: str | None = None) -> None:
     """Draw a curve; a single point as a dot, since a line of one point is invisible."""
     mark = marker or ("o" if len(x) == 1 else None)
     axes.plot(thin(x), thin(y), color=color, label=label, marker=mark, markersize=4.5)

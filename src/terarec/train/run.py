@@ -34,7 +34,7 @@ from terarec.train.checkpointing import Checkpointing, restore, start_from
 from terarec.train.devices import keep_freed_memory, resolve_device
 from terarec.train.metrics_log import MetricsLog
 from terarec.train.optimizers import Optimizers
-from terarec.train.passes import Passes
+from terarec.train.passes import PartPasses
 from terarec.train.plan import plan_run
 from terarec.train.run_dir import RunDirectory
 from terarec.train.stopping import FitReport
@@ -132,7 +132,7 @@ class Run:
             optimizers,
             objective=self.objective,
             labels=[label.name for label in self.dataset.labels],
-            callbacks=(*([Passes()] if spec.training.passes else []), *shown),
+            callbacks=(*([PartPasses()] if spec.training.passes else []), *shown),
             ranks=self.ranks,
         )
         schedule = spec.training.schedule
