@@ -15,7 +15,7 @@ from terarec.embedding.weight_lookup import (
     GradientRule,
     ParameterArena,
     arena_of,
-    bags_of,
+    bags_of_input,
     look_up,
     single_keys,
     without_key,
@@ -171,7 +171,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             raise ConfigError("per_sample_weights", f"got some in mode {self.mode!r}, expected mode 'sum'")
         if self.scale_grad_by_freq and self.mode == "max":
             raise ConfigError("scale_grad_by_freq", "got True in mode 'max', expected mode 'sum' or 'mean'")
-        bags, key_weights = bags_of(input, offsets, per_sample_weights, self.include_last_offset)
+        bags, key_weights = bags_of_input(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             # As in torch, padding is no part of a sum, a mean or a maximum.
             bags, key_weights = without_key(bags, key_weights, self.padding_idx)

@@ -19,7 +19,7 @@ from terarec.ragged import Ragged
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 
 
-def bags_of(
+def bags_of_input(
     input: Tensor,  # noqa: A002
     offsets: Tensor | None,
     weights: Tensor | None,

@@ -18,7 +18,7 @@ from terarec.ops.row_update import find_non_finite
 from terarec.optim.row_parameters import (
     RowParameters,
     check_distinct,
-    check_names,
+    check_table_names,
     groups_of,
     owners_of,
     roots_of,
@@ -99,7 +99,7 @@ class RowOptimizer(optim.Optimizer):
         # Before an arena gets new state: what is rejected here leaves an earlier optimizer as it was.
         per_group = [owners_of(roots_of(group)) for group in groups]
         for owners in per_group:
-            check_names(owners)
+            check_table_names(owners)
         check_distinct(per_group)
         tables = self._rules.tables([owner for owners in per_group for owner in owners])
         for name, rule in self._rules.by_name.items():
@@ -120,7 +120,7 @@ class RowOptimizer(optim.Optimizer):
             StorageError: Not enough memory for the state.
         """
         owners = owners_of(roots_of(param_group))
-        check_names(owners)
+        check_table_names(owners)
         check_distinct([self._owners, owners])
         for owner in owners:
             for arena in owner.arenas:

@@ -104,10 +104,10 @@ def check_distinct(per_group: Sequence[Sequence[RowParameters]]) -> None:
         seen |= mine
     every = [owner for owners in per_group for owner in owners]
     if every:
-        check_names(every)
+        check_table_names(every)
 
 
-def check_names(owners: Sequence[RowParameters]) -> None:
+def check_table_names(owners: Sequence[RowParameters]) -> None:
     """Raise `ConfigError` if `owners` have no tables, or two of one name."""
     if not any(owner.arenas for owner in owners):
         raise ConfigError(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from terarec.kernels.contract import MAX, MEAN, NONE, SQRTN, BadKeyError, bad_offsets
+from terarec.kernels.triton.device.lookup import NOTHING
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -37,14 +38,10 @@ def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
     return there
 
 
-NOTHING = 2**63 - 1
-"""Content of each word while there is no fault."""
-
-
 def new_status(device: torch.device) -> Tensor:
     """Return the status of a call without a fault."""
     # The faults are minima, so that the first one is reported whatever the order of the programs.
-    return torch.full((2,), NOTHING, dtype=torch.int64, device=device)
+    return torch.full((2,), NOTHING.value, dtype=torch.int64, device=device)
 
 
 def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, gradient: int = 0) -> None:
@@ -64,9 +61,9 @@ def raise_if_bad(status: Tensor, keys: Tensor, offsets: Tensor, layout: Tensor, 
     # The only wait of a call: kernels write their findings to device memory, and this copies 16 bytes back.
     index, position = status.tolist()
     # Offsets first: keys cannot be located by offsets that are wrong.
-    if index != NOTHING:
+    if index != NOTHING.value:
         raise bad_offsets(index, int(offsets[index]), keys.shape[0])
-    if position != NOTHING:
+    if position != NOTHING.value:
         batch_size = (offsets.shape[0] - 1) // layout.shape[0]
         # Every B-th offset ends a feature, so the number of ends up to the position is the number of the feature.
         feature = int((offsets[::batch_size][1:] <= position).sum())
