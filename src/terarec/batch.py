@@ -177,6 +177,7 @@ def select(jagged: Jagged, names: Sequence[str]) -> Jagged:
     Raises:
         ConfigError: A name that `jagged` does not hold, or offsets that do not cover the keys.
     """
+    # The usual case, in which nothing is copied or checked: lookups check their offsets themselves.
     if tuple(names) == jagged.names:
         return jagged
     _check_covered(jagged)
@@ -209,6 +210,7 @@ def first_keys(jagged: Jagged, limits: Sequence[int | None]) -> Jagged:
     most = max(1, jagged.keys.numel())
     limit = torch.tensor([most if limit is None else limit for limit in limits], device=lengths.device)
     kept = lengths.minimum(limit.repeat_interleave(jagged.batch_size))
+    # No bag is too long: nothing has to be copied.
     if torch.equal(kept, lengths):
         return jagged
     in_bag = torch.arange(jagged.keys.numel(), device=lengths.device)

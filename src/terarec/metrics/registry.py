@@ -155,6 +155,8 @@ def _one_score(name: str, accepted: LabelRange) -> Callable[[FloatColumns, Float
 _KINDS: Mapping[str, _Kind] = {
     "auc": _Kind(make=_auc),
     "gauc": _Kind(make=_gauc),
+    # Entropies read logits, since float32 probabilities round to 0 and 1; errors and accuracy read what the objective
+    # predicts.
     "logloss": _mean(LogLoss, "logits"),
     "ne": _mean(NormalizedEntropy, "logits"),
     "rmse": _mean(RMSE, "scores"),

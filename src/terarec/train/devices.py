@@ -239,6 +239,7 @@ def keep_freed_memory() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
+    # C libraries other than glibc may lack `mallopt`.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES):
         return False

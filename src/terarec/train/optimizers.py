@@ -187,6 +187,7 @@ class Optimizers:
                 raise ConfigError("training.schedule.metric", error.problem) from None
         else:
             interval = spec.interval
+        # One scheduler for each optimizer, as torch's schedulers drive the groups of one.
         for scheduler in build_schedulers(spec, tuple(self), mode=mode):
             self.schedules.append(Schedule(scheduler=scheduler, interval=interval, metric=metric))
 

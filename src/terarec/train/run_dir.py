@@ -91,6 +91,7 @@ class RunDirectory:
         Raises:
             ConfigError: `path` holds something else than a run, or another training runs there.
         """
+        # Before the directory is made or locked: what is no run gets no lock file.
         self._check_is_run_or_empty()
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)

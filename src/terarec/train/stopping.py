@@ -39,6 +39,7 @@ class EarlyStopping:
         self.best_step: int | None = None
         self.best_value: float | None = None
         self._spec = spec
+        # Apart from `best_value`: many gains below ``min_delta`` may add up to the best value, and yet use up patience.
         self._reference: float | None = None  # what an improvement is measured from
         self._num_without_improvement = 0
 
@@ -95,6 +96,7 @@ class EarlyStopping:
         self._reference, self._num_without_improvement = state["reference"], state["num_without_improvement"]
 
     def _is_better(self, value: float, than: float | None, by: float) -> bool:
+        # An infinite metric is no best one: nothing could improve on it.
         if not math.isfinite(value):
             return False
         if than is None:

@@ -238,6 +238,7 @@ def _rows_of(
         return table.rows, "table"  # all of them have memory, whatever the data
     most = table.rows if isinstance(table, TableSpec) else table.max_rows
     count, source = (given[table.name], "given") if table.name in given else counts.of(readers)
+    # A table never has more rows than its maximum, however many keys the data have.
     if most is not None and most <= count:
         return most, "table"
     return count, source  # type: ignore[return-value]  # mypy widens the literals of the conditional expression
