@@ -62,7 +62,6 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     """Sort keys by the ranks that they go to."""
     keys, counts = wanted
     total = keys.numel()
-    # on_ranks x
     if table.by_column:
         on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
         return Routed(keys, counts, on_ranks, 0, torch.arange(total))
