@@ -118,7 +118,7 @@ def read_data(data: Path) -> object:
 
 
 def only_values_changed(original: bytes) -> Callable[[bytes], bool]:
-    """Whether a JSON text has the fields of another: its values have no checksum, since people may change them."""
+    """Compare the fields of two JSON texts: its values have no checksum, since people may change them."""
 
     def fields(value: Any) -> Any:
         if isinstance(value, dict):

@@ -81,7 +81,7 @@ def test_tables_are_placed_on_ranks_by_a_plan_that_can_be_edited(described, tmp_
     assert found["ranks"][1]["table_bytes"] < rated["ranks"][1]["table_bytes"]
 
 
-def test_plans_that_do_not_fit_are_refused(described, tmp_path):
+def test_plans_that_do_not_fit_are_rejected(described, tmp_path):
     path = tmp_path / "plan.json"
     for change, words in (
         ({"tables": ["user", "item", "county"]}, "county"),

@@ -120,8 +120,8 @@ def test_a_full_disk_leaves_nothing_half_written(
         "predict": ["predict", workshop.run, "--data", workshop.data, "--split", "train"],
     }[command]
     out = tmp_path / ("out.parquet" if command == "predict" else "out")
-    with kind(tmp_path, LIMITS[kind, command]) as refusal:
-        reported = rejected(*arguments, "--out", out, error=StorageError, problem=refusal)
+    with kind(tmp_path, LIMITS[kind, command]) as problem:
+        reported = rejected(*arguments, "--out", out, error=StorageError, problem=problem)
         assert reported["where"].startswith(str(out))
         assert ".partial" not in reported["error"]
         # Steps were trained, so their logs stay (B3), those of TensorBoard where it is installed.

@@ -41,7 +41,7 @@ def looked_up_elsewhere():
     terarec.EmbeddingBag(50, 16)(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
 
 
-REFUSED = {
+REJECTED = {
     "negative or too large": lambda: looked_up(keys=(1, 50)),
     "offsets that fall": lambda: looked_up(offsets=(0, 2, 1)),
     "keys, offsets or weights": lambda: Jagged(
@@ -56,10 +56,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", REJECTED)
 def test_errors_are_worded_as_the_page_has_them(what):
-    (told,) = re.findall(rf"^\|.*{what}.*\| `(\w+`: .*) \|$", PAGE, re.MULTILINE)
+    (documented,) = re.findall(rf"^\|.*{what}.*\| `(\w+`: .*) \|$", PAGE, re.MULTILINE)
     with pytest.raises(TerarecError) as caught:
-        REFUSED[what]()
+        REJECTED[what]()
     message = re.sub(r"[\d,]+ available", "23,155,589,120 available", str(caught.value))
-    assert f"{caught.type.__name__}`: {message.replace('meta', 'cuda:0')}" == told
+    assert f"{caught.type.__name__}`: {message.replace('meta', 'cuda:0')}" == documented

@@ -56,10 +56,10 @@ def test_errors_read_as_on_the_page(people, tmp_path, change, options):
     if change:
         lines[change[0]] = change[1]
     (tmp_path / "people.csv").write_text("\n".join(lines))
-    asked = {"label": "income", "positives": (">50K",), "dense": ("age",)} | options
+    chosen = {"label": "income", "positives": (">50K",), "dense": ("age",)} | options
 
     def prepare_people():
-        prepare(Workflow.of(csv_workflow(CsvOptions(**asked))), ["people.csv"], "people")
+        prepare(Workflow.of(csv_workflow(CsvOptions(**chosen))), ["people.csv"], "people")
 
     with chdir(tmp_path), pytest.raises(TerarecError) as raised:
         prepare_people()

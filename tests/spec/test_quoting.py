@@ -1,4 +1,4 @@
-"""How errors quote input: cut to a stated bound, on one line, at no cost that grows with the input."""
+"""Input that errors quote: cut to a stated bound, on one line, at no cost that grows with the input."""
 
 import pytest
 

@@ -43,7 +43,7 @@ DATASET = {
 
 DYNAMIC = {"name": "d", "width": 2}
 
-REFUSED = [
+REJECTED = [
     (TableSpec, {"name": "", "rows": 1, "width": 1}, "TableSpec.name"),
     (TableSpec, {"name": "a/b", "rows": 1, "width": 1}, "TableSpec.name"),
     (TableSpec, {"name": "a\\b", "rows": 1, "width": 1}, "TableSpec.name"),
@@ -147,7 +147,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("spec_type", "fields", "message"), REFUSED)
+@pytest.mark.parametrize(("spec_type", "fields", "message"), REJECTED)
 def test_rejected(spec_type, fields, message):
     with pytest.raises(ConfigError, check=at(message)) as caught:
         spec_type(**fields)

@@ -70,7 +70,7 @@ class SpecField:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the field holds several texts, or numbers by name."""
+        """True for a field of several texts, or of values by name."""
         return typing.get_origin(present(self.hint)) in (tuple, Mapping) and not self._is_sizes
 
     @property
@@ -182,7 +182,7 @@ class SpecFields:
         self._options = {**{name: name for name in names}, **{field: option for option, field in others.items()}}
 
     def parameters(self, hint: Any) -> list[inspect.Parameter]:
-        """See `OptionGroup`."""
+        """Return an option for each field; see `OptionGroup`."""
         # Parameters have the names of fields, so that an error in a field finds the option that set it.
         found = {name: SpecField.at(hint, name) for name in self._options}
         return [
@@ -223,7 +223,7 @@ class Settings:
         self._settings = settings
 
     def parameters(self, hint: Any) -> list[inspect.Parameter]:
-        """See `OptionGroup`."""
+        """Return an option for each setting; see `OptionGroup`."""
         del hint
         return [
             _parameter(

@@ -129,7 +129,7 @@ class Bar:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the bar is shown."""
+        """True where the console is a terminal, which shows the bar."""
         return not self._progress.disable
 
     @property
