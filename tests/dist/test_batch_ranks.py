@@ -162,7 +162,7 @@ class TwoRanks(Ranks):
         self.size = 2
 
 
-def test_a_batch_norm_of_images_is_refused() -> None:
+def test_a_batch_norm_of_images_is_rejected() -> None:
     with pytest.raises(ConfigError, check=at("ranks", "BatchNorm2d")):
         share_batches(net(nn.BatchNorm2d(4)), PairwiseObjective(PairwiseSpec()), TwoRanks())
 

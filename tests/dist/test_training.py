@@ -176,7 +176,7 @@ def rejected(ranks: Ranks, data: Path, out: Path) -> list[Raised]:
     return found
 
 
-def test_what_cannot_be_trained_on_ranks_is_refused_on_all(data: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_ranks_is_rejected_on_all(data: Path, tmp_path: Path) -> None:
     for result in run_ranks(2, rejected, data, tmp_path):
         assert isinstance(result, list), result
         assert [(error.kind, error.fields.get("collective")) for error in result] == [

@@ -73,7 +73,7 @@ def both(ranks: Ranks) -> list[dict[str, list[float]]]:
     return [train(ranks, way) for way in WAYS]
 
 
-def test_layers_that_torch_wraps_learn_beside_tables_on_ranks() -> None:
+def test_layers_that_torch_wraps_train_next_to_tables_on_ranks() -> None:
     expected = train(Ranks(), "")
     for found in run_ranks(2, both):
         assert isinstance(found, list), found

@@ -207,6 +207,7 @@ class _Search:
     def result(self) -> PlannedSharding:
         """Return the plan with what it costs."""
         frame, size = self._frame, self._frame.world_size
+        # The cost has chosen who pools the bags, unless the plan said so.
         entries = tuple(
             TablePlan(table=name, placement=placement, pooling=self._cost(name, placement).pooling)
             for name, placement in ((name, self.chosen[name]) for name in self._loads)
@@ -220,6 +221,7 @@ class _Search:
             rank_bytes=frame.rank_bytes,
         )
         costs = {name: self._cost(name, self.chosen[name]) for name in self._loads}
+        # Blocks add up, seconds do not: of each direction of a link the fuller side counts.
         total = Cost(sum((cost.block for cost in costs.values()), np.zeros((12, size))))
         seconds, sent = total.seconds(self._costs), total.sent_bytes
         tables = tuple(

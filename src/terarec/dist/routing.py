@@ -62,6 +62,7 @@ def route(table: PlacedTable, wanted: DistinctKeys, num_ranks: int) -> Routed:
     """Sort keys by the ranks that they go to."""
     keys, counts = wanted
     total = keys.numel()
+    # In the first three cases all keys go to the same ranks, so that none has to be moved.
     if table.by_column:
         on_ranks = [total if rank in table.ranks else 0 for rank in range(num_ranks)]
         return Routed(keys, counts, on_ranks, 0, torch.arange(total))

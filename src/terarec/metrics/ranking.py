@@ -216,6 +216,7 @@ def evaluate_retrieval(
         raise ConfigError("k, metrics", "got none, expected at least one of each")
     wanted = _pairs("relevant", relevant, num_users, num_items)
     masked = wanted[:0] if seen is None else _pairs("seen", seen, num_users, num_items)
+    # Only these can be found: a seen item is never a hit, so that it would lower recall whatever the model.
     findable = np.setdiff1d(wanted, masked, assume_unique=True)
     user = findable // num_items
     users = np.unique(user)

@@ -209,6 +209,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     assert spec.init_from is not None, "a run without init_from starts from its initial weights"
     run_dir, checkpoint = _find(Path(spec.init_from))
     old = load_run(run_dir / RUN_FILE)
+    # Other differences of the models show in the shapes of weights, which loading compares.
     for path, before, now in differences(to_data(old.model), to_data(spec.model)):
         if path in _SAME:
             raise ConfigError(
@@ -222,6 +223,7 @@ def start_from(trainer: Trainer, spec: RunSpec, dataset: DatasetSpec) -> Path:
     if left_out:
         _logger.warning("init_from: the state of %s was not loaded", " and ".join(left_out))
     with_rows = "sparse_optimizer" not in left_out
+    # Layers first: they show another model before large tables are read.
     try:
         load_dense_state(trainer.model, checkpoint.dense())
     except ConfigError as error:

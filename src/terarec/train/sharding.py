@@ -79,6 +79,7 @@ def table_loads(
     """Return the memory of the tables of a run, and the keys that each rank's share of its first batches looks up."""
     dataset = read_spec(spec.data)
     num_outputs = build_objective(spec.objective).num_outputs(len(dataset.labels))
+    # Only the tables' sizes are needed: recorded tables take no memory, and the weights drawn shift no random numbers.
     with torch.random.fork_rng(devices=()), record_tables() as records:
         build_model(spec.model, dataset, num_outputs=num_outputs, allow_import=allow_import)
     counts = KeyCounts(spec, dataset, reads_keysets=True)

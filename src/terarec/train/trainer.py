@@ -138,6 +138,7 @@ class Trainer:
         self._reader_state: dict[str, Any] | None = None
         self._steps_per_epoch = 0
         self._steps_in_epoch: int | None = 0
+        # Not 0: a training of no steps is evaluated, too.
         self._evaluated_step = -1
         self._is_in_step = self._is_stopped = False
         self._evaluation_seconds = 0.0
