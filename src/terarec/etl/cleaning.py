@@ -118,6 +118,7 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64
 
 def _seconds(text: str, form: str) -> int | None:
     try:
+        # By Python, as times in records are read.
         return int(datetime.strptime(text, form).replace(tzinfo=UTC).timestamp())
     except ValueError:
         return None

@@ -172,4 +172,5 @@ def _check_storage(workflow: Workflow, options: PrepareOptions) -> None:
 
 
 def _digest(data: object) -> str:
+    # `default` spells what JSON lacks, such as paths.
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

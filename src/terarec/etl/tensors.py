@@ -223,6 +223,7 @@ class DeviceIds:
     def __init__(self, ids: ValueIds, device: torch.device, implementation: str) -> None:
         self._hash_buckets = ids.hash_buckets
         self._index = new_hash_index(device, implementation)
+        # Keys of a hash index are int64: hex32 are their numbers.
         values = torch.from_numpy(numpy_values(ids.values).astype(np.int64))
         self._index.assign(values.to(device), torch.arange(ids.first_id, ids.num_ids, device=device))
 

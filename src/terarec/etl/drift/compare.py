@@ -202,6 +202,7 @@ def _mean(summary: NumberSummary) -> float:
 
 def _categories(name: str, reference: CategorySummary, current: CategorySummary) -> ColumnDrift:
     places = pc.index_in(current.values, value_set=reference.values)
+    # Values that the reference lacks have no place in it.
     is_new = places.is_null().to_numpy(zero_copy_only=False)
     matched = np.zeros(len(reference.values), dtype=np.int64)
     matched[places.drop_null().to_numpy()] = current.counts[~is_new]

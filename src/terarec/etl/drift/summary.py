@@ -49,6 +49,7 @@ class IdNames:
             return pa.array(ids).cast(pa.large_string())
         values = self.values.take(pa.array(ids - 1 - self.rare_ids))
         if pa.types.is_uint32(values.type):
+            # As raw logs write them.
             return pa.array([f"{number:08x}" for number in values.to_numpy()], type=pa.large_string())
         return values.cast(pa.large_string())
 

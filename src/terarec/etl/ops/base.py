@@ -194,6 +194,7 @@ class Operator(OperatorSpec):
     def _transform_records(self, types: ColumnTypes, state: State | None, *inputs: Any) -> Sequence[Any]:
         kinds = [types[name].kind for name in self.serving_reads]
         arrays = [from_arrow(arrow_of_values(values, kind), kind) for values, kind in zip(inputs, kinds, strict=True)]
+        # Positions in the place of row ids, which records do not have.
         ids = np.arange(len(arrays[0]), dtype=np.int64)
         rows = self.transform(Rows(dict(zip(self.serving_reads, arrays, strict=True)), ids), state)
         return [values_of_array(rows.columns[name]) for name in self.writes]
@@ -270,6 +271,7 @@ def operators(steps: Sequence[OperatorSpec]) -> tuple[Operator, ...]:
         ConfigError: A class that is no `Operator`.
     """
     found = tuple(step for step in steps if isinstance(step, Operator))
+    # A class that derives from `OperatorSpec` alone describes a step, but cannot run it.
     if len(found) < len(steps):
         names = ", ".join(type(step).__name__ for step in steps if not isinstance(step, Operator))
         raise ConfigError("steps", f"got the operator {names}, expected a class derived from terarec.etl.ops.Operator")

@@ -132,6 +132,7 @@ class BadInputLog:
             for first_row, block in sorted(self._first.items()):
                 if until_row is not None and first_row >= until_row:
                     break
+                # Faults of reading and faults of steps, each in the order of the rows.
                 faults += heapq.merge(*block.values(), key=lambda fault: fault.number)
         return BadInputReport(dict(sorted(counts.items())), tuple(faults[:FAULTS_SHOWN]))
 

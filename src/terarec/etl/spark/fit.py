@@ -177,6 +177,7 @@ def _observe_piece(
         counts = np.bincount(entered.split, minlength=len(SPLIT_NAMES))
         return read.invalid.filter(of, entered.training())[0], counts
 
+    # One file a piece, and not one for each table and part of it.
     with task_file(opened.job, _piece_file(directory, number)) as path, TableFile(path) as file:
         for partials, counts in opened.map(piece, found.report, observe, phase.until_row):
             found.report.rows = found.report.rows + counts

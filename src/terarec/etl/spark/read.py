@@ -233,6 +233,7 @@ def _text_parts(reader: FormatReader, spec: SourceSpec, file: SourceFile, piece:
     for part in reader.parts(file, before if piece.begin else None):
         beyond = part.text_end - piece.end
         if beyond > 0:
+            # Blocks are cut by their size, so that the last one may pass the end of the piece.
             text = _text(part)[:-beyond]
             rows = count_rows(text, Quoting(spec.delimiter.encode(), spec.quote, spec.trim)).rows
             content = (text, part.content[1]) if is_delimited else text

@@ -189,6 +189,7 @@ def item_bits(plan: Plan) -> int:
 
 def raise_first(reports: Iterable[PieceReport]) -> None:
     """Raise the first error, in the order of the sources, that ended a piece."""
+    # A fault begins with its row id, by which it sorts.
     faults = sorted(report.fault for report in reports if report.fault is not None)
     if faults:
         raise_error(*faults[0][1:])

@@ -114,6 +114,7 @@ def write_shards(
     of_shards: list[list[tuple[int, int]]] = [[] for _ in shards]
     for number, _, parts in encoded:
         for split, unit, _, begin in parts.tolist():
+            # A unit on the border of two shards is read for both.
             for place in routes[split, unit]:
                 of_shards[place].append((number, begin))
     write = partial(_write_shard, spec, seed, encoded_to, directory)
@@ -162,6 +163,7 @@ def _encode_piece(
             for name, rows, block in found:
                 split = SPLIT_NAMES.index(name)
                 report.rows[split] += len(rows)
+                # Only the train split is shuffled, as by `ShuffledSink`.
                 if seed is None or split != TRAIN:
                     write(split, place, rows, block)
                     continue
@@ -308,6 +310,7 @@ def store(
                 shard = open_shard(written, shards / file.file)
                 for group in range(len(shard.group_rows)):
                     block = shard.read_group(group)
+                    # Shards are in their order already, so that row ids do not matter.
                     sink.write(split, np.arange(block.num_rows), block)
         sink.close()
 

@@ -96,6 +96,7 @@ def _remove_spark_functions(workflow: Any) -> None:
 
 def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> None:
     """Write the states of steps into ``states/`` of `directory`."""
+    # Without states no folder, since its presence means that the workflow is fitted.
     (directory / STATES if states else directory).mkdir(parents=True, exist_ok=True)
     for step, state in states.items():
         state.save(directory / STATES, state_name(plan, step))
