@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "encoding/python_arrays.h"
+#include "encoding/missing_mask.h"
 #include "encoding/slots.h"
 
 namespace terarec::encoding {

@@ -6,7 +6,7 @@
 namespace terarec::encoding {
 namespace {
 
-[[noreturn]] void refuse_duplicate(int64_t position) {
+[[noreturn]] void reject_duplicate(int64_t position) {
   throw std::invalid_argument("the value at position " + std::to_string(position) + " occurs twice");
 }
 
@@ -27,7 +27,7 @@ Hex32Ids::Hex32Ids(const uint32_t* values, int64_t num_values, int64_t hash_buck
     const uint64_t value = values[position];
     uint64_t index = slots_.home(slot_hash(values[position]));
     for (; slots_[index] != 0; index = slots_.next(index)) {
-      if (slots_[index] >> 32 == value) refuse_duplicate(position);
+      if (slots_[index] >> 32 == value) reject_duplicate(position);
     }
     slots_[index] = value << 32 | static_cast<uint64_t>(position + buckets_.first_id());
   }
@@ -39,7 +39,7 @@ Int64Ids::Int64Ids(const int64_t* values, int64_t num_values, int64_t hash_bucke
   for (int64_t position = 0; position < num_values; ++position) {
     uint64_t index = slots_.home(slot_hash(values[position]));
     for (; slots_[index].id != 0; index = slots_.next(index)) {
-      if (slots_[index].value == values[position]) refuse_duplicate(position);
+      if (slots_[index].value == values[position]) reject_duplicate(position);
     }
     slots_[index] = {values[position], position + buckets_.first_id()};
   }
@@ -64,7 +64,7 @@ TextIds::TextIds(const char* text, const int64_t* offsets, int64_t num_values, i
     const uint64_t hash = slot_hash(value_of(id));
     uint64_t index = slots_.home(hash);
     for (; slots_[index].id != 0; index = slots_.next(index)) {
-      if (value_of(slots_[index].id) == value_of(id)) refuse_duplicate(position);
+      if (value_of(slots_[index].id) == value_of(id)) reject_duplicate(position);
     }
     slots_[index] = {static_cast<uint32_t>(hash), static_cast<uint32_t>(id)};
   }

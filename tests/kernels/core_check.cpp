@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -15,7 +14,8 @@
 #include "embedding/kernels.h"
 #include "embedding/row_init.h"
 #include "embedding/row_update.h"
-#include "embedding/split_mix.h"
+
+#include "check_digest.h"
 
 using namespace terarec;
 
@@ -25,32 +25,6 @@ constexpr int64_t kRows = 97, kFeatures = 2, kBatch = 41;
 constexpr int64_t kWidths[] = {1, 3, 8, 16, 17, 32, 64, 100, 128, 256};
 constexpr RowType kTypes[] = {RowType::kFloat32, RowType::kBfloat16, RowType::kFloat16, RowType::kCodes8};
 const char* const kTypeNames[] = {"float32", "bfloat16", "float16", "codes8"};
-
-class Digest {
- public:
-  template <class T>
-  void add(const std::vector<T>& values) {
-    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(values.data());
-    for (size_t i = 0; i < values.size() * sizeof(T); i++) hash_ = (hash_ ^ bytes[i]) * 0x100000001B3u;
-  }
-  void print(const std::string& what) const {
-    printf("%s %s %016llx\n", kernels().name, what.c_str(), static_cast<unsigned long long>(hash_));
-  }
-
- private:
-  uint64_t hash_ = 0xCBF29CE484222325u;
-};
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t bits() { return mix(state_ += kMixStep); }
-  float number() { return static_cast<float>(bits() >> 40) * 0x1p-23f - 1.0f; }
-  int64_t below(int64_t limit) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(limit)); }
-
- private:
-  uint64_t state_;
-};
 
 std::vector<float> numbers(Random& random, int64_t count) {
   std::vector<float> made(count);
@@ -118,8 +92,8 @@ void check_lookups(int type) {
       }
     }
   }
-  pooled.print(std::string("lookup/") + kTypeNames[type]);
-  if (kTypes[type] != RowType::kCodes8) dots.print(std::string("dots/") + kTypeNames[type]);
+  pooled.print(kernels().name, std::string("lookup/") + kTypeNames[type]);
+  if (kTypes[type] != RowType::kCodes8) dots.print(kernels().name, std::string("dots/") + kTypeNames[type]);
 }
 
 RowRule rule_of(const char* kind) {
@@ -157,7 +131,7 @@ void check_updates(const std::string& name, const RowRule& rule) {
       digest.add(state1);
     }
   }
-  digest.print(name);
+  digest.print(kernels().name, name);
 }
 
 void check_all_updates() {
@@ -188,7 +162,7 @@ void check_fills() {
       fill_rows({rows.data(), kRows, width, 5, 11, 0.5, normal, 1});
       digest.add(rows);
     }
-    digest.print(normal ? "libm/fill/normal" : "fill/uniform");
+    digest.print(kernels().name, normal ? "libm/fill/normal" : "fill/uniform");
   }
 }
 
@@ -205,7 +179,7 @@ void check_masks() {
     digest.add(masked);
     digest.add(sums);
   }
-  digest.print("mask_gradient");
+  digest.print(kernels().name, "mask_gradient");
 }
 
 void check_index() {
@@ -229,7 +203,7 @@ void check_index() {
     std::vector<int64_t> size{index.size(), num_new};
     digest.add(size);
   }
-  digest.print("hash_index");
+  digest.print(kernels().name, "hash_index");
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
-"""The compiled core on aarch64, by a cross compiler and qemu: NEON gives the bits that plain loops give on any CPU."""
+"""The compiled core on aarch64, by a cross compiler and qemu.
+
+NEON gives the bits that plain loops give on any CPU. The parser, the counters and the id tables give the same columns
+and ids as on x86-64, which reads the row file that aarch64 has written.
+"""
 
 import platform
 import shutil
@@ -12,13 +16,18 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "csrc"
-SOURCES = [
-    *sorted((CORE / "common").glob("*.cpp")),
-    *(path for path in sorted((CORE / "embedding").glob("*.cpp")) if not path.name.startswith(("bind", "torch_"))),
-    CORE / "embedding/isa/pair_dots.cpp",
-    Path(__file__).with_name("core_check.cpp"),
-]
-FLAGS = ("-std=gnu++17", "-O2", "-fno-math-errno", "-ffp-contract=off", "-Wno-psabi", f"-I{CORE}", "-pthread")
+HERE = Path(__file__).parent
+COMMON = sorted((CORE / "common").glob("*.cpp"))
+
+
+def parts(folder, *binding_prefixes):
+    """The sources of a module without those that need Python."""
+    return [path for path in sorted((CORE / folder).glob("*.cpp")) if not path.name.startswith(binding_prefixes)]
+
+
+EMBEDDING = [*parts("embedding", "bind", "torch_"), CORE / "embedding/isa/pair_dots.cpp", HERE / "core_check.cpp"]
+DATA = [*parts("encoding", "bind"), *parts("rowfile", "bind"), HERE / "data_check.cpp"]
+OPTIONS = ("-std=gnu++17", "-O2", "-fno-math-errno", "-ffp-contract=off", "-Wno-psabi", f"-I{CORE}", f"-I{HERE}")
 SETS = {"generic": ("kGenericKernels", 4, ()), "neon": ("kNeonKernels", 4, ("-DTERAREC_NEON",))}
 """Set -> constant, lanes and options, as csrc/embedding/CMakeLists.txt has them."""
 
@@ -31,18 +40,26 @@ def needs(*names):
     return found
 
 
-def build(compiler, folder, sets, *flags):
-    """The check program with some kernel sets."""
-    objects = []
-    for name in sets:
-        table, lanes, options = SETS[name]
-        objects.append(folder / f"{name}.o")
-        definitions = [f"-DTERAREC_SET={name}", f"-DTERAREC_TABLE={table}", f"-DTERAREC_LANES={lanes}"]
-        source = CORE / "embedding/isa/kernel_set.cpp"
-        subprocess.run([compiler, *FLAGS, *definitions, *options, "-c", source, "-o", objects[-1]], check=True)
-    program = folder / "core_check"
-    subprocess.run([compiler, *FLAGS, *flags, *SOURCES, *objects, "-ldl", "-o", program], check=True)
+def compile_set(compiler, folder, name):
+    """An object file of one kernel set."""
+    table, lanes, options = SETS[name]
+    definitions = [f"-DTERAREC_SET={name}", f"-DTERAREC_TABLE={table}", f"-DTERAREC_LANES={lanes}"]
+    compiled = folder / f"{name}.o"
+    source = CORE / "embedding/isa/kernel_set.cpp"
+    subprocess.run([compiler, *OPTIONS, *definitions, *options, "-c", source, "-o", compiled], check=True)
+    return compiled
+
+
+def link(compiler, program, sources, *flags):
+    """The path of a check program."""
+    subprocess.run([compiler, *OPTIONS, *flags, *COMMON, *sources, "-pthread", "-ldl", "-o", program], check=True)
     return program
+
+
+def build(compiler, folder, sets, *flags):
+    """The check program of the embedding core with some kernel sets."""
+    objects = [compile_set(compiler, folder, name) for name in sets]
+    return link(compiler, folder / "core_check", [*EMBEDDING, *objects], *flags)
 
 
 def digests(*command):
@@ -73,3 +90,17 @@ def test_aarch64_gives_the_bits_of_x86_64(on_aarch64, tmp_path):
     there = on_aarch64["generic"]
     assert set(here) == set(there)
     assert {case for case in here if here[case] != there[case] and not case.startswith("libm/")} == set()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compares with a build for x86-64")
+def test_data_and_row_files_are_the_same_on_aarch64_and_x86_64(tmp_path):
+    compiler, emulator = needs("aarch64-linux-gnu-g++"), needs("qemu-aarch64-static", "qemu-aarch64")
+    there = link(compiler, tmp_path / "there", DATA, "-static")
+    here = link(needs("g++"), tmp_path / "here", DATA)
+    store = tmp_path / "store"
+    store.mkdir()
+    found = digests(emulator, there, store)["data"]
+    assert len(found) > 10
+    assert found["crc32c"] == found["crc32c/tables"]
+    # This processor reads the row file that the other one has written.
+    assert digests(here, store, "read")["data"] == found
