@@ -111,7 +111,7 @@ def test_a_version_is_not_found_before_it_is_complete(tmp_path: Path, monkeypatc
 
     source = TableSource(path=tmp_path, num_rows=1000, read=read)
     with serve(model(folder(tmp_path / "1"), 1)) as server:
-        monkeypatch.setattr(server_module, "open_source", lambda spec: source)
+        monkeypatch.setattr(server_module, "open_table_source", lambda spec: source)
         loading = server.load(model(tmp_path, 2))
         with pytest.raises(TimeoutError):
             loading.wait(0.05)
@@ -130,7 +130,9 @@ def test_closing_stops_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         while True:
             yield RowChunk(torch.arange(10), torch.zeros(10, 8))
 
-    monkeypatch.setattr(server_module, "open_source", lambda spec: TableSource(path=tmp_path, num_rows=1, read=read))
+    monkeypatch.setattr(
+        server_module, "open_table_source", lambda spec: TableSource(path=tmp_path, num_rows=1, read=read)
+    )
     server = serve()
     loading = server.load(model(tmp_path))
     server.close()

@@ -17,6 +17,12 @@ from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_ve
 from terarec.spec import FieldError, checks, from_data, to_data
 from terarec.spec.quoting import did_you_mean
 
+MANIFEST = "manifest.json"
+FORMAT = "terarec.checkpoint"
+VERSION = 3  # 2 added dynamic tables, 3 row files and deltas
+BEST = "best.json"
+_BEST_FORMAT = "terarec.best"
+_BEST_VERSION = 1
 DENSE = "dense.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
@@ -27,6 +33,9 @@ USE_PREFIX = "use."
 # Five digits or more: several writers number their files in ranges of ten millions (`save_load.save_together`).
 _TABLE_FILE = re.compile(r"tables/(.+)-(\d{5,})\.safetensors")
 _MEMORY_FILE = re.compile(r"memory/(.+)-(\d{5,})\.safetensors")
+_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,})\.safetensors")
+_STEP = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+)?")
 
 
 def table_file(table: str, index: int) -> str:
@@ -56,9 +65,6 @@ def row_file_directory(table: str) -> str:
     return f"rows/{table}"
 
 
-_CHANGES_FILE = re.compile(r"changes/(.+)-(\d{5,})\.safetensors")
-
-
 def changes_file(table: str, index: int) -> str:
     """Return the file name of the `index`-th piece of what changed in `table`."""
     return f"changes/{table}-{index:05d}.safetensors"
@@ -68,11 +74,6 @@ def parse_changes_file(file: str) -> tuple[str, int] | None:
     """Return the table and the piece of its changes that `file` holds, or None for other files."""
     match = _CHANGES_FILE.fullmatch(file)
     return (match[1], int(match[2])) if match else None
-
-
-MANIFEST = "manifest.json"
-FORMAT = "terarec.checkpoint"
-VERSION = 3  # 2 added dynamic tables, 3 row files and deltas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,13 +206,6 @@ def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
             raise FormatError(checkpoint, error.where, error.problem) from None
         chain.append((previous, manifest))
     return chain[::-1]
-
-
-BEST = "best.json"
-_BEST_FORMAT = "terarec.best"
-_BEST_VERSION = 1
-_STEP = re.compile(r"step-(\d{8,})")
-_UNFINISHED = re.compile(rf"{_STEP.pattern}{re.escape(PARTIAL_SUFFIX)}(-\d+)?")
 
 
 def step_path(directory: Path, step: int) -> Path:

@@ -42,6 +42,8 @@ from terarec.spec.codec import parse_json
 from terarec.spec.quoting import one_line, shortened
 from terarec.storage import Store
 
+_FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise
+
 
 def save(
     directory: Path,
@@ -265,9 +267,6 @@ def _read_state(path: Path, entry: FileEntry) -> dict[str, Any]:
         return {"step": int(state["step"]), "progress": dict(state["progress"]), "rng": rng}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise FormatError(path, f"expected step, progress and rng ({shortened(repr(error))})") from None
-
-
-_FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise
 
 
 class Writers(Protocol):

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from terarec.checkpoint.directory import WEIGHTS
 from terarec.errors import FormatError, StorageError
 from terarec.kernels.cpu.host import empty_floats
 from terarec.kernels.slots import SLOT_BYTES, RowBatch
-from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, check_insert, check_keys
+from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, check_insert, check_key_tensor
 from terarec.spec import RocksDBSpec, RowFileSpec
 from terarec.storage.cached_rows import CachedRows, read_together
 from terarec.storage.rocksdb_store import RocksDBStore
@@ -20,8 +21,6 @@ from terarec.storage.row_file import RowFile
 from terarec.storage.row_format import RowColumn, read_description
 from terarec.storage.row_levels import TableStores
 from terarec.storage.row_store import LEAST_ROW_BYTES, SCAN_ROWS, RowStore
-
-WEIGHTS = "weights"
 
 
 class RowStoreTier:
@@ -77,7 +76,7 @@ class RowStoreTier:
     def lookup(self, keys: Tensor) -> Found:
         """Look up keys; see `Tier.lookup`."""
         # Both are read once: the first insertion may create them while this runs.
-        keys, store, rows = check_keys(keys), self.store, self._rows
+        keys, store, rows = check_key_tensor(keys), self.store, self._rows
         if store is None or rows is None:
             self._add(keys=keys.numel())
             return Found(torch.empty(keys.numel(), self.width), torch.zeros(keys.numel(), dtype=torch.bool))
@@ -105,7 +104,7 @@ class RowStoreTier:
     def erase(self, keys: Tensor) -> None:
         """Remove rows; see `Tier.erase`."""
         if self.store is not None or self._create is None:
-            self._writable()[1].erase(_batch(torch.unique(check_keys(keys))))
+            self._writable()[1].erase(_batch(torch.unique(check_key_tensor(keys))))
 
     def clear(self) -> None:
         """Remove all rows."""

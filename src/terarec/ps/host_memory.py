@@ -14,7 +14,15 @@ from terarec.kernels.slots import RowPart, scatter_rows
 from terarec.ops import BagLayout, bag_lookup
 from terarec.ops.layout import single_layout
 from terarec.parallel import FairLock
-from terarec.ps.tier import UPDATE_ROWS, Found, TierStatistics, by_partition, check_keys, check_rows, last_rows
+from terarec.ps.tier import (
+    UPDATE_ROWS,
+    Found,
+    TierStatistics,
+    by_partition,
+    check_key_tensor,
+    check_row_tensors,
+    last_rows,
+)
 from terarec.spec import HostMemorySpec, LFUEviction, LRUEviction, OverflowSpec
 from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.key_rows import COUNT, LAST_STEP, USES, keys_to_evict
@@ -56,7 +64,7 @@ class HostMemoryTier:
 
     def lookup(self, keys: Tensor) -> Found:
         """Look up keys; see `Tier.lookup`."""
-        keys = check_keys(keys)
+        keys = check_key_tensor(keys)
         if len(self._partitions) == 1:
             return self._partitions[0].lookup(keys)
         found = Found(torch.empty(keys.numel(), self.width), torch.empty(keys.numel(), dtype=torch.bool))
@@ -67,7 +75,7 @@ class HostMemoryTier:
 
     def insert(self, keys: Tensor, rows: Tensor) -> None:
         """Set rows; see `Tier.insert`; a partition with more rows than its bound evicts some."""
-        keys, rows = check_rows(keys, rows, self.width)
+        keys, rows = check_row_tensors(keys, rows, self.width)
         looked_up = self._num_looked_up()
         for begin in range(0, keys.numel(), _PIECE_ROWS):
             part = slice(begin, begin + _PIECE_ROWS)
@@ -80,7 +88,7 @@ class HostMemoryTier:
 
     def erase(self, keys: Tensor) -> None:
         """Remove rows; see `Tier.erase`."""
-        for some in torch.split(check_keys(keys), UPDATE_ROWS):
+        for some in torch.split(check_key_tensor(keys), UPDATE_ROWS):
             for number, places in by_partition(some, len(self._partitions)):
                 self._partitions[number].erase(some[places])
 

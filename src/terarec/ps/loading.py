@@ -14,14 +14,12 @@ from torch import Tensor
 from terarec.checkpoint import load
 from terarec.checkpoint.directory import MANIFEST
 from terarec.errors import DataNotFoundError, FormatError, StorageError
-from terarec.formats.hugectr import SparseFileLayout, SparseRows, open_sparse_folder, read_sparse_file
+from terarec.formats.hugectr import CHUNK_ROWS, SparseFileLayout, SparseRows, open_sparse_folder, read_sparse_file
 from terarec.ps.disk import RowStoreTier
 from terarec.ps.tier import Tier
 from terarec.spec import ServedModelSpec, ServedTableSpec, TierSpec
 
 _LOADED = "loaded"  # key in a row store's metadata: what its rows were loaded from
-CHUNK_ROWS = 1 << 16
-"""Rows that are in memory at a time while a table is loaded: 32 MiB of vectors of width 128."""
 
 
 class RowChunk(NamedTuple):
@@ -55,7 +53,7 @@ class TableSource:
         return f"{self.path.resolve()} {sum(stat.st_size for stat in stats)} {max(stat.st_mtime_ns for stat in stats)}"
 
 
-def open_source(spec: ServedTableSpec) -> TableSource | None:
+def open_table_source(spec: ServedTableSpec) -> TableSource | None:
     """Open the source of a table, whose sizes are checked; None if the table has none.
 
     Raises:

@@ -45,6 +45,7 @@ class RedisServer:
     def __init__(self, spec: RedisSpec) -> None:
         self.spec = spec
         self._library = _library()
+        # The client has no types; replies are what the protocol of Redis carries.
         self._client: Any = None
         self._is_cluster = False
         self._lock = threading.Lock()

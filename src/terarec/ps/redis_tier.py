@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from terarec.ps.redis_server import RedisServer, Request, request
-from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, by_partition, check_insert, check_keys
+from terarec.ps.tier import Found, TierStatistics, as_bytes, as_rows, by_partition, check_insert, check_key_tensor
 
 _KEY_BYTES = 8
 _TIME_BYTES = 8
@@ -103,7 +103,7 @@ class RedisTier:
 
     def erase(self, keys: Tensor) -> None:
         """Remove rows; see `Tier.erase`."""
-        keys = check_keys(keys)
+        keys = check_key_tensor(keys)
         for name, places in self._batches(keys):
             fields = keys[places].numpy()
             # A time without a row would be chosen by an eviction in place of a row.
@@ -198,7 +198,7 @@ def look_up_tables(lookups: Sequence[tuple[RedisTier, Tensor]]) -> list[Found]:
     Raises:
         StorageError: The server cannot be reached.
     """
-    checked = [(tier, check_keys(keys)) for tier, keys in lookups]
+    checked = [(tier, check_key_tensor(keys)) for tier, keys in lookups]
     wanted = [tier.requests(keys) for tier, keys in checked]
     replies = iter(checked[0][0].server.run([request for _, requests in wanted for request in requests]))
     return [

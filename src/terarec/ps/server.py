@@ -17,7 +17,7 @@ from terarec.errors import ConfigError, TerarecError
 from terarec.ps.cache import EmbeddingCache
 from terarec.ps.disk import rocksdb_tier, row_file_tier
 from terarec.ps.host_memory import HostMemoryTier
-from terarec.ps.loading import Loading, TableSource, fill_tiers, open_source
+from terarec.ps.loading import Loading, TableSource, fill_tiers, open_table_source
 from terarec.ps.model_caches import ModelCaches
 from terarec.ps.redis_server import RedisServer
 from terarec.ps.redis_tier import RedisTier
@@ -107,7 +107,7 @@ class ParameterServer:
                 raise ConfigError("version", f"model {model.name!r} has version {model.version}, expected a new one")
             self._loading[name] = None  # taken before the lock goes: another call with this version is rejected
         try:
-            sources = {table.name: open_source(table) for table in model.tables}
+            sources = {table.name: open_table_source(table) for table in model.tables}
             for table, source in sources.items():
                 if source is not None and source.has_initial_values and table not in (defaults or {}):
                     raise ConfigError(

@@ -16,7 +16,7 @@ from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.ps.disk import RowStoreTier, look_up_cached
 from terarec.ps.redis_tier import RedisTier, look_up_tables
-from terarec.ps.tier import Found, Tier, TierStatistics, check_keys
+from terarec.ps.tier import Found, Tier, TierStatistics, check_key_tensor
 from terarec.spec import DynamicTableSpec, TableSpec
 from terarec.storage.initial_values import initial_scale
 
@@ -221,7 +221,7 @@ def find_together(tables: Sequence[TableTiers], keys: Tensor, ends: Sequence[int
     Raises:
         ConfigError: Keys of another shape or type.
     """
-    keys = check_keys(keys)
+    keys = check_key_tensor(keys)
     begins = (0, *ends[:-1])
     # Not a level of `_look_up_level`, which splits keys and joins rows table by table: here all tables' rows lie in one
     # result, which is returned as it is where no key is missing.

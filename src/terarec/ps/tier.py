@@ -124,7 +124,7 @@ class Tier(Protocol):
         """Release memory, files and connections. Closing twice is allowed."""
 
 
-def check_keys(keys: Tensor) -> Tensor:
+def check_key_tensor(keys: Tensor) -> Tensor:
     """Return ``keys int64[n]`` in one piece, or raise `ConfigError` for another tensor."""
     if keys.dtype != torch.int64 or keys.ndim != 1 or keys.device.type != "cpu":
         raise ConfigError(
@@ -139,12 +139,12 @@ def check_insert(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor
     Raises:
         ConfigError: Tensors of other shapes or types.
     """
-    return last_rows(*check_rows(keys, rows, width))
+    return last_rows(*check_row_tensors(keys, rows, width))
 
 
-def check_rows(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def check_row_tensors(keys: Tensor, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return keys and rows in one piece; errors are those of `check_insert`."""
-    keys = check_keys(keys)
+    keys = check_key_tensor(keys)
     if rows.shape != (keys.numel(), width) or rows.dtype != torch.float32 or rows.device.type != "cpu":
         got = f"{rows.dtype}{list(rows.shape)} on {rows.device}"
         raise ConfigError("rows", f"got {got}, expected torch.float32[{keys.numel()}, {width}] on cpu")

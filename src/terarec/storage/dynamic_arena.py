@@ -20,6 +20,9 @@ from terarec.storage.tiered_rows import TieredRows
 
 Change = Callable[[], object]
 
+_FEWEST_BYTES = 1 << 20  # at a time, so that a small arena does not grow in each batch
+_GROWTH = 8  # an eighth more at a time: only address space until rows are written
+
 
 class Transaction:
     """The changes of one batch in the tables of an arena, all or none of which are made.
@@ -68,10 +71,6 @@ class Transaction:
         # In reverse, so that each undo finds things as its change left them.
         for step in reversed(undo_steps) if has_failed else commit_steps:
             step()
-
-
-_FEWEST_BYTES = 1 << 20
-_GROWTH = 8  # an eighth more at a time: only address space until rows are written
 
 
 class DynamicArena:

@@ -14,6 +14,10 @@ from terarec.storage.growing_rows import GrowingTensor
 from terarec.storage.row_format import RowFormat
 from terarec.storage.row_levels import WrittenBehind
 
+MOVED_BYTES = 32 << 20
+"""Bytes of rows that are copied at once on their way to the slower tier or from it: in addition
+to the budget two such copies may exist, that of a batch and the one that is being written."""
+
 
 class TierUse(NamedTuple):
     """Counters of a tiered arena.
@@ -48,11 +52,6 @@ class TierUse(NamedTuple):
     def minus(self, other: TierUse) -> TierUse:
         """Return what was done since `other`."""
         return TierUse(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-MOVED_BYTES = 32 << 20
-"""Bytes of rows that are copied at once on their way to the slower tier or from it: in addition
-to the budget two such copies may exist, that of a batch and the one that is being written."""
 
 
 class FastTier:

@@ -34,7 +34,7 @@ from terarec.storage.row_store import (
     check_rows,
 )
 
-LOCK_FILE = "lock"
+_LOCK_FILE = "lock"
 MANIFEST_FILE = "manifest"
 SEGMENT_SUFFIX = ".rows"
 SEGMENT_BYTES = 64 * 2**20
@@ -185,7 +185,7 @@ class RowFile:
         with ExitStack() as held:
             if not read_only:
                 busy = StorageError(directory, "is open for writing already, expected one writer at a time")
-                held.enter_context(file_lock(directory / LOCK_FILE, busy))
+                held.enter_context(file_lock(directory / _LOCK_FILE, busy))
             with _errors(layout.table):
                 native = _rowfile.RowFile(
                     str(directory),

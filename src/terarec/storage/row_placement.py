@@ -1,4 +1,13 @@
-"""Rows in slots of the fast tier: what brings those of batches, and of coming ones, from where they are."""
+"""Rows in slots of the fast tier: what brings those of batches, and of coming ones, from where they are.
+
+A pinned row keeps its slot until all of its pins are released:
+
+* `RowPlacement.place` pins the rows of a batch until nobody has the pin that it returns; a lookup of several features
+  gives each a pin of its own (`share_pin`).
+* `hold` keeps the pin of a lookup in training when its gradient arrives. `take` begins the update by all gradients so
+  far, and `updated` releases their pins.
+* `keep` and `ComingRows.preload` pin rows of a keyset, which batches are about to need.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +24,9 @@ from terarec.storage.lookahead import Lookahead
 from terarec.storage.tier_stack import TierStack
 
 _CPU = torch.device("cpu")
+_LOADED_AT_ONCE = 64 << 20  # bytes, in addition to the budget while they are read
+# Choosing victims looks at every slot, however few are needed.
+_EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 
 
 class RowLoader:
@@ -91,10 +103,6 @@ class RowLoader:
 def _places(found: Tensor) -> Tensor:
     """Return 0 to n - 1, and -1 where ``found bool[n]`` is false."""
     return torch.arange(found.numel()).masked_fill_(~found, -1)
-
-
-# Choosing victims looks at every slot, however few are needed.
-_EVICTED_SHARE = 256  # a full tier frees at least this fraction of its slots at once, one in 256
 
 
 class PlacedRows(NamedTuple):
@@ -270,10 +278,6 @@ def _release(memory: FastTier, victims: Tensor) -> None:
     slots = memory.slots
     memory.write_back(victims[slots.is_dirty[victims] & slots.is_held[victims]])
     slots.release(victims)
-
-
-_LOADED_AT_ONCE = 64 << 20  # bytes, in addition to the budget while they are read
-_CPU = torch.device("cpu")
 
 
 class ComingRows:

@@ -23,6 +23,9 @@ _READ_BYTES, _QUEUED_BYTES = 16 << 20, 32 << 20  # of all tables together
 _READS, _READERS = 128, 2  # under way at once in an arena, by a batch and by the one read ahead
 _RUN_BYTES, _BLOCK_BYTES = 32 << 10, 4 << 10
 _LEAST_QUEUED_BYTES = 1 << 20
+_MIB = 1 << 20
+_STEPS_OF_BUDGET = 64  # in which an arena gives up slots
+_MOST_SLOTS = 1 << 36  # of a tier for tables of which nobody knows how many rows they get
 
 
 class TierMember(Protocol):
@@ -122,11 +125,6 @@ def filled(total: float, most: Sequence[float]) -> list[float]:
         parts[part] = min(most[part], total / (len(open_parts) + 1))
         total -= parts[part]
     return parts
-
-
-_MIB = 1 << 20
-_STEPS_OF_BUDGET = 64
-_MOST_SLOTS = 1 << 36
 
 
 class TierSizes:
