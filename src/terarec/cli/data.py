@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terarec.cli.options import AllowImport, Force, SpecField, spec_option
+from terarec.cli.options import AllowImport, Force, SpecField, check_unset, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import DatasetSpec, RecordOptions, SavedModel
@@ -214,15 +214,14 @@ def _check(options: ConvertOptions) -> None:
         raise ConfigError("--to", f"got {options.to!r}, expected one of {', '.join(targets)}")
     is_dataset, is_run = options.to == "dataset", options.to == "run"
     is_records = not (is_dataset or is_run)
-    for name, is_given, is_wanted in (
-        ("--key-bytes", options.key_bytes is not None, is_records),
-        ("--no-checksum", options.no_checksum, options.to == "norm"),
-        ("--keysets", options.keysets, is_records),
-        ("--format", options.storage is not None, is_dataset),
-        *((f"--{name.replace('_', '-')}", getattr(options, name) is not None, is_run) for name in _OF_RUNS),
-    ):
-        if is_given and not is_wanted:
-            raise ConfigError(name, f"has no meaning with --to {options.to}")
+    given = {
+        "--key-bytes": options.key_bytes is not None and not is_records,
+        "--no-checksum": options.no_checksum and options.to != "norm",
+        "--keysets": options.keysets and not is_records,
+        "--format": options.storage is not None and not is_dataset,
+    }
+    of_runs = {f"--{name.replace('_', '-')}": getattr(options, name) is not None and not is_run for name in _OF_RUNS}
+    check_unset(given | of_runs, f"with --to {options.to}")
     for name in ("records", "dense"):
         if is_run and getattr(options, name) is None:
             raise ConfigError(f"--{name}", "got none, expected a path with --to run")

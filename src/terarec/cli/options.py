@@ -274,6 +274,21 @@ def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = Fals
     return found
 
 
+def check_unset(given: Mapping[str, bool], purpose: str) -> None:
+    """Reject options that have no meaning for what the command does.
+
+    Args:
+        given: Option -> whether it is given.
+        purpose: End of the message, such as ``"for raw files"``.
+
+    Raises:
+        ConfigError: One of them is given.
+    """
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(option, f"has no meaning {purpose}")
+
+
 def numbers_by_name(option: str, texts: Sequence[str], expected: str) -> dict[str, int]:
     """Split texts such as ``NAME=N``, each of another name; see `pairs`.
 

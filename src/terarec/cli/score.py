@@ -20,11 +20,12 @@ from terarec.cli.options import (
     NumbersOption,
     SlicesOption,
     SpecFields,
+    check_unset,
     comma_separated,
 )
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
-from terarec.spec import FieldError, Numbers, PrepareOptions, ServingSpec
+from terarec.spec import Numbers, PrepareOptions, ServingSpec
 
 if TYPE_CHECKING:
     import torch
@@ -219,9 +220,12 @@ def _predict_dataset(options: PredictOptions, data: Path, show: Show) -> None:
     from terarec.train.predict import predict_with
     from terarec.train.run_dir import check_run
 
-    for name in ("bad_input", "threads"):
-        if getattr(options.reading, name) != getattr(PrepareOptions(), name):
-            raise FieldError("", name, "has no meaning for a data set")
+    unset = PrepareOptions()
+    of_raw_files = {
+        "--bad-input": options.reading.bad_input != unset.bad_input,
+        "--threads": options.reading.threads != unset.threads,
+    }
+    check_unset(of_raw_files, "for a data set")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_run(options.run)
     split = options.split or "valid"
@@ -253,8 +257,7 @@ def _predict_raw(options: PredictOptions, raw: list[str], show: Show) -> None:
     from terarec.train.devices import resolve_device
     from terarec.train.run_dir import check_run
 
-    if options.split is not None:
-        raise ConfigError("--split", "has no meaning for raw files")
+    check_unset({"--split": options.split is not None}, "for raw files")
     check_new_file(options.out, replace=options.force)  # before a large model is loaded
     check_suffix(options.out)
     check_run(options.run)

@@ -18,6 +18,7 @@ from terarec.cli.options import (
     Force,
     NumbersOption,
     SpecFields,
+    check_unset,
     spec_option,
 )
 from terarec.cli.show import Show
@@ -93,7 +94,14 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
 
     allowed = options.allow_import or ()
     if options.format not in (*FORMATS, "triton"):
-        _check_unset(options)
+        # These formats have the vectors of tables alone.
+        given = {
+            "--row-type": options.numbers.row_type != Numbers().row_type,
+            "--precision": options.numbers.precision is not None,
+            "--data": options.data is not None,
+            "--split": options.split != ExportOptions.split,
+        }
+        check_unset(given, f"for --to {options.format}")
     # A word for what it is for, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
@@ -126,19 +134,6 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
         split=options.split,
         allow_import=allowed,
     )
-
-
-def _check_unset(options: ExportOptions) -> None:
-    """Reject options of models for a format that has the vectors of tables alone."""
-    given = {
-        "--row-type": options.numbers.row_type != Numbers().row_type,
-        "--precision": options.numbers.precision is not None,
-        "--data": options.data is not None,
-        "--split": options.split != ExportOptions.split,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise ConfigError(option, f"has no meaning for --to {options.format}")
 
 
 _KafkaConfigOption = Annotated[Path | None, spec_option("kafka_config", KafkaTopicSpec, "client_file", metavar="FILE")]

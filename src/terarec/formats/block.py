@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from terarec.errors import FormatError
-from terarec.ragged import ArrayLists, Ragged, concatenate_lists, slice_lists, take_lists
+from terarec.ragged import ArrayLists, Ragged, concatenate_lists, flat_values, slice_lists, take_lists
 from terarec.spec import CategoricalColumn, DatasetSpec, MetadataColumn
 
 Keys = NDArray[Any] | ArrayLists
@@ -138,7 +138,7 @@ def check_keys(column: CategoricalColumn, keys: Keys, where: str, *, promise: st
         where: Start of the message, for example ``"train/part-00000.parquet: row group 3"``.
         promise: Source of the number of rows, for the error.
     """
-    values = keys.values if isinstance(keys, Ragged) else keys
+    values = flat_values(keys)
     if isinstance(keys, Ragged):
         lengths = np.diff(keys.offsets)
         if lengths.size and (lengths.max() > column.hotness or lengths.min() < 0):
