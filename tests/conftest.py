@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Two test workers share two cores: a thread each (trained models took 12 % less time than with two); where a test asks
+# Three test workers share two cores: a thread each (trained models took 12 % less time than with two); where a test asks
 # for more, those that wait sleep instead of spinning against the others' work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
