@@ -7,8 +7,8 @@ PEERS := .venv-peers
 PEERS_PREPARE := .venv-peers-prepare
 PEERS_FRAPPE := .venv-peers-frappe
 # The order of the files is kept: by their number of tests, the longest ones would come last and one core would wait.
-# Two workers left the two cores idle for 30 % of the time (servers that stop, ranks that meet, Spark that starts); three took 4 % less
-# (3m45 and 3m55, two Zen 5 cores).
+# Two workers left the two cores idle for 30 % of the time (servers that stop, ranks that meet, Spark that starts);
+# three took 4 % less (3m45 and 3m55, two Zen 5 cores).
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 # Where this variable forbids compiled modules, each worker rewrites the assertions of all tests (8 s of CPU time) and each
 # process that a test starts compiles the package (0.3 s).

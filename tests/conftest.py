@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Three test workers share two cores: a thread each (trained models took 12 % less time than with two); where a test asks
-# for more, those that wait sleep instead of spinning against the others' work.
+# Three test workers share two cores: a thread each (with two workers, trained models took 12 % less time with one
+# thread than with two); where a test asks for more, those that wait sleep instead of spinning against the others' work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton decides when it is loaded whether it compiles or interprets; "auto" never takes it for tensors on the CPU.
