@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,3 +129,21 @@ def test_a1_progress_that_is_no_json_is_rejected(tmp_path):
     with pytest.raises(ConfigError, check=at("progress")):
         save(tmp_path, state)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_listed_hides_no_complete_one(tmp_path, monkeypatch):
+    older, newer = tmp_path / "step-00000001", tmp_path / "step-00000002"
+    older.mkdir()
+    (older / MANIFEST).touch()
+    list_entries = Path.iterdir
+
+    def replaced(directory):
+        entries = list(list_entries(directory))
+        if older in entries:
+            newer.mkdir()
+            (newer / MANIFEST).touch()
+            shutil.rmtree(older)
+        return iter(entries)
+
+    monkeypatch.setattr(Path, "iterdir", replaced)
+    assert complete_checkpoints(tmp_path) == [newer]

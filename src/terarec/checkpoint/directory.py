@@ -215,11 +215,18 @@ def step_path(directory: Path, step: int) -> Path:
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints below `directory`, oldest first; skip partial ones and unexpected entries."""
-    if not directory.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
-    # By number, since names of more than eight digits do not sort.
-    return [path for _, path in sorted(found) if (path / MANIFEST).is_file()]
+    listed = None
+    while directory.is_dir():
+        found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
+        # By number, since names of more than eight digits do not sort.
+        found.sort()
+        complete = [path for _, path in found if (path / MANIFEST).is_file()]
+        # A run in training may remove the only complete one after it was listed here. The one that replaced it is then
+        # found in the next list; a list that does not change has none.
+        if complete or found == listed:
+            return complete
+        listed = found
+    return []
 
 
 def step_of(checkpoint: Path) -> int:
