@@ -63,7 +63,7 @@ def test_debug_shows_the_traceback_too(tmp_path) -> None:
     ended = terarec("--debug", "inspect", tmp_path / "none")
     assert ended.code == 1
     assert "Traceback (most recent call last)" in ended.err
-    assert ended.err.splitlines()[-1].startswith(f"terarec: error: {tmp_path / 'none'}: no such directory")
+    assert ended.err.splitlines()[-1].startswith(f"terarec: error: {tmp_path / 'none'}: no such file or directory")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
         return _describe_dataset(options, show)
     if path.is_dir():
         return _describe_model(options)
+    # Before torch is loaded, which takes a second: a path that is typed wrong is reported at once.
+    if not path.exists():
+        raise DataNotFoundError(path, "no such file or directory, expected a data set, a RUN or a checkpoint")
     from terarec.cli.inspect_model import describe_graph_file
 
     return describe_graph_file(path)

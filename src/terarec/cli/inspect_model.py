@@ -89,9 +89,7 @@ def describe_graph_file(path: Path) -> dict[str, Any]:
     file = graph_executors_file(path)
     if not path.is_file() or not file.is_file():
         expected = "a data set, a RUN, a checkpoint, or a graph file with the choice of executors next to it"
-        raise DataNotFoundError(
-            path, f"{'is no directory' if path.exists() else 'no such directory'}, expected {expected}"
-        )
+        raise DataNotFoundError(path, f"is no directory, expected {expected}")
     return {"what": "graph file", "path": str(path), "executors": _executors(file)}
 
 
