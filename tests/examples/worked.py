@@ -3,10 +3,11 @@
 import importlib
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import terarec
-from tests.processes import run_python
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 _BLOCK = re.compile(
@@ -69,6 +70,7 @@ def _edited(text: str, place: str, code: str) -> str:
 def run(root: Path, script: str) -> str:
     """Run `script` with the package in `root`; returns what it prints."""
     code = _PREAMBLE.format(root=str(root)) + script
-    done = run_python(code)
+    # Not `run_python`, whose processes have imported the package as it is.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -43,17 +43,24 @@ def test_an_op_without_implementation_on_a_device_is_rejected():
         active("sort", "cpu")
 
 
+def run_new(program, **environment):
+    """Run a process that is new from the start: `run_python` forks one that has loaded Triton and the CPU kernels."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     program = (
         "import sys; from terarec.kernels.registry import active, available, choose\n"
         "print(active('bag_lookup', 'cpu').implementation, available()['triton'], 'triton' in sys.modules, sep=', ')\n"
         "choose('bag_lookup', 'cpu', 'triton')"
     )
-    # A process of its own from the start: `run_python` forks one that has loaded torch's compiler, and so Triton.
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    reported = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
+    reported = run_new(program, TRITON_INTERPRET="0")
     assert reported.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
     assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in reported.stderr
 
@@ -90,8 +97,8 @@ def test_the_environment_makes_triton_interpret_what_it_has():
 
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
-    assert run_python(program, environment={"TERAREC_CPU": "generic"}).stdout.strip() == "generic"
-    rejected = run_python("import terarec.kernels.cpu.host", environment={"TERAREC_CPU": "sse9"})
+    assert run_new(program, TERAREC_CPU="generic").stdout.strip() == "generic"
+    rejected = run_new("import terarec.kernels.cpu.host", TERAREC_CPU="sse9")
     assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in rejected.stderr
 
 
