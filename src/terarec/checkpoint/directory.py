@@ -215,7 +215,7 @@ def step_path(directory: Path, step: int) -> Path:
 
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints below `directory`, oldest first; skip partial ones and unexpected entries."""
-    listed = None
+    listed: list[tuple[int, Path]] = []
     while directory.is_dir():
         found = [(int(match[1]), path) for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))]
         # By number, since names of more than eight digits do not sort.
