@@ -59,7 +59,8 @@ def _describe(options: InspectOptions, show: Show) -> dict[str, Any]:
         return _describe_model(options)
     # Before torch is loaded, which takes a second: a path that is typed wrong is reported at once.
     if not path.exists():
-        raise DataNotFoundError(path, "no such file or directory, expected a data set, a RUN or a checkpoint")
+        expected = "a data set, a RUN, a checkpoint, or a graph file"
+        raise DataNotFoundError(path, f"no such file or directory, expected {expected}")
     from terarec.cli.inspect_model import describe_graph_file
 
     return describe_graph_file(path)
