@@ -1,8 +1,8 @@
-"""Python processes that begin with torch loaded.
+"""Python processes that begin with torch and terarec loaded, and new ones.
 
 Importing torch takes 1.5 s of CPU time and terarec 0.4 s, more than most of what tests start a process for. These
 processes are forked from one that has imported them. A test of what a process imports, or of how the interpreter ends,
-starts a plain one.
+starts a new one.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -150,6 +151,24 @@ def run_python(
         Python(program, *arguments, environment=environment, cwd=cwd, is_module=is_module)
     ) as process:
         return process.wait(timeout)
+
+
+def run_new_python(program: str, *arguments: object, environment: dict[str, str] | None = None) -> Ended:
+    """Run ``python -c PROGRAM ARGUMENTS`` to its end in a process that has imported nothing before.
+
+    Args:
+        program: Source text.
+        arguments: Command line.
+        environment: Variables in addition to those of this process.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 def _main(

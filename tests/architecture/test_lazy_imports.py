@@ -1,12 +1,11 @@
 """Packages that must start quickly load no heavy library."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
 import terarec
+from tests.processes import run_new_python
 
 HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime", "onnxscript")
 
@@ -24,7 +23,8 @@ def test_importing_loads_no_heavy_library(modules: tuple[str, ...], unwanted: tu
         f"import sys, {module}; print({module!r}, [name for name in {unwanted!r} if name in sys.modules])"
         for module in modules
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = run_new_python(program)
+    assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [f"{module} []" for module in modules]
 
 

@@ -3,11 +3,10 @@
 import importlib
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import terarec
+from tests.processes import run_new_python
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 _BLOCK = re.compile(
@@ -70,7 +69,7 @@ def _edited(text: str, place: str, code: str) -> str:
 def run(root: Path, script: str) -> str:
     """Run `script` with the package in `root`; returns what it prints."""
     code = _PREAMBLE.format(root=str(root)) + script
-    # Not `run_python`, whose processes have imported the package as it is.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # Processes of `run_python` have imported the package as it is.
+    done = run_new_python(code)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from terarec.kernels import memory
+from tests.processes import run_new_python
 
 
 def peak_bytes_of(statement: str) -> int:
     """The peak that a new process reports after a statement: this one's may be gigabytes that other tests took."""
     code = f"from terarec.kernels import memory; {statement}; print(memory.peak_bytes())"
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    ended = run_new_python(code)
+    assert ended.returncode == 0, ended.stderr
+    return int(ended.stdout)
 
 
 def test_peak_memory_counts_what_was_touched():

@@ -1,9 +1,5 @@
 """Which kernel runs, and how it is said."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from terarec.errors import KernelError
@@ -11,7 +7,7 @@ from terarec.kernels import registry
 from terarec.kernels.cpu import host
 from terarec.kernels.registry import active, available
 from tests.errors import at
-from tests.processes import run_python
+from tests.processes import run_new_python, run_python
 
 
 def test_the_core_is_built_and_the_fastest_on_the_cpu():
@@ -43,24 +39,14 @@ def test_an_op_without_implementation_on_a_device_is_rejected():
         active("sort", "cpu")
 
 
-def run_new(program, **environment):
-    """Run a process that is new from the start: `run_python` forks one that has loaded Triton and the CPU kernels."""
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_triton_is_neither_loaded_nor_taken_where_it_would_only_interpret():
     program = (
         "import sys; from terarec.kernels.registry import active, available, choose\n"
         "print(active('bag_lookup', 'cpu').implementation, available()['triton'], 'triton' in sys.modules, sep=', ')\n"
         "choose('bag_lookup', 'cpu', 'triton')"
     )
-    reported = run_new(program, TRITON_INTERPRET="0")
+    # `run_python` forks a process that has loaded torch's compiler, and so Triton.
+    reported = run_new_python(program, environment={"TRITON_INTERPRET": "0"})
     assert reported.stdout.strip() in ("cpu, no CUDA device is there, False", "cpu, Triton is not installed, False")
     assert "implementation 'triton' cannot run on cpu: runs on cuda, not on cpu" in reported.stderr
 
@@ -97,8 +83,8 @@ def test_the_environment_makes_triton_interpret_what_it_has():
 
 def test_the_environment_forces_an_instruction_set():
     program = "from terarec.kernels.cpu.host import features; print(features())"
-    assert run_new(program, TERAREC_CPU="generic").stdout.strip() == "generic"
-    rejected = run_new("import terarec.kernels.cpu.host", TERAREC_CPU="sse9")
+    assert run_new_python(program, environment={"TERAREC_CPU": "generic"}).stdout.strip() == "generic"
+    rejected = run_new_python("import terarec.kernels.cpu.host", environment={"TERAREC_CPU": "sse9"})
     assert "TERAREC_CPU: got 'sse9', expected one of generic, avx2, avx512, neon" in rejected.stderr
 
 
@@ -129,5 +115,5 @@ def test_plain_threads_do_where_there_is_no_openmp():
         "print(core.parallel_runtime(), float(core.allocate_rows([3, 1024, 1024], 3).sum()))"
     )
     path = host._embedding.__file__
-    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    result = run_new_python(program, path)
     assert result.stdout.split() == ["std::thread", "0.0"], result.stderr

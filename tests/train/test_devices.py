@@ -1,7 +1,6 @@
 """Devices of tensors, and batches that are copied ahead, as far as it can be checked without a GPU."""
 
 import dataclasses
-import subprocess
 import sys
 
 import pytest
@@ -29,6 +28,7 @@ from terarec.train import Optimizers, Trainer
 from terarec.train.devices import batches_on, copied_ahead, one_ahead, resolve_device
 from tests.errors import at
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
+from tests.processes import run_new_python
 
 COLUMNS = dataset()
 DLRM, DEEPFM = MODELS["dlrm"], MODELS["deepfm"]
@@ -189,9 +189,8 @@ print(int(kept), left, faults())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_large_blocks_are_reused_without_page_faults() -> None:
-    # Not `run_python`: what a forked process has allocated before decides where its large blocks go.
-    printed = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout
-    kept, faults_before, faults_after = map(int, printed.split())
+    # What a process of `run_python` has allocated before it was forked decides where its large blocks go.
+    kept, faults_before, faults_after = map(int, run_new_python(CODE).stdout.split())
     if not kept:
         pytest.skip("this C library does not take the setting")
     assert faults_after < faults_before / 10
