@@ -2,8 +2,9 @@
 
 It needs no network: torch with Triton, NumPy, PyArrow (and safetensors for checkpoints) and the compiled core, which
 ``cmake -S . -B build/core -G Ninja -DPython_EXECUTABLE=$(which python3) && ninja -C build/core`` puts in its place.
-``--interpret`` runs every part at a tiny size on the CPU, to try the script; it records nothing. Without a CUDA device
-and without ``--interpret`` the results get a row that says so.
+``--parts`` selects some of the parts. Where a result is wrong, figures are printed and not recorded.
+``--interpret`` runs every part at a tiny size on the CPU, to try the script; it records nothing either. Without a CUDA
+device and without ``--interpret`` the results get a row that says so.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import importlib.util
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -27,7 +29,7 @@ if "--interpret" in sys.argv:
 import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
-_SECONDS = 420  # after which no further figure is taken
+_PARTS = ("checks", "training", "tables", "index", "preparation")
 _MOST_OF_MEMORY = 0.3  # that tables take
 
 
@@ -41,26 +43,26 @@ class GpuRow(Row):
 
 
 def main() -> int:
-    """Run all parts that there is time for; 1 if a kernel is wrong or a part fails."""
+    """Run the selected parts that there is time for; 1 if a kernel is wrong or a part fails."""
     options = _options()
     start = time.monotonic()
     if not (torch.cuda.is_available() or options.interpret):
         _keep([Row(case="nothing was measured: no CUDA GPU was to be had", metric="GPUs", value=0, unit="devices")])
         return 0
     device = torch.device("cpu" if options.interpret else "cuda")
-    if not _is_right(device, few=options.interpret):
-        return 1
-    failed = 0
-    for name, rows in _parts(device, options):
+    failed = _count_wrong(device, few=options.interpret) if "checks" in options.parts else 0
+    is_dry = options.interpret or failed > 0
+    for name, rows in _figures(device, options):
         try:
             for row in rows:
-                _keep([row], dry=options.interpret)
-                if time.monotonic() - start > _SECONDS:
-                    print(f"{_SECONDS} s are over: the remaining figures are left out")
+                _keep([row], dry=is_dry)
+                if time.monotonic() - start > options.seconds:
+                    print(f"{options.seconds} s are over: the remaining figures are left out")
                     return int(failed > 0)
         except Exception as error:  # another part may work: this runs where nobody can try again soon
             failed += 1
             print(f"FAILED {name}: {type(error).__name__}: {error}", flush=True)
+            traceback.print_exc(limit=-3)
     return int(failed > 0)
 
 
@@ -72,6 +74,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
     parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="all unless given")
+    parser.add_argument("--seconds", type=float, default=420.0, help="after which no further figure is taken")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
     options = parser.parse_args()
     if options.interpret:
@@ -82,8 +86,8 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _is_right(device: torch.device, *, few: bool) -> bool:
-    """Return whether every case of kernels, graphs and runs holds on `device`; of `few`, one of each."""
+def _count_wrong(device: torch.device, *, few: bool) -> int:
+    """Return how many cases of kernels, graphs and runs do not hold on `device`; of `few`, one of each is tried."""
     from tests.kernels.triton_cases import CASES as KERNELS
     from tests.train.graph_cases import CASES as GRAPHS
     from tests.train.kernel_run import CASES as RUNS
@@ -102,12 +106,16 @@ def _is_right(device: torch.device, *, few: bool) -> bool:
         except Exception as error:  # a compiler's failure counts as a wrong kernel, and the others are still tried
             wrong += 1
             print(f"WRONG {name}: {type(error).__name__}: {error}", flush=True)
+            traceback.print_exc(limit=-3)
         else:
             print(f"right {name} ({time.monotonic() - begin:.1f} s)", flush=True)
-    return wrong == 0
+    return wrong
 
 
-def _parts(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
+def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:
+    """Yield the selected figures, by the name of what they measure."""
+    if not set(options.parts) - {"checks"}:
+        return
     import gpu_preparation
     import gpu_tables
     import gpu_training
@@ -116,15 +124,20 @@ def _parts(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[
     copy = gpu_tables.copy_bandwidth(device, gigabytes)
     copied = Row(case=f"copy of {gigabytes:.3g} GB", metric="bytes moved", value=copy / 1e9, unit="GB/s")
     yield "copy", iter([copied])
-    samples = gpu_training.make_samples(options.gigabytes, options.batch * options.batches)
-    yield "steps of Trainer, bf16", gpu_training.steps(samples, device, options.batch, "bf16", copy)
-    yield "Trainer.fit, bf16", gpu_training.fits(samples, device, options.batch, "bf16", options.threads)
-    yield "steps of Trainer, fp32", gpu_training.steps(samples, device, options.batch, "fp32", copy)
-    tables = gpu_tables.make_tables(device, options.gigabytes, options.batch)
-    yield "lookups", gpu_tables.lookups(tables, device, copy)
-    yield "updates", gpu_tables.updates(tables, device, copy)
-    yield "hash index", gpu_tables.hashes(device, options.hash_keys)
-    yield "preparation", gpu_preparation.transforms(device, options.raw_rows, copy)
+    if "tables" in options.parts:
+        tables = gpu_tables.make_tables(device, options.gigabytes, options.batch)
+        yield "lookups", gpu_tables.lookups(tables, device, copy)
+        yield "updates", gpu_tables.updates(tables, device, copy)
+        del tables
+    if "index" in options.parts:
+        yield "hash index", gpu_tables.hashes(device, options.hash_keys)
+    if "preparation" in options.parts:
+        yield "preparation", gpu_preparation.transforms(device, options.raw_rows, copy)
+    if "training" in options.parts:
+        samples = gpu_training.make_samples(options.gigabytes, options.batch * options.batches)
+        yield "steps of Trainer, bf16", gpu_training.steps(samples, device, options.batch, "bf16", copy)
+        yield "Trainer.fit, bf16", gpu_training.fits(samples, device, options.batch, "bf16", options.threads)
+        yield "steps of Trainer, fp32", gpu_training.steps(samples, device, options.batch, "fp32", copy)
 
 
 def _keep(rows: list[Row], *, dry: bool = False) -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 
 from terarec.embedding import EmbeddingCollection
 from terarec.errors import ConfigError, TrainingError
+from terarec.kernels.row_rules import number_names
 from terarec.optim import RowOptimizer
+from terarec.optim.rules import table_rules
 from terarec.spec import (
     AdamSpec,
     AdamWSpec,
@@ -230,3 +233,11 @@ def test_narrow_tables_train_as_wide_ones_and_resume_where_they_stopped(dtype) -
         assert torch.equal(second.table(name), whole.table(name))
         torch.testing.assert_close(whole.table(name).float(), wide.table(name), rtol=0.1, atol=0.02)
     assert any(not torch.equal(other.table(name), whole.table(name)) for name in "abc")
+
+
+@pytest.mark.parametrize("spec", get_args(SparseOptimizerSpec))
+def test_flags_of_a_spec_are_no_numbers_of_its_rule(spec) -> None:
+    """Triton compiles a kernel for the types of its arguments, and multiplies no flag."""
+    rule = table_rules(spec())["default"].row_rule
+    found = {name: type(getattr(rule, name)) for name in number_names(type(rule)) if name != "lr_in_momentum"}
+    assert found == dict.fromkeys(found, float)

@@ -22,8 +22,8 @@ from terarec.storage import AnyArena, ChangedRows, DynamicArena
 
 _RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
 """Fields of specs that have another name in the row rule."""
-_NO_NUMBERS = ("rows", "initial_accumulator")
-"""Fields of specs that the row rule does not have: options of all rules, and the first value of a state."""
+_NO_NUMBERS = ("rows", "initial_accumulator", "eps_hat")
+"""Fields of specs that the row rule does not have: options of all rules, the first value of a state, and a flag."""
 
 
 def check_spec(what: str, spec: object, accepted: UnionType) -> None:

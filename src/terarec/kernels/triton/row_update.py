@@ -104,7 +104,7 @@ class _Update(NamedTuple):
             rows,
             self.step,
             self.stream,
-            lr,
+            float(lr),
             **_constants(rule, self.step),
             RULE=RULE_KINDS.index(rule.kind),
             STATES=len(wide_state),
@@ -175,4 +175,5 @@ def _constants(rule: RowRule, step: int) -> dict[str, float]:
     numbers["one_less_beta1"], numbers["one_less_beta2"] = 1.0 - numbers["beta1"], 1.0 - numbers["beta2"]
     numbers["first_scale"], numbers["root_scale"] = rule.scales(step)
     numbers["coupled_l1"], numbers["coupled_l2"] = rule.coupled
-    return numbers
+    # Triton types an argument by its Python value: another type would compile the kernel once more, for that type.
+    return {name: float(number) for name, number in numbers.items()}
