@@ -240,9 +240,10 @@ class DynamicTable:
         uses = {name: arena.uses[name] for name in self._held.tracked if name in rows.uses}
         check_import(self.name, rows, arena.weights, arena.state, uses)
         with arena.transaction:
-            target = self._held.insert(rows.keys)
+            keys = rows.keys.to(arena.device)
+            target = self._held.insert(keys)
             mark_changes(arena, target)
-            arena.data.write(self.number, target, rows.keys.to(arena.device), rows.weights, rows.state)
+            arena.data.write(self.number, target, keys, rows.weights, rows.state)
             for name in uses:
                 arena.uses[name].index_copy_(0, target, rows.uses[name].to(arena.device))
 
