@@ -259,13 +259,14 @@ def slice_samples(batch: Batch, start: int, stop: int) -> Batch:
     )
 
 
-def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False) -> Batch:
+def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, offsets: Tensor | None = None) -> Batch:
     """Return `batch` with its tensors on `device`; metadata stays in host memory.
 
     Args:
         batch: The batch.
         device: The device.
         pin: Whether to copy by way of pinned memory without waiting for the copy, for a GPU.
+        offsets: The offsets of the batch, where they are on the device already.
     """
 
     def moved(held: Tensor) -> Tensor:
@@ -273,7 +274,8 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False) ->
 
     held = batch.sparse
     weights = None if held.weights is None else moved(held.weights)
-    sparse = Jagged(names=held.names, keys=moved(held.keys), offsets=moved(held.offsets), weights=weights)
+    offsets = moved(held.offsets) if offsets is None else offsets
+    sparse = Jagged(names=held.names, keys=moved(held.keys), offsets=offsets, weights=weights)
     return Batch(
         dense=moved(batch.dense),
         label=moved(batch.label),

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from terarec.batch import Batch
+from terarec.batch import Batch, to_device
 from terarec.data import InMemorySource, Reader
 from terarec.errors import ConfigError
 from terarec.models import build_model
@@ -25,7 +25,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.devices import batches_on, copied_ahead, one_ahead, resolve_device
+from terarec.train.devices import batches_on, copied_ahead, resolve_device
 from tests.errors import at
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 from tests.processes import run_new_python
@@ -126,15 +126,6 @@ def test_a_tensor_without_a_device_is_found():
     assert made_by("/src/other/nn/careless.py") == ["cpu", "cpu"]
 
 
-def test_work_on_the_next_item_starts_before_this_one_is_given():
-    seen = []
-    started = one_ahead(iter("abc"), lambda item: seen.append(f"start {item}") or item)
-    seen.extend(f"take {item}" for item in started)
-    assert seen == ["start a", "start b", "take a", "start c", "take b", "take c"]
-    assert list(one_ahead([], str)) == []
-    assert list(one_ahead([7], str)) == ["7"]
-
-
 def test_batches_for_the_cpu_come_unchanged_and_the_reader_is_not_ahead():
     batches = weighted_batches()
     seen = []
@@ -154,6 +145,12 @@ def test_batches_for_another_device_are_copied_there():
     ((there, _),) = copied_ahead([(batch, None)], torch.device("meta"))
     tensors = (there.dense, there.label, there.weight, there.sparse.keys, there.sparse.offsets)
     assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+def test_offsets_that_are_on_the_device_are_not_copied():
+    batch = weighted_batches()[0]
+    offsets = batch.sparse.offsets.to("meta")
+    assert to_device(batch, "meta", offsets=offsets).sparse.offsets is offsets
 
 
 def test_the_state_of_a_reader_for_the_cpu_is_its_own():
