@@ -18,8 +18,7 @@ from terarec.dist.ranks import Ranks
 from terarec.errors import StorageError
 from terarec.kernels.rows import initialise_keys
 from terarec.spec import DynamicTableSpec, EvictionSpec, TableSpec
-from terarec.storage import AnyTable, DynamicArena, Rows
-from terarec.storage.growing_rows import GrowingRows
+from terarec.storage import AnyTable, Rows, StaticTable
 from terarec.storage.initial_values import initial_scale
 from terarec.storage.tiered import TieredTable
 
@@ -185,18 +184,11 @@ class ShardedTable:
         0, draws them by those of the whole table.
         """
         placed, part, rank = self.placed, self.part, self._ranks.rank
-        first = placed.columns(rank).start
-        if isinstance(part, TieredTable):
-            if placed.by_column:
-                part.arena.data.draw_columns(part.number, self.width, first)
-            elif not placed.keeps_numbers:
-                part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
-        elif placed.by_column and isinstance(part.arena, DynamicArena):
-            number = part.arena.table_names.index(self.name)
-            if isinstance(part.arena.data, GrowingRows):
-                part.arena.data.columns[number] = (self.width, first)
-            else:
-                part.arena.data.draw_columns(number, self.width, first)
+        assert not isinstance(part, StaticTable), "its rows are drawn when it is made"
+        if placed.by_column:
+            part.arena.data.draw_columns(part.number, self.width, placed.columns(rank).start)
+        elif isinstance(part, TieredTable) and not placed.keeps_numbers:
+            part.arena.data.draw_by(part.number, partial(placed.keys_of, rank))
 
     def import_(self, rows: Rows) -> None:
         """Overwrite those of the rows that are on this rank."""

@@ -50,7 +50,6 @@ from terarec.storage import (
     AnyArena,
     AnyTable,
     Arena,
-    DynamicArena,
     DynamicTable,
     Pin,
     PlacedRows,
@@ -165,7 +164,7 @@ class EmbeddingCollection(nn.Module):
         if self._readers:  # after the static tables are checked: a batch with a bad key inserts none
             check_offsets(jagged)
             for group in self._translated_groups:
-                if not isinstance(self.arenas[group.arena], DynamicArena):
+                if not self.arenas[group.arena].is_dynamic:
                     check_keys(bags_of(jagged, group), group.layout)
             found = self._find_rows(jagged, is_trained)
             looked_up += [self._lookup(bags, is_trained) for bags in found]
@@ -225,9 +224,9 @@ class EmbeddingCollection(nn.Module):
         # Before rows are unpinned below: a gradient that is rejected here leaves its rows in place.
         taken, factor = self.pending.take()
         for index, arena in enumerate(self.arenas):
-            if isinstance(arena, DynamicArena):
-                # Lookups pinned the rows, so that none is evicted before its gradient is taken.
-                arena.unpin()
+            # Lookups pinned the rows, so that none is evicted before its gradient is taken.
+            arena.unpin()
+            if arena.is_dynamic:
                 # The arena may have grown since the lookup, whose layout has its rows as they were then.
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
             if arena.tiers is not None:
@@ -318,7 +317,7 @@ class EmbeddingCollection(nn.Module):
         with ExitStack() as all_or_none:
             for index, readers in self._readers.items():
                 arena = self.arenas[index]
-                if is_trained and isinstance(arena, DynamicArena):
+                if is_trained:
                     all_or_none.enter_context(arena.transaction)  # so that no thread evicts a row before it is pinned
                 part = translate(jagged, readers, self.tables, train=is_trained and self.training, repeats=repeats)
                 where = None
@@ -327,20 +326,18 @@ class EmbeddingCollection(nn.Module):
                         RowBatch(part.rows, part.part.keys, part.tables), purpose="this batch", is_trained=is_trained
                     )
                 found[index] = part, where
-                if is_trained and isinstance(arena, DynamicArena):
+                if is_trained:
                     arena.pin()
         for number, group in enumerate(self._translated_groups):
-            arena = self.arenas[group.arena]
-            if isinstance(arena, DynamicArena):
-                # Kept for the next lookups: layouts are checked when they are made, and arenas grow rarely.
-                layout = fitted(group.layout, arena.num_rows)
-                if layout is not group.layout:
-                    self._translated_groups[number] = replace(group, layout=layout)
+            # Kept for the next lookups: layouts are checked when they are made, and arenas grow rarely.
+            layout = fitted(group.layout, self.arenas[group.arena].num_rows)
+            if layout is not group.layout:
+                self._translated_groups[number] = replace(group, layout=layout)
         return [self._bags(group, *found[group.arena]) for group in self._translated_groups]
 
     def _bags(self, group: LookupGroup, part: Translated, where: PlacedRows | None) -> _Bags:
         arena = self.arenas[group.arena]
-        rows = part.rows if isinstance(arena, DynamicArena) else part.part.keys
+        rows = part.rows if arena.is_dynamic else part.part.keys
         bags = bags_of(replace(part.part, keys=rows), group)
         if where is None:
             return _Bags(group, bags)

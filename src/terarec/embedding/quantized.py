@@ -14,7 +14,7 @@ from terarec.embedding.output import EmbeddingOutput, assemble, bags_of
 from terarec.embedding.tables import fitted, lookup_groups, translate, translated_readers
 from terarec.ops.bag_lookup import quantize_rows, quantized_bag_lookup
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, Arena, DynamicArena, FrozenKeys
+from terarec.storage import AnyArena, AnyTable, FrozenKeys
 
 _ROWS_AT_ONCE = 1 << 18
 
@@ -42,27 +42,25 @@ class QuantizedCollection(nn.Module):
         super().__init__()
         self.features = tuple(features)
         self._groups = lookup_groups(arenas, features)
+        self._dynamic_names = {number: arena.table_names for number, arena in enumerate(arenas) if arena.is_dynamic}
         self._dynamic_readers = {
             number: readers
             for number, readers in translated_readers(arenas, features).items()
-            if isinstance(arenas[number], DynamicArena)
+            if number in self._dynamic_names
         }
-        self._dynamic_names: dict[int, tuple[str, ...]] = {}
         self._found: dict[str, FrozenKeys] = {}
         for number, arena in enumerate(arenas):
-            if isinstance(arena, DynamicArena):
-                self._dynamic_names[number] = arena.table_names
-                for place, name in enumerate(arena.table_names):
-                    self.register_buffer(f"keys_{number}_{place}", tables[name].keys())
+            for place, name in enumerate(self._dynamic_names.get(number, ())):
+                self.register_buffer(f"keys_{number}_{place}", tables[name].keys())
             self.register_buffer(f"rows_{number}", self._packed(number, arena, tables))
         self._follow_buffers()
 
     def _packed(self, number: int, arena: AnyArena, tables: Mapping[str, AnyTable]) -> Tensor:
         """Return the rows of an arena as codes: of dynamic tables the defaults, then the rows in key order."""
-        if isinstance(arena, Arena):
+        if not arena.is_dynamic and arena.tiers is None:
             return quantize_rows(arena.weights)
         parts = []
-        if isinstance(arena, DynamicArena):
+        if arena.num_defaults:
             parts.append(quantize_rows(arena.weights[: arena.num_defaults]))
         for place, name in enumerate(arena.table_names):
             table = tables[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from terarec.batch import Jagged
 from terarec.embedding.tables import translate
 from terarec.spec import FeatureSpec
-from terarec.storage import AnyArena, AnyTable, DynamicArena, DynamicTable, RowBatch, StaticTable, TieredRows
+from terarec.storage import AnyArena, AnyTable, DynamicTable, RowBatch, StaticTable, TieredRows
 
 _KEYS_AT_ONCE = 1 << 20  # of a keyset, which bounds the memory of finding their rows
 _BYTES_STAGED = 32 << 20  # of rows of the next part in addition to the budget of an arena
@@ -63,8 +62,7 @@ class RowLoading:
         """Load the rows of the next part of the data; see `EmbeddingCollection.preload_next`."""
         for arena, tiers, readers in self._in_tiers():
             # Held while rows are found and loaded, so that none gets another key between. What reads files holds none.
-            keys_stay = arena.lock if isinstance(arena, DynamicArena) else nullcontext()
-            with keys_stay, tiers.stack.lock:
+            with arena.lock, tiers.stack.lock:
                 kept = [tiers.placement.keep(batch.to(tiers.device)) for batch in self._batches(readers, present)]
                 absent = 0
                 for batch in self._batches(readers, keys):
@@ -80,10 +78,10 @@ class RowLoading:
                     return
                 batch = self._rows_of(feature, piece)
                 tiers.coming.ahead(batch, 1)
-                with keys_stay:
+                with arena.lock:
                     # Found anew, since training may have given the rows to other keys while files were read without the
                     # lock.
-                    if isinstance(arena, DynamicArena):
+                    if arena.is_dynamic:
                         batch = self._rows_of(feature, piece)
                     pin, has_room = tiers.coming.preload(batch.to(tiers.device), evicts=False)
                     pin.release()

@@ -131,7 +131,7 @@ def translated_readers(arenas: Sequence[AnyArena], features: Sequence[FeatureSpe
     tables = list(dict.fromkeys(feature.table for feature in features))
     for feature in sorted(features, key=lambda feature: tables.index(feature.table)):
         for index, arena in enumerate(arenas):
-            if not isinstance(arena, Arena) and feature.table in arena.table_names:
+            if (arena.is_dynamic or arena.tiers is not None) and feature.table in arena.table_names:
                 readers.setdefault(index, []).append(feature)
     return readers
 
@@ -142,7 +142,7 @@ def whole_table(arena: Arena, name: str) -> BagLayout:
 
 
 def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
-    """Return `layout` of dynamic tables with the present `num_rows` of their arena."""
+    """Return `layout` with the present `num_rows` of its arena: of a dynamic one these grow."""
     if layout.num_rows == num_rows:
         return layout
     return dataclasses.replace(layout, table_rows=(num_rows,) * len(layout.table_rows))
@@ -150,15 +150,10 @@ def fitted(layout: BagLayout, num_rows: int) -> BagLayout:
 
 def _layout(arena: AnyArena, features: Sequence[FeatureSpec]) -> BagLayout:
     """Return the layout of some features; `translate` replaces keys of dynamic tables by rows of the whole arena."""
-    num_tables = len(arena.specs)
-    if not isinstance(arena, DynamicArena):
-        base, rows = arena.table_base, arena.table_rows
-    else:
-        base, rows = (0,) * num_tables, (arena.num_rows,) * num_tables
     return BagLayout(
         table_names=arena.table_names,
-        table_base=base,
-        table_rows=rows,
+        table_base=arena.table_base,
+        table_rows=arena.table_rows,
         feature_names=tuple(feature.name for feature in features),
         feature_table=tuple(arena.table_names.index(feature.table) for feature in features),
         pooling=tuple(feature.pooling for feature in features),

@@ -17,6 +17,7 @@ from terarec.ops.layout import BagLayout
 from terarec.ops.row_update import BagGradient, dense_gradient, group_keys, per_key, sparse_gradient, state_dtype
 from terarec.ragged import Ragged
 from terarec.spec.tables import DEFAULT_OPTIMIZER
+from terarec.storage.static_keys import FixedRows
 
 
 def bags_of_input(
@@ -87,7 +88,7 @@ def _as_keys(tensor: Tensor, name: str) -> Tensor:
     return tensor.long()
 
 
-class ParameterArena:
+class ParameterArena(FixedRows):
     """The rows of an ordinary parameter, with their optimizer state.
 
     Modules that share a weight share its arena (`arena_of`), so that its rows are updated once a step.
@@ -96,7 +97,6 @@ class ParameterArena:
         parameter: [V, D].
         table_names: Empty, since the parameter is named by its path in the model.
         optimizer: Name of the optimizer: "default".
-        num_defaults: 0, the number of default rows (see `terarec.storage.DynamicArena`).
         tiers: None, as all rows are in the memory of the parameter.
         state: Name -> optimizer state; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
@@ -106,7 +106,6 @@ class ParameterArena:
 
     table_names: tuple[str, ...] = ()
     optimizer = DEFAULT_OPTIMIZER
-    num_defaults = 0
     tiers = None
 
     def __init__(self, parameter: nn.Parameter) -> None:

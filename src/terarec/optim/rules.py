@@ -18,7 +18,7 @@ from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
 from terarec.spec.quoting import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
-from terarec.storage import AnyArena, ChangedRows, DynamicArena
+from terarec.storage import AnyArena
 
 _RULE_NAMES = {"momentum": "beta1", "decay": "beta2"}
 """Fields of specs that have another name in the row rule."""
@@ -251,11 +251,11 @@ def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, see
             rounding_seed=rounding_seed,
         )
         _note_changes(arena, gradients, rule, table_lr)
-        # Keys without a row read the default row of their table, which an update must not train.
-        if gradients and isinstance(arena, DynamicArena):
+        if gradients:
+            # Keys without a row read the default row of their table, which an update must not train.
             arena.reset_defaults()
-        if gradients and arena.tiers is not None:
-            arena.tiers.placement.updated([held.places for held in gradients], table_lr)
+            if arena.tiers is not None:
+                arena.tiers.placement.updated([held.places for held in gradients], table_lr)
 
 
 def gradient_norm(parts: Sequence[ArenaStep]) -> float:
@@ -275,8 +275,8 @@ def split_columns_of(owner: RowParameters, arena: AnyArena) -> SplitColumns | No
 
 def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:
     """Note which rows an update by `gradients` changed, where delta checkpoints ask for them."""
-    changes = getattr(arena, "changes", None)  # a weight that is a parameter has none
-    if not isinstance(changes, ChangedRows):
+    changes = arena.changes
+    if changes is None:
         return
     if rule.updates_all_rows:
         # Every row changes: a delta would be the whole table.

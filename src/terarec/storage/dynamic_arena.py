@@ -89,7 +89,9 @@ class DynamicArena:
         width: Length D of a vector.
         dtype: Element type of the weights.
         optimizer: Name of the optimizer that updates the tables.
+        is_dynamic: True, since keys are inserted and evicted.
         table_names: The tables' names.
+        table_base: 0 for each table: lookups name rows of the whole arena.
         seed: Seed of the initial weights.
         num_rows: Rows V for which there is room.
         data: Weights and optimizer state of the rows.
@@ -111,10 +113,13 @@ class DynamicArena:
         StorageError: Not enough memory.
     """
 
+    is_dynamic = True
+
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int = 0) -> None:
         self.specs = tuple(specs)
         self.width, self.dtype, self.optimizer = shared_row_type(specs)
         self.table_names = tuple(spec.name for spec in specs)
+        self.table_base = (0,) * len(specs)
         self.seed = seed
         self.num_rows = 0
         self.num_defaults = len(specs)
@@ -145,6 +150,11 @@ class DynamicArena:
     def device(self) -> torch.device:
         """Device of the rows."""
         return self.data.device
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows that a lookup in each table may name: all V."""
+        return (self.num_rows,) * len(self.specs)
 
     @property
     def tiers(self) -> TieredRows | None:

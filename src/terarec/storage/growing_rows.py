@@ -115,8 +115,6 @@ class GrowingRows:
 
     Attributes:
         num_rows: Rows V that have memory.
-        columns: Number of a table -> width of the whole table and its first column here, where these are some columns
-            of a table; its rows start from those columns of the initial weights of the whole one.
 
     Args:
         specs: The tables, all of one width and element type.
@@ -125,7 +123,7 @@ class GrowingRows:
 
     def __init__(self, specs: Sequence[DynamicTableSpec], *, seed: int) -> None:
         self.num_rows = 0
-        self.columns: dict[int, tuple[int, int]] = {}
+        self._columns: dict[int, tuple[int, int]] = {}
         self._specs = tuple(specs)
         self._seed = seed
         self._weights = GrowingTensor((specs[0].width,), getattr(torch, specs[0].dtype), torch.device("cpu"))
@@ -161,6 +159,10 @@ class GrowingRows:
     def bytes_per_row(self) -> int:
         """Bytes of memory that a further row takes."""
         return self.row_bytes
+
+    def draw_columns(self, table: int, width: int, first: int) -> None:
+        """Let initial weights of a table be some columns of those of a table of `width` columns, from `first` on."""
+        self._columns[table] = (width, first)
 
     def attach_state(
         self, shapes: Sequence[tuple[str, tuple[int, ...]]], *, fills: Mapping[str, float] | None = None
@@ -207,8 +209,8 @@ class GrowingRows:
         for name, held in self._state.items():
             held.tensor[rows] = self._fills[name]
         spec = self._specs[table]
-        if table in self.columns:
-            write_columns(self.weights, rows, keys, self.columns[table], spec=spec, seed=self._seed)
+        if table in self._columns:
+            write_columns(self.weights, rows, keys, self._columns[table], spec=spec, seed=self._seed)
             return
         initialise_keys(
             self.weights,

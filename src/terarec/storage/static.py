@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,25 +10,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from terarec.errors import KeyOutOfRangeError, StorageError
+from terarec.errors import StorageError
 from terarec.kernels import memory
 from terarec.kernels.rows import allocate_rows
 from terarec.ops import state_dtype
-from terarec.spec import EvictionSpec, TableSpec
-from terarec.storage.changes import (
-    ChangedRows,
-    ChangingArena,
-    DirectWrites,
-    changes_since,
-    discard_changes,
-    follow_changes,
-    mark_changes,
-)
+from terarec.spec import TableSpec
+from terarec.storage.changes import DirectWrites, discard_changes, mark_changes
 from terarec.storage.initial_values import initial_rows, initialise
+from terarec.storage.static_keys import FixedRows, StaticKeys
 from terarec.storage.store import Rows, check_has_memory, check_import, shared_row_type
 
 
-class Arena:
+class Arena(FixedRows):
     """Rows of several tables, table after table.
 
     Attributes:
@@ -38,15 +30,12 @@ class Arena:
         dtype: Element type of the weights: float32, bfloat16 or float16.
         optimizer: Name of the optimizer that updates the tables.
         num_rows: Rows V of all tables together.
-        generation: 0, since no row changes its key (see `DynamicArena`).
-        num_defaults: 0, the number of default rows (see `DynamicArena`).
         table_names: The tables' names.
         table_base: Arena row of each table's first row.
         table_rows: Rows of each table.
         weights: dtype[V, D].
         state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
-        changes: Rows that changed since a checkpoint; None until a table asks for them.
         direct: Writes to weights and states that are no updates.
 
     Args:
@@ -66,11 +55,9 @@ class Arena:
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
         self.num_rows = sum(self.table_rows)
-        self.generation = self.num_defaults = 0
         self.state: dict[str, Tensor] = {}
         self._fills: Mapping[str, float] = {}
         self.attached: object = None
-        self.changes: ChangedRows | None = None
         self.direct = DirectWrites()
         self.weights = self._allocate("weights", (self.num_rows, self.width), torch.device("cpu"), self.dtype)
         for spec, base in zip(self.specs, self.table_base, strict=True):
@@ -173,107 +160,6 @@ def _list_tables(names: Sequence[str]) -> str:
         return f"table {names[0]!r}"
     shown = ", ".join(repr(name) for name in names[:3])
     return f"tables {shown}" if len(names) <= 3 else f"{len(names)} tables ({shown}, ...)"
-
-
-class StaticKeys(ABC):
-    """Base of tables whose keys are always ``0 <= key < spec.rows``, wherever their rows are stored.
-
-    Attributes:
-        spec: Name, rows, width and initial weights.
-        arena: Arena of the rows.
-        base: Arena row of key 0.
-    """
-
-    is_dynamic = is_part = False
-    spec: TableSpec
-    arena: ChangingArena
-    base: int
-
-    @abstractmethod
-    def export(self, keys: Tensor) -> Rows:
-        """Return copies of the rows of ``keys int64[n]``."""
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self.spec.name
-
-    @property
-    def width(self) -> int:
-        """Length D of a vector."""
-        return self.spec.width
-
-    def __len__(self) -> int:
-        return self.spec.rows
-
-    def keys(self) -> Tensor:
-        """Return all keys, int64[rows], in ascending order."""
-        return torch.arange(len(self), device=self.arena.device)
-
-    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
-        """Return arena rows int64[n] of ``keys int64[n]``.
-
-        Raises:
-            KeyOutOfRangeError: A key outside 0 <= key < rows.
-        """
-        outside = (keys < 0) | (keys >= self.spec.rows)
-        if outside.any():
-            key = int(keys[outside][0])
-            raise KeyOutOfRangeError(
-                f"table {self.name!r}", f"got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
-            )
-        return keys + self.base
-
-    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
-        """Raise `StorageError`: a static table evicts no rows."""
-        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
-
-    def take_evicted(self) -> Tensor:
-        """Return no keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def clear(self) -> None:  # noqa: B027 - it does what it says for every static table
-        """Do nothing: a static table always holds all its keys."""
-
-    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
-        """Return nothing: a static table always holds all its keys."""
-        return iter(())
-
-    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
-
-    @property
-    def changes_since(self) -> str | None:
-        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
-        return changes_since(self.arena)
-
-    def follow_changes(self, since: str) -> None:
-        """Begin to note which rows change; see `Store.follow_changes`."""
-        follow_changes(self.arena, since)
-
-    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
-        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
-        if self.arena.changes is not None:
-            for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
-                for part in torch.split(rows, chunk_rows):
-                    yield self.export(part - self.base)
-
-    def removed_since(self) -> Tensor:
-        """Return no keys: a static table always holds all its keys."""
-        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
-
-    def remove(self, keys: Tensor) -> None:
-        """Raise `StorageError`: a static table always holds all its keys."""
-        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
-
-    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
-        """Return nothing: a static table has no state other than its rows."""
-        return iter(())
-
-    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Raise `StorageError`: a static table has no state other than its rows."""
-        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
 
 
 class StaticTable(StaticKeys):

@@ -13,15 +13,15 @@ from torch import Tensor
 from terarec.errors import ConfigError
 from terarec.kernels import memory
 from terarec.spec import TableSpec
-from terarec.storage.changes import ChangedRows, discard_changes, mark_changes
-from terarec.storage.static import StaticKeys
+from terarec.storage.changes import discard_changes, mark_changes
+from terarec.storage.static_keys import FixedRows, StaticKeys
 from terarec.storage.store import Rows, check_import, shared_row_type
 from terarec.storage.tiered_rows import TieredRows
 
 _KEYS_AT_ONCE = 1 << 20
 
 
-class TieredArena:
+class TieredArena(FixedRows):
     """Rows of several static tables, table after table, of which only some are in the memory that kernels read.
 
     Attributes:
@@ -30,14 +30,11 @@ class TieredArena:
         dtype: Element type of the weights.
         optimizer: Name of the optimizer that updates the tables.
         num_rows: Rows V of all tables together.
-        generation: 0, since no row changes its key.
-        num_defaults: 0, the number of default rows.
         table_names: The tables' names.
         table_base: Arena row of each table's first row.
         table_rows: Rows of each table.
         data: Weights and optimizer state of the rows.
         attached: Token of the row optimizer that the state belongs to.
-        changes: Rows that changed since a checkpoint; None until a table asks for them.
 
     Args:
         specs: The tables.
@@ -57,9 +54,7 @@ class TieredArena:
         self.table_rows = tuple(spec.rows for spec in specs)
         self.table_base = (0, *accumulate(self.table_rows))[:-1]
         self.num_rows = sum(self.table_rows)
-        self.generation = self.num_defaults = 0
         self.attached: object = None
-        self.changes: ChangedRows | None = None
         self.data = TieredRows(specs, tiers, seed=seed)
         self.data.find_rows = {number: partial(torch.add, base) for number, base in enumerate(self.table_base)}
 

@@ -1,0 +1,146 @@
+"""Bases of the arenas and tables in which the row of a key never changes, wherever the rows are stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from terarec.errors import KeyOutOfRangeError, StorageError
+from terarec.spec import EvictionSpec, TableSpec
+from terarec.storage.changes import ChangedRows, ChangingArena, changes_since, follow_changes
+from terarec.storage.store import Rows
+
+
+class FixedRows:
+    """Base of arenas in which the row of a key never changes.
+
+    It has what a `DynamicArena` does where rows are allocated and freed, without effect, so that callers treat all
+    arenas alike.
+
+    Attributes:
+        is_dynamic: False, since no keys are inserted and evicted.
+        generation: 0, since no row gets another key.
+        num_defaults: 0, the number of default rows.
+        lock: A context without effect, since no rows are allocated or freed.
+        transaction: A context without effect, since no keys change.
+        changes: Rows that changed since a checkpoint; None until a table asks for them.
+    """
+
+    is_dynamic = False
+    generation = num_defaults = 0
+    lock = transaction = nullcontext()
+    changes: ChangedRows | None = None
+
+    def pin(self) -> None:
+        """Do nothing: no row is freed while gradients for it may be pending."""
+
+    def unpin(self) -> None:
+        """Do nothing; see `pin`."""
+
+    def reset_defaults(self) -> None:
+        """Do nothing: there are no default rows."""
+
+
+class StaticKeys(ABC):
+    """Base of tables whose keys are always ``0 <= key < spec.rows``, wherever their rows are stored.
+
+    Attributes:
+        spec: Name, rows, width and initial weights.
+        arena: Arena of the rows.
+        base: Arena row of key 0.
+    """
+
+    is_dynamic = is_part = False
+    spec: TableSpec
+    arena: ChangingArena
+    base: int
+
+    @abstractmethod
+    def export(self, keys: Tensor) -> Rows:
+        """Return copies of the rows of ``keys int64[n]``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.spec.name
+
+    @property
+    def width(self) -> int:
+        """Length D of a vector."""
+        return self.spec.width
+
+    def __len__(self) -> int:
+        return self.spec.rows
+
+    def keys(self) -> Tensor:
+        """Return all keys, int64[rows], in ascending order."""
+        return torch.arange(len(self), device=self.arena.device)
+
+    def rows(self, keys: Tensor, *, train: bool) -> Tensor:
+        """Return arena rows int64[n] of ``keys int64[n]``.
+
+        Raises:
+            KeyOutOfRangeError: A key outside 0 <= key < rows.
+        """
+        outside = (keys < 0) | (keys >= self.spec.rows)
+        if outside.any():
+            key = int(keys[outside][0])
+            raise KeyOutOfRangeError(
+                f"table {self.name!r}", f"got key {key}, expected 0 <= key < {self.spec.rows} (its rows)"
+            )
+        return keys + self.base
+
+    def evict(self, by: EvictionSpec | None = None, *, keep_at_least: int | None = None) -> Tensor:
+        """Raise `StorageError`: a static table evicts no rows."""
+        raise StorageError(f"table {self.name!r}: evict", "the table is static, expected a dynamic one")
+
+    def take_evicted(self) -> Tensor:
+        """Return no keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def clear(self) -> None:  # noqa: B027 - it does what it says for every static table
+        """Do nothing: a static table always holds all its keys."""
+
+    def export_keys(self, chunk_keys: int) -> Iterator[tuple[Tensor, Mapping[str, Tensor]]]:
+        """Return nothing: a static table always holds all its keys."""
+        return iter(())
+
+    def import_keys(self, keys: Tensor, uses: Mapping[str, Tensor]) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}", "got keys, but the table is static")
+
+    @property
+    def changes_since(self) -> str | None:
+        """Id of the checkpoint after which all changes of rows are known; None if they are not."""
+        return changes_since(self.arena)
+
+    def follow_changes(self, since: str) -> None:
+        """Begin to note which rows change; see `Store.follow_changes`."""
+        follow_changes(self.arena, since)
+
+    def export_since(self, chunk_rows: int) -> Iterator[Rows]:
+        """Return the rows that changed after `changes_since`; see `Store.export_since`."""
+        if self.arena.changes is not None:
+            for rows in self.arena.changes.between(self.base, self.base + self.spec.rows):
+                for part in torch.split(rows, chunk_rows):
+                    yield self.export(part - self.base)
+
+    def removed_since(self) -> Tensor:
+        """Return no keys: a static table always holds all its keys."""
+        return torch.empty(0, dtype=torch.int64, device=self.arena.device)
+
+    def remove(self, keys: Tensor) -> None:
+        """Raise `StorageError`: a static table always holds all its keys."""
+        raise StorageError(f"table {self.name!r}: remove", "the table is static, expected a dynamic one")
+
+    def export_memory(self, chunk_keys: int) -> Iterator[Mapping[str, Tensor]]:
+        """Return nothing: a static table has no state other than its rows."""
+        return iter(())
+
+    def import_memory(self, piece: Mapping[str, Tensor]) -> None:
+        """Raise `StorageError`: a static table has no state other than its rows."""
+        raise StorageError(f"table {self.name!r}", f"got {sorted(piece)}, but the table is static")
