@@ -6,8 +6,9 @@ The names that most programs need are here, and each is imported when it is firs
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from terarec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from terarec.batch import Batch, Jagged
@@ -73,17 +74,5 @@ _HOMES = {
 """Package -> its names above, which type checkers read from the imports."""
 
 
-def __getattr__(name: str) -> object:
-    """Import a name on first use: ``import terarec`` alone loads neither torch nor pyarrow."""
-    # PEP 562: called for names that the module does not have yet.
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module 'terarec' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"terarec.{home}"), name)
-    # Kept, so that the next access costs no call.
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,10 +1,12 @@
 """Packages that must start quickly load no heavy library."""
 
 import importlib
+from types import ModuleType
 
 import pytest
 
-import terarec
+import terarec.data
+import terarec.etl
 from tests.processes import run_new_python
 
 HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnxruntime", "onnxscript")
@@ -14,6 +16,7 @@ HEAVY = ("torch", "pyspark", "matplotlib", "starlette", "uvicorn", "onnx", "onnx
     ("modules", "unwanted"),
     [
         (("terarec", "terarec.spec", "terarec.cli", "terarec.hugectr"), (*HEAVY, "numpy", "pyarrow")),
+        (("terarec.data", "terarec.data.synthetic"), HEAVY),
         (("terarec.formats", "terarec.etl.engine", "terarec.etl.ready", "terarec.etl.spark"), HEAVY),
         (("terarec.models", "terarec.serve", "terarec.train", "terarec.export"), (*HEAVY[1:], "torch._dynamo")),
     ],
@@ -28,10 +31,12 @@ def test_importing_loads_no_heavy_library(modules: tuple[str, ...], unwanted: tu
     assert result.stdout.splitlines() == [f"{module} []" for module in modules]
 
 
-def test_every_name_at_the_top_is_there_and_is_what_its_package_exports() -> None:
-    for home, names in terarec._HOMES.items():
-        package = importlib.import_module(f"terarec.{home}")
-        assert all(getattr(terarec, name) is getattr(package, name) for name in names)
-    assert {name for names in terarec._HOMES.values() for name in names} == {*terarec.__all__} - {"__version__"}
+@pytest.mark.parametrize("package", [terarec, terarec.data, terarec.etl], ids=lambda package: package.__name__)
+def test_every_name_is_there_and_is_what_its_module_has(package: ModuleType) -> None:
+    for home, names in package._HOMES.items():
+        module = importlib.import_module(f"{package.__name__}.{home}")
+        assert all(getattr(package, name) is getattr(module, name) for name in names)
+    assert {name for names in package._HOMES.values() for name in names} == {*package.__all__} - {"__version__"}
+    assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'trainer'"):
-        _ = terarec.trainer
+        _ = package.trainer

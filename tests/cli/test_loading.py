@@ -1,11 +1,14 @@
-"""Ctrl-C while the modules of a command load."""
+"""The modules that a command loads, and Ctrl-C while they load."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from terarec import __version__
+from tests.cli.conftest import Workshop
+from tests.processes import run_new_python
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,20 @@ main(["serve", "run"])
 def test_the_module_is_the_command_line() -> None:
     run = subprocess.run([sys.executable, "-m", "terarec", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout == f"terarec {__version__}\n"
+
+
+def test_commands_that_compute_nothing_with_torch_load_none(workshop: Workshop, tmp_path: Path) -> None:
+    """Importing torch would take three times as long as these commands."""
+    out = tmp_path / "raw"
+    for arguments in (
+        ("generate", "criteo", "--rows", 20, "--out", out),
+        ("generate", "amazon", "--rows", 20, "--out", tmp_path / "reviews"),
+        ("workflow", "draft", out, "--out", tmp_path / "draft.json"),
+        ("prepare", "criteo", out, "--min-count", 2, "--out", tmp_path / "data"),
+        ("inspect", workshop.data),
+        ("inspect", workshop.data, "--column", "C1"),
+        ("init-config", "dlrm", workshop.data, "--out", tmp_path / "run.json"),
+    ):
+        program = "import sys; from terarec.cli.app import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
+        ended = run_new_python(program, *arguments)
+        assert ended.stdout.splitlines()[-1:] == ["0 False"], (arguments, ended.stderr)

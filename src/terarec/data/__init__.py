@@ -1,8 +1,19 @@
-"""Reading data sets and HugeCTR's files as batches; `terarec.data.synthetic` generates some."""
+"""Reading data sets and HugeCTR's files as batches; `terarec.data.synthetic` generates some.
 
-from terarec.data.open import open_reader, read_spec
-from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, SampleSource
-from terarec.data.sampling import RankShare
+The names are imported on first use: readers load torch, which generators and descriptions do not need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from terarec.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from terarec.data.description import read_spec
+    from terarec.data.open import open_reader
+    from terarec.data.reader import BatchReader, DatasetSource, InMemorySource, Reader, SampleSource
+    from terarec.data.sampling import RankShare
 
 __all__ = [
     "BatchReader",
@@ -14,3 +25,13 @@ __all__ = [
     "open_reader",
     "read_spec",
 ]
+
+_HOMES = {
+    "description": ("read_spec",),
+    "open": ("open_reader",),
+    "reader": ("BatchReader", "DatasetSource", "InMemorySource", "Reader", "SampleSource"),
+    "sampling": ("RankShare",),
+}
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

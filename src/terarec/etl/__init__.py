@@ -1,8 +1,13 @@
-"""Raw logs -> a data set by a feature workflow, which does the same to raw records. Described in docs/workflows.md."""
+"""Raw logs -> a data set by a feature workflow, which does the same to raw records. Described in docs/workflows.md.
+
+The functions are imported on first use: packages that serve or describe workflows need no engine.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from terarec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from terarec.etl.dry_run import preview
@@ -10,11 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fit", "prepare", "preview"]
 
+_HOMES = {"dry_run": ("preview",), "preparation": ("fit", "prepare")}
 
-def __getattr__(name: str) -> Any:
-    """Import the functions on first use: packages below that serve or describe workflows need no engine."""
-    if name not in __all__:
-        raise AttributeError(f"module 'terarec.etl' has no attribute {name!r}")
-    from terarec.etl import dry_run, preparation
-
-    return getattr(dry_run if name == "preview" else preparation, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
