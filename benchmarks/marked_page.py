@@ -1,4 +1,4 @@
-"""Tables in a page of docs/ that are written from the rows of results/."""
+"""Tables between marks in a page of docs/, such as those that are written from the rows of results/."""
 
 import csv
 from collections.abc import Mapping
@@ -7,6 +7,12 @@ from typing import NamedTuple
 
 Found = Mapping[str, str]
 """A row of results: column -> text."""
+
+
+def with_marked(text: str, begin: str, end: str, tables: str) -> str:
+    """Return the text of a page with `tables` between the lines `begin` and `end`."""
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{tables}\n\n{end}{rest.split(end)[1]}"
 
 
 class MarkedPage(NamedTuple):
@@ -33,5 +39,4 @@ class MarkedPage(NamedTuple):
 
     def with_tables(self, tables: str) -> str:
         """Return the page with `tables` between its marks."""
-        before, rest = self.page.read_text().split(self.begin)
-        return f"{before}{self.begin}\n\n{tables}\n\n{self.end}{rest.split(self.end)[1]}"
+        return with_marked(self.page.read_text(), self.begin, self.end, tables)

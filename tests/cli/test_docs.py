@@ -1,4 +1,4 @@
-"""docs/cli.md names every option and every figure."""
+"""docs/cli.md has the options of the commands, and names every figure."""
 
 import re
 from pathlib import Path
@@ -6,16 +6,32 @@ from typing import Any
 
 import pytest
 
-from terarec.cli.app import command_line
-from tests.cli.conftest import Workshop, figures
-from tests.cli.test_options import listed
+from tests.cli import options_page
+from tests.cli.conftest import Workshop, commands, figures
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+PAGE = options_page.PAGE.read_text()
 
 
-def test_every_option_is_on_the_page() -> None:
-    words = {word for line in listed(command_line(), "terarec") for word in line.split() if word.startswith("--")}
-    assert {word for word in words if not re.search(rf"`[^`]*{word}\b", PAGE)} == set()
+def test_the_options_on_the_page_are_those_of_the_commands() -> None:
+    # Marks for every command, and none of a command that is gone.
+    assert sorted(re.findall("<!-- options of (.*): written by", PAGE)) == sorted(options_page.tables())
+    assert options_page.page_with_tables(PAGE) == PAGE, "run: python -m tests.cli.options_page"
+
+
+def test_a_table_has_the_placeholder_the_default_and_the_meaning_of_an_option() -> None:
+    tables = options_page.tables()
+    assert "| `--days N` | `1` | Number of files: day_0.tsv, day_1.tsv, ... |" in tables["terarec generate criteo"]
+    assert "| `FILES...` | required | Files, directories, patterns" in tables["terarec prepare csv"]
+    assert "| `--batch-norm`, `--no-batch-norm` | `model.batch_norm` |  | Whether" in tables["terarec train"]
+    assert "| `--to`, `--stream URL\\|FILE` | required |" in tables["terarec publish"]
+    # Once for all commands.
+    assert [name for name, table in tables.items() if "`--json`" in table] == ["every terarec"]
+
+
+def test_the_help_says_which_options_are_repeatable() -> None:
+    found = [option for command in options_page.leaves(commands()) for option in command.params]
+    options = [option for option in found if option.param_type_name == "option"]
+    assert [option.name for option in options if option.multiple != ("repeatable" in option.help)] == []
 
 
 def unnamed(reported: dict[str, Any], command: str) -> set[str]:

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 # Headings of the list of commands.
 DATA, MODEL, SERVING, INSIDE = "Data", "Model", "Serving", "Diagnostics"
 WORKFLOW, NAME = "WORKFLOW", "NAME"
-_JSON = Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object in the last line of stdout.")]
+_JSON = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the figures as one JSON object in the last line of stdout; readable output goes to stderr.",
+    ),
+]
 
 
 class Command(TyperCommand):

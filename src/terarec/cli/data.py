@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terarec.cli.options import AllowImport, Force, SpecField, check_unset, spec_option
+from terarec.cli.options import AllowImport, Force, SpecField, check_unset, repeatable, spec_option
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import DatasetSpec, RecordOptions, SavedModel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GenerateOptions:
     """Options of every ``terarec generate``."""
 
-    rows: Annotated[int, typer.Option(min=1, help="Total number of rows.")]
+    rows: Annotated[int, typer.Option(min=1, help="Total number of rows, without side tables.")]
     out: Annotated[Path, typer.Option(help="Output directory.")]
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same bytes.")] = 0
 
@@ -42,7 +42,10 @@ class GenerateCriteoOptions(GenerateOptions):
 class GenerateMovielensOptions(GenerateOptions):
     """Options of ``terarec generate movielens``."""
 
-    layout: Annotated[Literal["latest", "1m"], typer.Option(help="CSV files, or those of MovieLens 1M.")] = "latest"
+    layout: Annotated[
+        Literal["latest", "1m"],
+        typer.Option(help="ratings.csv and movies.csv; or ratings.dat, movies.dat and users.dat as in MovieLens 1M."),
+    ] = "latest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,12 @@ class WorkflowOptions:
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset, such as avazu.")]
     out: Annotated[Path, typer.Option(help="Output file, JSON.")]
-    min_count: Annotated[int | None, typer.Option(min=1, help="Values rarer than this share one id.")] = None
+    min_count: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Values rarer than this in the training part share one id; the preset's number if unset."
+        ),
+    ] = None
     layout: Annotated[str | None, typer.Option(help="Layout of movielens (latest, 1m) or amazon (2018, 2023).")] = None
     force: Force = False
 
@@ -165,6 +173,7 @@ def _run_option(name: str) -> Any:
     field = SpecField.at(SavedModel, name)
     is_number = field.type is not str
     words = f"{field.meaning.rstrip('.')} (run){f'; {field.default}' if is_number else ''}."
+    words = repeatable(words) if field.is_repeatable else words
     return spec_option(name, SavedModel, name, metavar=None if is_number else "PATH", summary=words)
 
 
@@ -302,8 +311,13 @@ class DriftOptions:
         list[str],
         typer.Argument(metavar="CURRENT...", help="A data set, or raw logs for the reference's workflow to encode."),
     ]
-    out: Annotated[Path, typer.Option(metavar="FILE.html", help="HTML page to write; the statistics go to FILE.json.")]
-    reference_split: Annotated[str | None, typer.Option(help="Rows of the reference; train if unset.")] = None
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE.html", help="HTML page to write; FILE.json gets the statistics of all columns."),
+    ]
+    reference_split: Annotated[
+        str | None, typer.Option(help="Rows of the reference; train if unset, or all without it.")
+    ] = None
     current_split: Annotated[str | None, typer.Option(help="Rows of the current data; all if unset.")] = None
     force: Force = False
     allow_import: AllowImport = None

@@ -119,6 +119,11 @@ class SpecField:
         return None
 
 
+def repeatable(summary: str) -> str:
+    """Return the help of an option that may be given several times."""
+    return f"{summary.rstrip('.')}; repeatable."
+
+
 def _field(spec_type: type, name: str) -> dataclasses.Field[Any] | None:
     return next((field for field in dataclasses.fields(spec_type) if field.name == name), None)
 
@@ -189,7 +194,16 @@ class SpecFields:
             _parameter(
                 name,
                 field.parameter_default,
-                Annotated[field.annotation, spec_option(option, hint, name, is_plain=True)],
+                Annotated[
+                    field.annotation,
+                    spec_option(
+                        option,
+                        hint,
+                        name,
+                        summary=repeatable(field.meaning) if field.is_repeatable else None,
+                        is_plain=True,
+                    ),
+                ],
             )
             for (name, option), field in zip(self._options.items(), found.values(), strict=True)
         ]
@@ -340,9 +354,6 @@ CheckpointOption = Annotated[
 DEVICES = "auto|cpu|cuda|cuda:N"
 DeviceOption = Annotated[str | None, spec_option("device", TrainingSpec, "device", metavar=DEVICES)]
 """Checked by the spec, or by `terarec.train.devices.resolve_device`."""
-MetricsOption = Annotated[str | None, spec_option("metrics", TrainingSpec, "metrics")]
-GroupOption = Annotated[str | None, spec_option("group", TrainingSpec, "group", metavar="COLUMN")]
-SlicesOption = Annotated[str | None, spec_option("slices", TrainingSpec, "slices")]
 TiersOption = Annotated[
     str | None, spec_option("tiers", RunSpec, "model.tables.tiers", metavar="device=SIZE,host=SIZE,file=DIR")
 ]

@@ -35,7 +35,10 @@ class PlanOptions:
         str | None, typer.Option(metavar="SIZE", help="Limit of GPU memory; the free memory if unset.")
     ] = None
     rows: Annotated[
-        list[str] | None, typer.Option("--rows", metavar="TABLE=N", help="Expected rows of a table; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--rows", metavar="TABLE=N", help="Expected rows of a dynamic table or of one in tiers; repeatable."
+        ),
     ] = None
     ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Place the tables on N ranks instead.")] = None
     ranks_per_node: Annotated[
@@ -45,7 +48,10 @@ class PlanOptions:
         str | None, typer.Option(metavar="SIZE", help="Limit of a rank's memory for tables; none if unset.")
     ] = None
     place: Annotated[
-        list[str] | None, typer.Option("--place", metavar="TABLE=KIND", help="Placement of a table; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--place", metavar="TABLE=KIND", help="Kind of a table's placement, such as row_wise; repeatable."
+        ),
     ] = None
     sharding: Annotated[
         Path | None,
@@ -55,12 +61,17 @@ class PlanOptions:
         bool, typer.Option("--probe", help="Measure the costs of rows and, under torchrun, links for five seconds.")
     ] = False
     bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to other machines.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to other machines; 1.25 GB if unset."),
     ] = None
     local_bandwidth: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to ranks of its machine.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Bytes per second that a rank sends to ranks of its machine; 2 GB if unset."),
     ] = None
-    out: Annotated[Path | None, typer.Option(metavar="PLAN.json", help="Output file of the plan.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN.json", help="File for the placements, which terarec train --plan takes."),
+    ] = None
     force: Force = False
     allow_import: AllowImport = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs, spec_option
+from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
 from terarec.spec import (
@@ -151,7 +151,7 @@ def _cell(value: object) -> str:
 
 _CELL_CHARACTERS = 24
 _VALID_FRACTION = 0.1
-_VALID_FRACTION_OPTION: Any = typer.Option(help="Share of the rows, from the end, for the valid split.")
+_VALID_FRACTION_OPTION: Any = typer.Option(help="Share of the rows, from the end, for the valid split; 0 for none.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +161,19 @@ class PrepareCriteoOptions(PreparationOptions):
     raw: Annotated[
         list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order of time.")
     ]
-    min_count: Annotated[int | None, spec_option("min_count", CsvOptions, "min_count")] = None
+    min_count: Annotated[
+        int | None,
+        typer.Option(help="Count below which the values of a category share one id; 15 if unset."),
+    ] = None
     valid_fraction: Annotated[float | None, _VALID_FRACTION_OPTION] = None
-    valid_last_day: Annotated[bool, typer.Option("--valid-last-day", help="The last file is the valid split.")] = False
+    valid_last_day: Annotated[
+        bool,
+        typer.Option(
+            "--valid-last-day",
+            help="The last file is the valid split; the default if there are several files, "
+            "otherwise the last tenth of the rows.",
+        ),
+    ] = False
 
 
 def prepare_criteo(options: PrepareCriteoOptions, show: Show) -> None:
@@ -220,9 +230,10 @@ class PrepareCsvOptions(PreparationOptions):
         ),
     ]
     valid_fraction: Annotated[float, _VALID_FRACTION_OPTION] = 0.0
-    valid: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the valid split; repeatable.")] = (
-        None
-    )
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A file of the valid split, instead of --valid-fraction; repeatable."),
+    ] = None
     test: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A file of the test split; repeatable.")] = None
     name: Annotated[str | None, typer.Option(help="Name of the data set; that of the directory if unset.")] = None
 
@@ -269,10 +280,15 @@ class PrepareWorkflowOptions(PreparationOptions):
         ),
     ]
     raw: Annotated[list[str], typer.Argument(metavar="RAW...", help="Files, directories, patterns or URLs, in order.")]
-    table: Annotated[list[str] | None, spec_option("table", PrepareOptions, "tables", metavar="NAME=PATH")] = None
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A file of a side table that the workflow names; repeatable."),
+    ] = None
     split: Annotated[
         Literal["train", "valid", "test"] | None,
-        typer.Option(help="Put all rows into this split, instead of the workflow's own."),
+        typer.Option(
+            help="Put all rows into this split, instead of the workflow's own: for new files and a fitted workflow."
+        ),
     ] = None
     weight: Annotated[
         str | None,
@@ -280,7 +296,9 @@ class PrepareWorkflowOptions(PreparationOptions):
     ] = None
     metadata: Annotated[
         list[str] | None,
-        typer.Option(metavar="A,B,...", help="Columns of the files to keep unchanged, instead of the workflow's."),
+        typer.Option(
+            metavar="A,B,...", help="Columns of the files to keep unchanged, instead of the workflow's; repeatable."
+        ),
     ] = None
     allow_import: AllowImport = None
 

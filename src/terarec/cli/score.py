@@ -15,17 +15,15 @@ from terarec.cli.options import (
     CheckpointOption,
     DeviceOption,
     Force,
-    GroupOption,
-    MetricsOption,
     NumbersOption,
-    SlicesOption,
     SpecFields,
     check_unset,
     comma_separated,
+    spec_option,
 )
 from terarec.cli.show import Show
 from terarec.errors import ConfigError
-from terarec.spec import Numbers, PrepareOptions, ServingSpec
+from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +31,12 @@ if TYPE_CHECKING:
     from terarec.etl.engine import Progress
     from terarec.models.two_tower import TwoTower
     from terarec.serve import InferenceSession
-    from terarec.spec import DatasetSpec, TrainingSpec, TwoTowerSpec
+    from terarec.spec import DatasetSpec, TwoTowerSpec
+
+
+def _run_option(name: str, meaning: str, metavar: str | None = None) -> Any:
+    """Declare an option for a field of the run's `TrainingSpec`, whose value it replaces."""
+    return spec_option(name, TrainingSpec, name, metavar=metavar, summary=f"{meaning}; the run's if unset.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +46,18 @@ class EvaluateOptions:
     run: Annotated[Path, typer.Argument(metavar="RUN", help="RUN directory of a trained model.")]
     data: Annotated[Path, typer.Option(help="A prepared data set, or HugeCTR's files.")]
     split: Annotated[str, typer.Option(help="Split of the data set.")] = "valid"
-    metrics: MetricsOption = None
-    group: GroupOption = None
-    slices: SlicesOption = None
+    metrics: Annotated[str | None, _run_option("metrics", "Metrics by name, such as auc or ndcg@10")] = None
+    group: Annotated[
+        str | None, _run_option("group", "Column by which gauc and ranking metrics group samples", "COLUMN")
+    ] = None
+    slices: Annotated[str | None, _run_option("slices", "Columns for whose values metrics are computed, too")] = None
     k: Annotated[
         str | None,
-        typer.Option("--k", metavar="10,50,...", help="Numbers of retrieved items k of the metrics, for two_tower."),
+        typer.Option(
+            "--k",
+            metavar="10,50,...",
+            help="Lengths of the lists of items, for two_tower; 10,50,100 if unset, up to the number of items.",
+        ),
     ] = None
     checkpoint: CheckpointOption = None
     device: DeviceOption = None

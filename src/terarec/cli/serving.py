@@ -261,13 +261,19 @@ class RecommendOptions:
     k: Annotated[int, typer.Option("--k", min=1, help="Number of items per user.")] = 10
     candidates: Annotated[int, typer.Option(min=1, help="Number of items retrieved for the ranker.")] = 200
     exclude: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of USERS with lists of items to exclude.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of USERS with lists of items to exclude, such as those seen."),
     ] = None
     allow: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File whose column --key has the only items to recommend.")
     ] = None
     index: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory in which the index of the items is cached.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory in which the index of the items is cached; that of another checkpoint, "
+            "other items or settings is replaced.",
+        ),
     ] = None
     search: Annotated[ItemIndexSpec, SpecFields("method", "exact_items", "lists", "probes")]
     checkpoint: CheckpointOption = None

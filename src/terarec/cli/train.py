@@ -131,7 +131,10 @@ class TrainOptions:
     ] = None
     init_from: Annotated[Path | None, spec_option("init_from", RunSpec, "init_from", metavar="RUN")] = None
     reset_optimizer: Annotated[bool, spec_option("reset_optimizer", RunSpec, "reset_optimizer", is_plain=True)] = False
-    no_tensorboard: Annotated[bool, typer.Option("--no-tensorboard", help="Write no TensorBoard events.")] = False
+    no_tensorboard: Annotated[
+        bool,
+        typer.Option("--no-tensorboard", help="Write no events to RUN/tensorboard where TensorBoard is installed."),
+    ] = False
     mlflow: Annotated[
         str | None, typer.Option(metavar="URI", help="Log to MLflow: the URI of a server, or a directory.")
     ] = None
@@ -139,10 +142,14 @@ class TrainOptions:
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint in RUN.")] = False
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="PLAN.json", help="Placements of the tables on the processes that torchrun starts."),
+        typer.Option(
+            metavar="PLAN.json",
+            help="Placements of the tables on the processes that torchrun starts; by their sizes if unset.",
+        ),
     ] = None
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100.")
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Any field, e.g. training.max_steps=100; repeatable."),
     ] = None
 
 
@@ -367,7 +374,7 @@ class ReproduceOptions:
 
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the data, such as frappe_x1.")]
     model: Annotated[str, typer.Option(help="Name of the model, such as deepfm.")]
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files.")]
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the public files, plain or compressed.")]
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with the seeds 0, 1, ...")] = 1
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output directory; ./RECIPE by default.")] = None
     threads: Annotated[int | None, spec_option("threads", TrainingSpec, "threads")] = None

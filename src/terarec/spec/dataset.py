@@ -104,7 +104,7 @@ class DatasetSpec:
     """Columns of a data set and the files of its samples.
 
     Attributes:
-        storage: "parquet" (one column a file column) or "raw" (fixed-width records, see docs/formats.md).
+        storage: Format of the shards: "parquet", or "raw" for records of a fixed width. Described in docs/formats.md.
         splits: Split name ("train", "valid", "test") -> its shards, in sample order.
         best_auc: The AUC of the model that generated the labels, for synthetic data.
         workflow: Directory of the feature workflow that made the columns, relative to dataset.json. None: raw values

@@ -72,7 +72,7 @@ class LRSpec:
 
     Attributes:
         pooling: Reduction of the vectors of a list column to one; an empty list gives zeros.
-        tables: Static or dynamic.
+        tables: Tables of the ids in the data set (static), or of the keys that training meets (dynamic).
         wide_initializer: Initial weights of the keys; None for those of `tables`.
     """
 
@@ -398,8 +398,8 @@ class PythonModelSpec:
     """Model of the user's own code, which is imported only where the caller allows its package.
 
     Attributes:
-        factory: ``package.module:name`` of a class or function, called as
-            ``factory(dataset, num_outputs=..., seed=..., **options)``, that returns a `torch.nn.Module`.
+        factory: Class or function, as ``package.module:name``, that makes the model. It is called as
+            ``factory(dataset, num_outputs=..., seed=..., **options)`` and returns a `torch.nn.Module`.
         options: Other arguments, as JSON values.
     """
 

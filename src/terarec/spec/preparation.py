@@ -41,10 +41,10 @@ class PrepareOptions:
             are parts in any case.
         keysets: Whether to write the distinct keys of each part.
         seed: Shuffle seed.
-        threads: Threads that parse, encode and count; None takes as many as there are cores.
+        threads: Threads that parse, encode and count; None for as many as there are cores.
         memory_bytes: Bound of what counting and sorting hold in memory before they spill to the disk; None takes half
             of the memory that is free.
-        limit: Number of rows to take from the start of the sources; None for all. Local engine only.
+        limit: Number of rows to take from the start of the sources, in their order; None for all. Local engine only.
         restart: Whether to discard what an interrupted run left.
         tables: Files of the side tables of the workflow, by name.
         spark_master: URL of Spark's master, such as ``local[2]`` or ``spark://host:7077``; None for Spark's setting.
@@ -107,19 +107,20 @@ class CsvOptions:
         positives: Values of the label that mean 1, others meaning 0; none for a label of numbers from 0 to 1.
         dense: Columns of numbers, standardized to mean 0 and deviation 1. Both are those of the training part; a
             missing number becomes the mean.
-        log: Columns of counts, of which the logarithm is taken. It is ln(x + shift), for long tails; missing is 0.
+        log: Columns of counts with a long tail: their logarithm. It is ln(x + shift); missing is 0.
         categorical: Columns of texts: ids by frequency.
         ids: Columns of integers, such as user ids: ids by frequency. Of a column x that is a number as well (in
             `dense` or `log`) the ids are in the column ``x_id``.
-        buckets: Columns of numbers, each with its number of quantile buckets. The bucket of column x becomes an id in
-            the column ``x_bucket``. x may be a number or an integer of the lists above as well.
-        keys: Columns of integers: keys of dynamic tables. They stay as they are, any int64.
-        weight: Column of numbers >= 0: sample weights; None for none.
-        metadata: Columns to keep unchanged, which models do not read. Reports and scores may have them, such as user
-            ids. They may be among the other lists as well; one that is in no other list is read as text.
+        buckets: Columns x of numbers, each with its number of quantile buckets: ids in a further column ``x_bucket``. A
+            column may be a number or an integer of the lists above as well.
+        keys: Columns of integers that stay as they are, any int64: keys of dynamic tables.
+        weight: Column of numbers >= 0: sample weights, in training and in metrics; None for none.
+        metadata: Columns to keep unchanged, which reports and scores may have but models do not read, such as user ids.
+            They may be among the other lists as well; one that is in no other list is read as text.
         min_count: Count below which the values of a category share one id.
         split: Rows for validation and test; None for none.
-        delimiter: Text between the fields. White space around a field is dropped, and it may be quoted.
+        delimiter: Text between the fields, one character or several. White space around a field is dropped, and it may
+            be quoted.
         names: Names of all columns in order, for files without a header line.
         missing: Words that mean a missing value, as an empty field does.
         name: Name of the data set.
@@ -216,7 +217,7 @@ class SavedModel:
 
     Attributes:
         graph: JSON file of the graph.
-        records: Description of the model's data, ``records.json``.
+        records: Description of the model's data: ``records.json``, or its directory.
         dense: Dense weights.
         sparse: Rows of each embedding, in the order of the graph. Each is a folder or a file; embedding collections
             have one dump.
