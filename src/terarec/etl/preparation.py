@@ -13,9 +13,16 @@ from pathlib import Path
 
 from terarec.errors import ConfigError, FormatError
 from terarec.etl.engine import OnProgress, PrepareReport
-from terarec.etl.engine.fitting import add_bad_input
 from terarec.etl.engine.local import LocalRun
-from terarec.etl.engine.phases import BadInput, InputColumn, Phases, StartRun, output_columns, table_sizes
+from terarec.etl.engine.phases import (
+    BadInput,
+    InputColumn,
+    Phases,
+    StartRun,
+    add_bad_input,
+    output_columns,
+    table_sizes,
+)
 from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.source import Source, open_source
 from terarec.etl.source.files import read_best_auc

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from terarec.errors import FormatError
-from terarec.etl.columns import SPLIT_NAMES
-from terarec.etl.engine.fitting import (
-    SpillingStatistics,
+from terarec.etl.columns import SPLIT_NAMES, Rows
+from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
+from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
+from terarec.etl.engine.phases import (
+    WORK,
+    FittedRun,
+    Phases,
+    Result,
     StateStore,
-    Statistics,
     add_bad_input,
     bad_input_to_json,
-    check_training,
-    fit_pass,
     fit_table,
-    fit_while_counting,
 )
-from terarec.etl.engine.grouped import GroupedRows, partition_count, run_grouped
-from terarec.etl.engine.passes import Passes, Pipeline
-from terarec.etl.engine.phases import WORK, FittedRun, Phases, Result
 from terarec.etl.engine.split import (
     Bounds,
     RowBounds,
+    TrainingPrefix,
     assign,
     bounds_from_data,
     bounds_to_data,
+    counted_bounds,
     find_bounds,
     needs_bounds,
 )
@@ -42,11 +46,11 @@ from terarec.etl.engine.write import (
     training_values,
     write_rows,
 )
-from terarec.etl.ops import State
+from terarec.etl.ops import ColumnTypes, SpillOptions, State, Statistic
 from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.sink import PartOptions, closed_files
-from terarec.etl.source import Source
-from terarec.etl.workflow import Pass, Workflow
+from terarec.etl.source import RawBlock, Source
+from terarec.etl.workflow import Pass, Plan, Workflow, source_types
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.io import flush_tree
 from terarec.kernels import memory
@@ -57,6 +61,8 @@ BYTES_PER_TEXT_BYTE = 3
 """Rows take about this multiple of the bytes of their text in memory; text of compressed files is estimated in turn."""
 _UNKNOWN_MEMORY = 8 << 30
 """Free memory where the system does not say."""
+Statistics: TypeAlias = Mapping[int, Statistic]
+"""Position of a step -> its statistic."""
 JoinedOutputs: TypeAlias = Callable[[Pass], GroupedRows | None]
 """Opens the outputs of the grouped steps that a pass needs."""
 
@@ -101,7 +107,7 @@ class LocalRun:
         self._plan = workflow.plan
         self._states: dict[int, State] = dict(workflow.states)
         self._store = StateStore(self._plan, directory / WORKFLOW_DIRECTORY)
-        self._statistics = SpillingStatistics(self._plan, self._work / "spill", self._memory // 2)
+        self._statistics = _SpillingStatistics(self._plan, self._work / "spill", self._memory // 2)
         item_bits = ITEM_BITS if any(code.explodes for code in workflow.plan.operators) else 0
         self._passes = Passes(source, options.threads or available_threads(), phases.meter, item_bits)
         self._estimated_bytes = BYTES_PER_TEXT_BYTE * source.text_bytes
@@ -257,16 +263,125 @@ class LocalRun:
         self, pipeline: Pipeline, joined: JoinedOutputs, work: Pass, until_row: int | None, steps: Sequence[int]
     ) -> tuple[Statistics, Result]:
         statistics, blocks = self._statistics.new(steps), self._passes.blocks(until_row)
-        rows = fit_pass(self._passes, pipeline, work, statistics, joined=joined(work), blocks=blocks)
-        check_training(rows["train"])
+        rows = _fit_pass(self._passes, pipeline, work, statistics, joined=joined(work), blocks=blocks)
+        _check_training(rows["train"])
         return statistics, {"rows": rows if until_row is None else {}}
 
     def _fit_while_counting(self, split: SplitByFraction | SplitByFiles) -> tuple[Statistics, Result]:
-        new_statistics = partial(self._statistics.new, self._plan.fit_phases[0])
-        statistics, bounds = fit_while_counting(self._passes, self._plan, self._states, split, new_statistics)
+        """Fit the first phase in the pass that counts the rows of text files; see `_fits_while_counting`.
+
+        Rows that are for training however many follow are observed while the rest is read and counted, the others
+        after.
+        """
+        passes, plan = self._passes, self._plan
+        new_statistics = partial(self._statistics.new, plan.fit_phases[0])
+        work, prefix, statistics = plan.fit_pass(0), TrainingPrefix(passes.source, split), new_statistics()
+        everything = Pipeline(plan, self._states, assign(None, None))
+        rows = _fit_pass(passes, everything, work, statistics, joined=None, blocks=prefix)["train"]
+        passes.meter.add(0, prefix.skipped_bytes)
+        bounds = counted_bounds(split, passes, prefix.counts)
+        last = prefix.last
+        # The first lines were much shorter than the last: rows were observed that are for validation.
+        if prefix.end << passes.item_bits > bounds.valid_from:
+            rows, last, statistics = 0, None, new_statistics()
+        pipeline, blocks = Pipeline(plan, self._states, assign(split, bounds)), passes.blocks(bounds.valid_from, last)
+        rows += _fit_pass(passes, pipeline, work, statistics, joined=None, blocks=blocks)["train"]
+        _check_training(rows)
         return statistics, {"bounds": bounds_to_data(bounds)}
 
     def _fit_table(self, step: int) -> tuple[Statistics, Result]:
         name, statistics = self._plan.operators[step].side_table, self._statistics.new([step])
         assert name is not None
         return statistics, fit_table(self._workflow, name, self._options, statistics[step])
+
+
+def _fit_pass(
+    passes: Passes,
+    pipeline: Pipeline,
+    work: Pass,
+    statistics: Statistics,
+    *,
+    joined: JoinedRows | None,
+    blocks: Iterable[RawBlock],
+) -> dict[str, int]:
+    """Show the training rows of some blocks to the `statistics` of a phase.
+
+    Args:
+        passes: The sources.
+        pipeline: Steps of the workflow, with the states of earlier phases.
+        work: Pass of this phase.
+        statistics: Statistics of its steps.
+        joined: Outputs of the grouped steps.
+        blocks: Blocks to read.
+
+    Returns:
+        Split -> rows that were read.
+    """
+
+    def observe(read: ReadRows) -> tuple[dict[int, Any], NDArray[np.int64]]:
+        def partials_of(rows: Rows) -> dict[int, Any]:
+            return pipeline.run(work, rows, read.joined, statistics)[1] if rows.num_rows else {}
+
+        rows = pipeline.preprocess(work, read)
+        assert rows.split is not None
+        counts = np.bincount(rows.split, minlength=len(SPLIT_NAMES))
+        return read.invalid.filter(partials_of, rows.training())[0], counts
+
+    rows = np.zeros(len(SPLIT_NAMES), dtype=np.int64)
+    with closing(passes.map(observe, joined=joined, blocks=blocks)) as results:
+        for partials, counts in results:
+            # Merged in the order of the sources, so that results do not depend on the threads.
+            for step, found in partials.items():
+                statistics[step].merge(found)
+            rows += counts
+    return dict(zip(SPLIT_NAMES, rows.tolist(), strict=True))
+
+
+def _check_training(rows: int) -> None:
+    """Raise `FormatError` if there was no row for training."""
+    if not rows:
+        raise FormatError("sources", "got no row for training, expected at least one")
+
+
+class _SpillingStatistics:
+    """Statistics of the steps of a phase, in bounded memory.
+
+    Args:
+        plan: Plan of the workflow.
+        directory: Directory for what does not fit in memory; made anew for each phase.
+        memory_bytes: Bound of the memory of all statistics of a phase together.
+    """
+
+    def __init__(self, plan: Plan, directory: Path, memory_bytes: int) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._memory_bytes = memory_bytes
+
+    def new(self, steps: Sequence[int]) -> Statistics:
+        """Return empty statistics of `steps`."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        statistics: dict[int, Statistic] = {}
+        for step in steps:
+            directory = self._directory / str(step)
+            directory.mkdir(parents=True)
+            # In equal shares: how much a step needs is only known when its values have been counted.
+            memory = SpillOptions(directory=directory, memory_bytes=self._memory_bytes // len(steps))
+            statistics[step] = self._plan.operators[step].statistic(self._input_types(step), memory)
+        return statistics
+
+    def finish(self, statistics: Statistics) -> tuple[dict[int, State], list[str]]:
+        """Return the states, and the names of the steps that did not fit in memory.
+
+        Raises:
+            StorageError: The disk is full, or a state does not fit in memory.
+        """
+        # Before `finish`, since sums remove each file once its groups are merged.
+        spilled = [step for step in statistics if any((self._directory / str(step)).iterdir())]
+        states = {step: statistic.finish() for step, statistic in statistics.items()}
+        shutil.rmtree(self._directory)
+        return states, [f"steps[{step}] {type(self._plan.spec.steps[step]).__name__}" for step in spilled]
+
+    def _input_types(self, step: int) -> ColumnTypes:
+        table = self._plan.operators[step].side_table
+        types: ColumnTypes = self._plan.types[step]
+        return types if table is None else source_types(self._plan.spec.tables[table])

@@ -1,16 +1,20 @@
-"""Phases of a preparation, their progress while they run, and ``report.json``, the summary at its end."""
+"""Phases of a preparation: their progress, the states that they fit, and ``report.json``, the summary at the end."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-from terarec.etl.source import Source
-from terarec.etl.workflow import Workflow
+from terarec.errors import ConfigError
+from terarec.etl.ops import State, Statistic
+from terarec.etl.source import FAULTS_SHOWN, BadInputReport, Source, open_source
+from terarec.etl.workflow import Plan, Workflow
+from terarec.etl.workflow.workflow import STATES, state_name
 from terarec.io import Journal, write_versioned_json
 from terarec.spec import DatasetSpec, PrepareOptions, to_data
 
@@ -210,6 +214,69 @@ class Phases:
 
 StartRun: TypeAlias = Callable[[Workflow, Source, PrepareOptions, Phases, Path], EngineRun]
 """Makes the run of a workflow over a source, in a directory that becomes the data set."""
+
+
+class StateStore:
+    """Fitted states, in the files of the saved workflow, so that they survive a kill.
+
+    Args:
+        plan: Plan of the workflow.
+        directory: Directory of the saved workflow.
+    """
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self._plan = plan
+        self._directory = directory / STATES
+        self._states: dict[int, State] = {}
+
+    def save(self, states: Mapping[int, State]) -> None:
+        """Save the states of these steps.
+
+        Raises:
+            StorageError: The disk is full.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for step, state in states.items():
+            state.save(self._directory, state_name(self._plan, step))
+        self._states.update(states)
+
+    def state(self, step: int) -> State:
+        """Return the state of a step that this run fitted, or an interrupted one."""
+        if step in self._states:
+            return self._states[step]
+        return self._plan.operators[step].load_state(self._directory, state_name(self._plan, step))
+
+
+def fit_table(workflow: Workflow, name: str, options: PrepareOptions, statistic: Statistic) -> dict[str, Any]:
+    """Show the rows of the side table `name` to `statistic`.
+
+    Returns:
+        "bad_table": Its name and bad input, which the report finds among the results of phases.
+
+    Raises:
+        ConfigError: `options` name no file for it.
+        DataNotFoundError: There is no such file.
+        FormatError: Bad input, under the policy "raise".
+    """
+    if name not in options.tables:
+        raise ConfigError(f"side table {name!r}", f"no file, expected one in tables (--table {name}=PATH)")
+    source = open_source(workflow.spec.tables[name], options.tables[name], options.bad_input, options.threads)
+    # Block by block and not by `Passes`: a side table has no split and no row steps, and fits in memory.
+    for rows in source.blocks():
+        statistic.merge(statistic.observe(rows))
+    return {"bad_table": {"table": name, **bad_input_to_json(source.bad_input)}}
+
+
+def bad_input_to_json(report: BadInputReport) -> dict[str, Any]:
+    """Return "counts" of each kind of fault, and the "first" faults, each in one line."""
+    return {"counts": dict(report.counts), "first": [str(fault) for fault in report.first]}
+
+
+def add_bad_input(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the bad input of several parts of the data together, each as `bad_input_to_json` returns it."""
+    counts = sum((Counter(part["counts"]) for part in parts), Counter())
+    first = [line for part in parts for line in part["first"]]
+    return {"counts": dict(sorted(counts.items())), "first": first[:FAULTS_SHOWN]}
 
 
 REPORT_FILE = "report.json"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from terarec.etl.columns import SPLIT_NAMES, TEST, TRAIN, VALID, Rows, is_missing, numbers_of
 from terarec.etl.engine.passes import Passes, ReadRows
 from terarec.etl.ops.values import hashes_of
+from terarec.etl.source import RawBlock, Source
 from terarec.kernels.cpu.encoding import xxh64_int64
 from terarec.spec import (
     FieldError,
@@ -31,6 +32,9 @@ from terarec.spec import (
 )
 
 _SHARE_BITS = 53
+_HOLDBACK_FRACTION = 0.05
+"""Share of the training text that waits until the rows are counted. Should the first lines be so much shorter than the
+last ones that rows beyond the training part were observed, the pass is done again."""
 
 Assign: TypeAlias = Callable[[Rows], NDArray[np.uint8]]
 
@@ -208,6 +212,47 @@ def check_shares(training: int, total: int) -> None:
     """Raise `ConfigError` if none of `total` rows is left for training."""
     if training < 1:
         raise FieldError("", "split", f"leaves {max(training, 0)} of {total} rows for training, expected at least one")
+
+
+class TrainingPrefix:
+    """Blocks that are surely for training; iterating reads the source to its end and counts all rows.
+
+    Attributes:
+        counts: Rows of each file.
+        last: Last block that was yielded.
+        end: Rows up to its end.
+        skipped_bytes: Bytes of the blocks that were not yielded.
+    """
+
+    def __init__(self, source: Source, split: SplitByFiles | SplitByFraction) -> None:
+        self.counts = [0] * len(source.files)
+        self.last: RawBlock | None = None
+        self.end = self.skipped_bytes = 0
+        self._source = source
+        self._split = split
+
+    def __iter__(self) -> Iterator[RawBlock]:
+        read = 0
+        for raw in self._source.raw_blocks():
+            self.counts[raw.file] += raw.num_rows
+            read += raw.read_bytes
+            if self._is_training(raw, read):
+                self.last, self.end = raw, raw.first_row + raw.num_rows
+                yield raw
+            else:
+                self.skipped_bytes += raw.read_bytes
+
+    def _is_training(self, raw: RawBlock, read: int) -> bool:
+        split, files, training = self._split, self._source.files, 1.0
+        if isinstance(split, SplitByFiles):
+            files = files[: len(files) - split.valid - split.test]
+            # Whole files are for training: no count can change that.
+            if not split.valid_fraction:
+                return raw.file < len(files)
+            training -= split.valid_fraction
+        else:
+            training -= split.valid + split.test
+        return read <= (1 - _HOLDBACK_FRACTION) * training * sum(file.bytes for file in files)
 
 
 def bounds_to_data(bounds: Bounds) -> dict[str, Any]:

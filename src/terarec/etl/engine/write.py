@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import ConfigError
 from terarec.etl.columns import SPLIT_NAMES, TRAIN, Rows, flat
-from terarec.etl.engine.fitting import add_bad_input, bad_input_to_json
 from terarec.etl.engine.passes import JoinedRows, Passes, Pipeline, ReadRows
+from terarec.etl.engine.phases import add_bad_input, bad_input_to_json
 from terarec.etl.shuffle import ShuffledSink
 from terarec.etl.sink import PartOptions, Sink, SinkState, ordered_sink
 from terarec.etl.source import RawBlock, Source

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 
 from terarec.errors import TerarecError
 from terarec.etl.columns import SPLIT_NAMES
-from terarec.etl.engine.fitting import StateStore, fit_table
-from terarec.etl.engine.phases import WORK, FittedRun, Phases, Result
+from terarec.etl.engine.phases import WORK, FittedRun, Phases, Result, StateStore, fit_table
 from terarec.etl.engine.split import Bounds, RowBounds, bounds_from_data, bounds_to_data, needs_bounds, row_bounds
 from terarec.etl.engine.write import SHOWN, no_positives
 from terarec.etl.ops import SpillOptions, State

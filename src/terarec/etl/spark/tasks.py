@@ -28,10 +28,9 @@ from pyspark import RDD, SparkContext, TaskContext
 
 from terarec.errors import TerarecError
 from terarec.etl.columns import Rows
-from terarec.etl.engine.fitting import StateStore
 from terarec.etl.engine.grouped import rows_from_table
 from terarec.etl.engine.passes import InvalidRowHandler, Pipeline, ReadRows
-from terarec.etl.engine.phases import WORK
+from terarec.etl.engine.phases import WORK, StateStore
 from terarec.etl.engine.split import Bounds, assign
 from terarec.etl.ops.sequences import ITEM_BITS
 from terarec.etl.source import FAULTS_SHOWN, InputFault, Source, SourceFile
