@@ -13,7 +13,7 @@ import pytest
 from terarec.checkpoint import complete_checkpoints, load
 from terarec.config import load_run
 from terarec.errors import ConfigError, DataNotFoundError, FormatError, TerarecError
-from terarec.etl.source.files import read_best_auc
+from terarec.etl.source.source import read_best_auc
 from terarec.etl.workflow import Workflow
 from terarec.formats import open_shard, read_dataset, read_tensors
 from terarec.formats.hugectr import read_parquet_metadata, read_records, read_statistics

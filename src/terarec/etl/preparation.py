@@ -25,7 +25,7 @@ from terarec.etl.engine.phases import (
 )
 from terarec.etl.sink import RECORD_STORAGES
 from terarec.etl.source import Source, open_source
-from terarec.etl.source.files import read_best_auc
+from terarec.etl.source.source import read_best_auc
 from terarec.etl.workflow import Workflow
 from terarec.etl.workflow.plan import check_times
 from terarec.io import Journal, resumable_dir

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from terarec.errors import FormatError
 from terarec.etl.source import open_source
 from terarec.etl.source import source as source_module
+from terarec.etl.source.blocks import MAX_LINE_BYTES
 from terarec.etl.source.delimited import DelimitedReader
-from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
 from tests.etl.source.samples import rows_of, write_lines
 from tests.params import examples

@@ -15,9 +15,9 @@ from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.etl.source import arrow_files, open_source
 from terarec.etl.source import source as source_module
 from terarec.etl.source import text as text_module
+from terarec.etl.source.blocks import MAX_LINE_BYTES
 from terarec.etl.source.delimited import DelimitedReader
 from terarec.etl.source.json_lines import JsonLinesReader
-from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.spec import SourceColumn, SourceSpec
 from tests.errors import at
 from tests.etl.source.samples import EXPECTED, MIXED, ROWS, arrow_table, delimited_line, mixed, rows_of, write_lines

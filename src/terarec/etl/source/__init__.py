@@ -3,9 +3,8 @@
 Described in docs/preparing.md. `open_source` opens them; a `Source` may be read as often as wanted.
 """
 
-from terarec.etl.source.blocks import FAULTS_SHOWN, BadInputReport, InputFault, RawBlock
-from terarec.etl.source.files import SourceFile, find_files
-from terarec.etl.source.source import Source, open_source
+from terarec.etl.source.blocks import FAULTS_SHOWN, BadInputReport, InputFault, RawBlock, SourceFile
+from terarec.etl.source.source import Source, find_files, open_source
 
 __all__ = [
     "FAULTS_SHOWN",

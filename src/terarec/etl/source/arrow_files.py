@@ -22,11 +22,12 @@ from terarec.etl.source.blocks import (
     ParsedPart,
     Place,
     RawPart,
+    SourceFile,
     apply_error_policy,
+    check_names,
     report_fault,
     without_bad,
 )
-from terarec.etl.source.files import SourceFile, check_names
 from terarec.formats.parquet import is_list
 from terarec.io import locate
 from terarec.ragged import offsets_of

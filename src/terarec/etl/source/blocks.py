@@ -1,8 +1,9 @@
-"""Blocks of files before and after parsing, their faults, and the protocol of the readers of formats."""
+"""Files and their blocks before and after parsing, their faults, and the protocol of the readers of formats."""
 
 from __future__ import annotations
 
 import heapq
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,20 +14,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from terarec.errors import FormatError
+from terarec.errors import ConfigError, FormatError
 from terarec.etl.cleaning import SECONDS
 from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets, lists_of
-from terarec.etl.source.files import SourceFile
-from terarec.etl.source.text import MAX_LINE_BYTES
 from terarec.kernels.encoding_types import EXPECTED as PARSER_EXPECTED
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn
-from terarec.spec.quoting import quoted
+from terarec.spec.quoting import did_you_mean, quoted
 
 Place = Literal["line", "row"]
 """Unit in which rows of a file are counted: lines or, in files without lines, rows."""
 
 FAULTS_SHOWN = 10
+MAX_LINE_BYTES = 1 << 20
+"""Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
 EXPECTED: Mapping[str, str] = {
     **{str(kind): accepted for kind, accepted in PARSER_EXPECTED.items()},
     "oversized_line": f"a line of at most {MAX_LINE_BYTES} bytes",
@@ -39,6 +40,22 @@ FATAL = "quote"
 """The kind of fault that ends the reading under every policy: text behind an invalid quote may be part of a field, and
 must not become a row."""
 _SHOWN_CHARACTERS = 40
+_LISTED_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of rows.
+
+    Attributes:
+        path: Path or URL.
+        bytes: Size as it is stored.
+        version: Text that changes when the file does: time of change in nanoseconds, or the remote store's key.
+    """
+
+    path: str
+    bytes: int
+    version: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,3 +368,18 @@ def report_fault(fields: FieldFaults, at: int, *, path: str, number: int, place:
         got=fields.got[at],
         expected=fields.expected,
     )
+
+
+def check_names(path: str, wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a file which names its columns has the wanted ones, each once.
+
+    Raises:
+        ConfigError: It lacks one.
+        FormatError: It has one several times.
+    """
+    for name in wanted:
+        if name not in names:
+            listed = textwrap.shorten(", ".join(names), _LISTED_CHARACTERS, placeholder=" ...")
+            raise ConfigError(path, f"has no column {name!r}{did_you_mean(name, names)}, expected {listed}")
+        if names.count(name) > 1:
+            raise FormatError(path, f"names column {name!r} {names.count(name)} times, expected once")

@@ -16,20 +16,21 @@ from terarec.etl.columns import array_of, flat, list_offsets, lists_of, null_mas
 from terarec.etl.source.blocks import (
     EXPECTED,
     FATAL,
+    MAX_LINE_BYTES,
     FieldFaults,
     InputFault,
     ParsedPart,
     Place,
     RawPart,
+    SourceFile,
     apply_error_policy,
+    check_names,
     report_fault,
     show,
     without_bad,
 )
-from terarec.etl.source.files import SourceFile, check_names
 from terarec.etl.source.text import (
     BLOCK_BYTES,
-    MAX_LINE_BYTES,
     check_rows,
     count_text_rows,
     first_rows,

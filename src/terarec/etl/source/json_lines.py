@@ -19,19 +19,19 @@ from terarec.etl.cleaning import Cleaning
 from terarec.etl.source.arrow_files import read_array
 from terarec.etl.source.blocks import (
     EXPECTED,
+    MAX_LINE_BYTES,
     FieldFaults,
     InputFault,
     ParsedPart,
     Place,
     RawPart,
+    SourceFile,
     apply_error_policy,
     report_fault,
     show,
 )
-from terarec.etl.source.files import SourceFile
 from terarec.etl.source.text import (
     BLOCK_BYTES,
-    MAX_LINE_BYTES,
     check_rows,
     count_text_rows,
     first_rows,

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from terarec.errors import FormatError
-from terarec.etl.source.files import SourceFile
+from terarec.etl.source.blocks import MAX_LINE_BYTES, SourceFile
 from terarec.io import is_remote, locate
 from terarec.kernels.cpu.delimited import count_rows, lines_of_rows
 from terarec.kernels.encoding_types import UNQUOTED, Quoting
@@ -29,9 +29,6 @@ BLOCK_BYTES = 1 << 22
 """Text read at once, 17,600 lines of Criteo. Time a row to prepare 1.5 M rows, the same with a fitted workflow, and
 most memory (two Zen 3 cores, medians of three turns): 1.88 us, 1.44 us and 369 MiB at 2 MiB; 1.62, 1.28, 427 at
 4 MiB; 1.61, 1.19, 510 at 8 MiB. Python's 2 ms a block are what larger ones save."""
-
-MAX_LINE_BYTES = 1 << 20
-"""Longest line; of a longer one only so much is kept that the parser sees that it is longer."""
 
 _LONGEST_RECORD = 1 << 24
 """Longest line of quoted text, all of which is kept: one of its quotes may hide line ends."""
