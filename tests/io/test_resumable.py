@@ -144,7 +144,7 @@ def test_what_is_not_committed_is_not_reported_as_kept(tmp_path: Path, monkeypat
     def count_and_split() -> None:
         with resumable_dir(tmp_path / "data", WORK) as journal:
             journal.commit("count", {"rows": 7})
-            monkeypatch.setattr("terarec.io.resumable.write_versioned_json", press)
+            monkeypatch.setattr("terarec.io.directories.write_versioned_json", press)
             journal.commit("split", {})
 
     with pytest.raises(RunInterruptedError, check=lambda error: error.phases == ("count",)):

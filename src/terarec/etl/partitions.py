@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from terarec.errors import FormatError, StorageError
 from terarec.etl.columns import ARROW_TYPES, ColumnType
 from terarec.etl.values import PARTITIONS, encoding_bytes, lookup_kind, partition_of
-from terarec.io.atomic import flush
+from terarec.io.files import flush
 from terarec.reports.text import byte_text
 
 _LOG = logging.getLogger("terarec.etl")

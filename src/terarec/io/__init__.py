@@ -1,19 +1,23 @@
 """Files and directories: atomic writing, locks, URLs, JSON."""
 
-from terarec.io.atomic import (
-    AtomicFile,
+from terarec.io.directories import (
+    Journal,
     atomic_dir,
     atomic_entries,
+    check_replaceable,
+    file_lock,
+    remove_abandoned,
+    resumable_dir,
+)
+from terarec.io.files import (
+    AtomicFile,
     atomic_file,
     check_new_file,
-    check_replaceable,
     flush_tree,
-    write_bytes,
-)
-from terarec.io.json_files import (
     read_json,
     read_json_and_version,
     read_versioned_json,
+    write_bytes,
     write_json,
     write_versioned_json,
 )
@@ -27,7 +31,6 @@ from terarec.io.remote import (
     locate,
     read_text,
 )
-from terarec.io.resumable import Journal, file_lock, remove_abandoned, resumable_dir
 
 __all__ = [
     "PARTIAL_SUFFIX",

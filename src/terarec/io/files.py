@@ -1,21 +1,25 @@
-"""Files and directories that appear complete or not at all: written next to their place, flushed, then renamed."""
+"""Files that appear complete or not at all: written next to their place, flushed, then renamed; JSON files among them.
+
+Plain JSON, and versioned ``{"format": NAME, "version": N, ...}``.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
-import re
-import shutil
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from terarec.errors import FormatError, StorageError
-from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
-from terarec.spec import FieldError
+from terarec.io.remote import PARTIAL_SUFFIX, locate
+from terarec.spec import FieldError, checks
+from terarec.spec.codec import parse_json
+from terarec.spec.quoting import quoted
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a disk, a quota or a file that may not grow further."""
@@ -226,162 +230,6 @@ def write_bytes(path: Path, content: bytes, *, replace: bool = True, durable: bo
         partial.write_bytes(content)
 
 
-@contextmanager
-def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
-    """Yield a temporary directory next to `out`, renamed to `out` when the block succeeds and removed otherwise.
-
-    Its content is on the disk before it is renamed, and the new name is when the block ends.
-
-    A kill leaves the temporary directory (``<out>.partial-<process>``), and no `out`, or the former one; between the
-    two renames that replace a former one, that is complete as ``<out>.former-<process>``.
-
-    Args:
-        out: Directory to create; it must not exist, be empty, or be replaceable.
-        replaceable: Pattern of the names in a directory that may be replaced; None for no replacement.
-
-    Raises:
-        ConfigError: `out` is a file, or not empty.
-        StorageError: The disk is full, or cannot be written.
-    """
-    out = out.resolve()
-    check_replaceable(out, replaceable)
-    partial = out.with_name(f"{out.name}{PARTIAL_SUFFIX}-{os.getpid()}")
-    with rewrite_error_paths(partial, out), ensure_parents(out):
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            with under_construction(partial):
-                yield partial
-                replace_directory(partial, out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[Path]:
-    """Yield a temporary directory whose entries move to `directory` when the block succeeds.
-
-    They replace entries of the same names. None does before all are written and each is known to be allowed there; a
-    block that fails leaves `directory` as it was. On a disk an entry appears by a rename; for a URL, files are uploaded
-    next to their places first and then moved there one by one.
-
-    Args:
-        directory: Path or URL; created if missing.
-        replaceable: Pattern of the names in a folder that may be replaced.
-
-    Raises:
-        ConfigError: A folder is at the place of a new file, or holds files of others.
-        OSError: `directory` cannot be created.
-        StorageError: The disk is full, or cannot be written.
-    """
-    if is_remote(directory):
-        with tempfile.TemporaryDirectory(prefix="terarec-") as held:
-            partial = Path(held)
-            with rewrite_error_paths(partial, Path(str(directory))), under_construction(partial):
-                yield partial
-            upload(partial, str(directory), replaceable=replaceable)
-        return
-    out = Path(directory).resolve()
-    # Inside `out`, so that both are on one file system: a rename across two would be a copy.
-    partial = out / f"{PARTIAL_SUFFIX}-{os.getpid()}"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        with rewrite_error_paths(partial, out):
-            with under_construction(partial):
-                yield partial
-            _move_entries(partial, out, replaceable)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
-    # Longer names first: a file that refers to another by its own name and more (x.onnx, x.onnx.data) comes last.
-    entries = sorted(partial.iterdir(), reverse=True)
-    for entry in entries:
-        target = out / entry.name
-        if entry.is_dir():
-            check_replaceable(target, replaceable)
-        elif target.is_dir():
-            raise FieldError("", "out", f"{target} is a folder, expected a file or nothing there")
-    for entry in entries:
-        if entry.is_dir():
-            replace_directory(entry, out / entry.name)
-        else:
-            flush(entry)
-            os.replace(entry, out / entry.name)
-    flush(out)
-
-
-def check_replaceable(out: Path, pattern: str | None = None) -> None:
-    """Raise `ConfigError` unless `out` is free, or holds nothing but names that match `pattern`."""
-    if not out.exists():
-        return
-    names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else [out.name]
-    if names and (pattern is None or not out.is_dir()):
-        raise FieldError("", "out", f"{out} exists and is not empty, expected a new or an empty directory")
-    for name in names:
-        if not re.fullmatch(pattern or "", name):
-            raise FieldError("", "out", f"{out} holds {name!r}, expected a directory with nothing of others in it")
-
-
-@contextmanager
-def ensure_parents(path: Path) -> Iterator[None]:
-    """Create the directories above `path`; after an error remove those that were created and are empty."""
-    absent = [parent for parent in path.parents if not parent.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        with suppress(OSError):
-            # One that somebody else has written to in the meantime is not empty, and stays.
-            for parent in absent:
-                parent.rmdir()
-        raise
-
-
-@contextmanager
-def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
-    """Replace `partial` by `out`, which the user knows, in errors of writing.
-
-    Raises:
-        FormatError: For data that the file cannot hold.
-        StorageError: For an error of the disk, in one line.
-    """
-    try:
-        yield
-    except (FormatError, StorageError) as error:
-        is_kept = isinstance(error, FormatError) and partial.exists()  # as the journal of a killed run is
-        if is_kept or str(partial) not in str(error):
-            raise
-        parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
-        raise (StorageError if isinstance(error, StorageError) else FormatError)(*parts) from error
-    except OSError as error:
-        if isinstance(error, ValueError):  # a FormatError such as a missing source is complete already
-            raise
-        reason = f"{error.strerror or error}"
-        what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
-        raise StorageError(out, f"{what}") from error
-
-
-def replace_directory(partial: Path, out: Path) -> None:
-    """Flush `partial` to the disk and rename it to `out`; remove a former `out`."""
-    construction = _under_construction.get(partial)
-    if construction is None:
-        flush_tree(partial)
-    else:
-        construction.flush()
-    if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
-        os.replace(partial, out)
-    else:
-        # A rename replaces no directory that holds files, so the former one moves aside first.
-        former = out.with_name(f"{out.name}.former-{os.getpid()}")
-        os.replace(out, former)
-        os.replace(partial, out)
-        shutil.rmtree(former)
-    flush(out.parent)
-
-
 def flush(path: Path) -> None:
     """Force a file, or the names in a directory, to the disk, so that no rename outlives the bytes it promises."""
     if os.name != "posix" and path.is_dir():
@@ -395,7 +243,117 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(directory: Path) -> None:
-    """Force `directory` and all below it to the disk."""
+    """Force `directory` and all below it to the disk, except what `under_construction` has flushed already."""
+    construction = _under_construction.get(directory)
+    if construction is not None:
+        construction.flush()
+        return
     for path in directory.rglob("*"):
         flush(path)
     flush(directory)
+
+
+def write_json(
+    path: Path, content: object, *, replace: bool = True, durable: bool = False, allow_nan: bool = False
+) -> None:
+    """Write `content` atomically as indented JSON.
+
+    Args:
+        path: Path of the file.
+        content: JSON data.
+        replace: Whether an existing file is replaced.
+        durable: Whether it names files of a directory under construction, see `AtomicFile`.
+        allow_nan: Whether NaN and infinities are written, in the spelling that Python reads.
+
+    Raises:
+        ConfigError: An existing file may not be replaced.
+        StorageError: The disk is full.
+        ValueError: A number that JSON lacks.
+    """
+    text = f"{json.dumps(content, indent=2, allow_nan=allow_nan)}\n"
+    write_bytes(path, text.encode(), replace=replace, durable=durable)
+
+
+def read_json(path: str | Path, expected: str = "JSON") -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        path: Path or URL.
+        expected: Expected content, for the error.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: Not JSON.
+    """
+    try:
+        file = locate(path)
+        return parse_json(file.read(0, file.size).tobytes())
+    # Of a missing file; it is a ValueError, too.
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise FormatError(path, f"not JSON ({error}), expected {expected}") from None
+
+
+def write_versioned_json(
+    path: Path,
+    name: str,
+    version: int,
+    content: Mapping[str, Any],
+    *,
+    replace: bool = True,
+    durable: bool = False,
+) -> None:
+    """Write `content` atomically as indented JSON after ``"format": name`` and ``"version": version``.
+
+    Args:
+        path: Path of the file.
+        name: Name of the format.
+        version: Version of the format.
+        content: JSON data.
+        replace: Whether an existing file is replaced.
+        durable: Whether it names files of a directory under construction, see `AtomicFile`.
+
+    Raises:
+        ConfigError: An existing file may not be replaced.
+        StorageError: The disk is full.
+    """
+    write_json(path, {"format": name, "version": version, **content}, replace=replace, durable=durable)
+
+
+def read_versioned_json(path: Path, name: str, version: int, *, oldest: int = 1) -> dict[str, Any]:
+    """Return the content of a file of `write_versioned_json`; see `read_json_and_version`."""
+    return read_json_and_version(path, name, version, oldest=oldest)[1]
+
+
+def read_json_and_version(path: Path, name: str, version: int, *, oldest: int = 1) -> tuple[int, dict[str, Any]]:
+    """Return version and content of a file of `write_versioned_json`.
+
+    Args:
+        path: Path of the file.
+        name: Format that the file must name.
+        version: Newest accepted version.
+        oldest: Oldest accepted version.
+
+    Raises:
+        DataNotFoundError: No such file.
+        FormatError: Not JSON, another format, or a version outside these.
+    """
+    data = read_json(path, f"a {name!r} file")
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != name:
+        raise FormatError(path, "$.format", f"got {quoted(found)}, expected {name!r}")
+    number, rule = data.get("version"), checks.integer(1)
+    try:
+        rule.read(number)
+    except ValueError:
+        raise FormatError(path, "$.version", f"got {quoted(number)}, expected {rule.accepted}") from None
+    if number > version:
+        raise FormatError(path, f"{name} version {number} is newer than this terarec reads (up to {version})")
+    if number < oldest:
+        raise FormatError(
+            path,
+            f"{name} version {number} was made by an earlier development state, expected version {oldest}; "
+            "make it again",
+        )
+    return number, {key: value for key, value in data.items() if key not in ("format", "version")}

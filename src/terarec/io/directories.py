@@ -1,33 +1,182 @@
-"""Locks between processes, and directories that one process at a time writes, phase by phase.
+"""Directories that appear complete or not at all: written next to their place, flushed, then renamed.
 
-They appear when they are complete; after a kill the next run continues from the committed phases.
+At once, or phase by phase under a lock: after a kill the next run continues from the committed phases.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from terarec.errors import ClusterError, FormatError, RunInterruptedError, TerarecError
-from terarec.io.atomic import (
-    check_replaceable,
-    ensure_parents,
-    replace_directory,
-    rewrite_error_paths,
+from terarec.errors import ClusterError, FormatError, RunInterruptedError, StorageError, TerarecError
+from terarec.io.files import (
+    DISK_FULL,
+    flush,
+    flush_tree,
+    read_versioned_json,
     under_construction,
+    write_versioned_json,
 )
-from terarec.io.json_files import read_versioned_json, write_versioned_json
-from terarec.io.remote import PARTIAL_SUFFIX
+from terarec.io.remote import PARTIAL_SUFFIX, is_remote, upload
 from terarec.spec import FieldError
 
-LOCK_FILE = "lock"
-JOURNAL_FILE = "journal.json"
-FORMAT = "terarec.journal"
-VERSION = 1
+
+@contextmanager
+def atomic_dir(out: Path, *, replaceable: str | None = None) -> Iterator[Path]:
+    """Yield a temporary directory next to `out`, renamed to `out` when the block succeeds and removed otherwise.
+
+    Its content is on the disk before it is renamed, and the new name is when the block ends.
+
+    A kill leaves the temporary directory (``<out>.partial-<process>``), and no `out`, or the former one; between the
+    two renames that replace a former one, that is complete as ``<out>.former-<process>``.
+
+    Args:
+        out: Directory to create; it must not exist, be empty, or be replaceable.
+        replaceable: Pattern of the names in a directory that may be replaced; None for no replacement.
+
+    Raises:
+        ConfigError: `out` is a file, or not empty.
+        StorageError: The disk is full, or cannot be written.
+    """
+    out = out.resolve()
+    check_replaceable(out, replaceable)
+    partial = out.with_name(f"{out.name}{PARTIAL_SUFFIX}-{os.getpid()}")
+    with rewrite_error_paths(partial, out), ensure_parents(out):
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            with under_construction(partial):
+                yield partial
+                replace_directory(partial, out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def atomic_entries(directory: str | Path, *, replaceable: str = "") -> Iterator[Path]:
+    """Yield a temporary directory whose entries move to `directory` when the block succeeds.
+
+    They replace entries of the same names. None does before all are written and each is known to be allowed there; a
+    block that fails leaves `directory` as it was. On a disk an entry appears by a rename; for a URL, files are uploaded
+    next to their places first and then moved there one by one.
+
+    Args:
+        directory: Path or URL; created if missing.
+        replaceable: Pattern of the names in a folder that may be replaced.
+
+    Raises:
+        ConfigError: A folder is at the place of a new file, or holds files of others.
+        OSError: `directory` cannot be created.
+        StorageError: The disk is full, or cannot be written.
+    """
+    if is_remote(directory):
+        with tempfile.TemporaryDirectory(prefix="terarec-") as held:
+            partial = Path(held)
+            with rewrite_error_paths(partial, Path(str(directory))), under_construction(partial):
+                yield partial
+            upload(partial, str(directory), replaceable=replaceable)
+        return
+    out = Path(directory).resolve()
+    # Inside `out`, so that both are on one file system: a rename across two would be a copy.
+    partial = out / f"{PARTIAL_SUFFIX}-{os.getpid()}"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with rewrite_error_paths(partial, out):
+            with under_construction(partial):
+                yield partial
+            _move_entries(partial, out, replaceable)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _move_entries(partial: Path, out: Path, replaceable: str) -> None:
+    # Longer names first: a file that refers to another by its own name and more (x.onnx, x.onnx.data) comes last.
+    entries = sorted(partial.iterdir(), reverse=True)
+    for entry in entries:
+        target = out / entry.name
+        if entry.is_dir():
+            check_replaceable(target, replaceable)
+        elif target.is_dir():
+            raise FieldError("", "out", f"{target} is a folder, expected a file or nothing there")
+    for entry in entries:
+        if entry.is_dir():
+            replace_directory(entry, out / entry.name)
+        else:
+            flush(entry)
+            os.replace(entry, out / entry.name)
+    flush(out)
+
+
+def check_replaceable(out: Path, pattern: str | None = None) -> None:
+    """Raise `ConfigError` unless `out` is free, or holds nothing but names that match `pattern`."""
+    if not out.exists():
+        return
+    names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else [out.name]
+    if names and (pattern is None or not out.is_dir()):
+        raise FieldError("", "out", f"{out} exists and is not empty, expected a new or an empty directory")
+    for name in names:
+        if not re.fullmatch(pattern or "", name):
+            raise FieldError("", "out", f"{out} holds {name!r}, expected a directory with nothing of others in it")
+
+
+@contextmanager
+def ensure_parents(path: Path) -> Iterator[None]:
+    """Create the directories above `path`; after an error remove those that were created and are empty."""
+    absent = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            # One that somebody else has written to in the meantime is not empty, and stays.
+            for parent in absent:
+                parent.rmdir()
+        raise
+
+
+@contextmanager
+def rewrite_error_paths(partial: Path, out: Path) -> Iterator[None]:
+    """Replace `partial` by `out`, which the user knows, in errors of writing.
+
+    Raises:
+        FormatError: For data that the file cannot hold.
+        StorageError: For an error of the disk, in one line.
+    """
+    try:
+        yield
+    except (FormatError, StorageError) as error:
+        is_kept = isinstance(error, FormatError) and partial.exists()  # as the journal of a killed run is
+        if is_kept or str(partial) not in str(error):
+            raise
+        parts = (part.replace(str(partial), str(out)) for part in (error.where, error.problem))
+        raise (StorageError if isinstance(error, StorageError) else FormatError)(*parts) from error
+    except OSError as error:
+        if isinstance(error, ValueError):  # a FormatError such as a missing source is complete already
+            raise
+        reason = f"{error.strerror or error}"
+        what = f"{reason}; nothing was left behind" if error.errno in DISK_FULL else f"cannot write there: {reason}"
+        raise StorageError(out, f"{what}") from error
+
+
+def replace_directory(partial: Path, out: Path) -> None:
+    """Flush `partial` to the disk and rename it to `out`; remove a former `out`."""
+    flush_tree(partial)
+    if not out.exists() or not any(out.iterdir()):  # a rename replaces an empty directory alone
+        os.replace(partial, out)
+    else:
+        # A rename replaces no directory that holds files, so the former one moves aside first.
+        former = out.with_name(f"{out.name}.former-{os.getpid()}")
+        os.replace(out, former)
+        os.replace(partial, out)
+        shutil.rmtree(former)
+    flush(out.parent)
 
 
 @contextmanager
@@ -100,6 +249,12 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+LOCK_FILE = "lock"
+JOURNAL_FILE = "journal.json"
+FORMAT = "terarec.journal"
+VERSION = 1
 
 
 class Journal:
