@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from terarec.cli.show import Show
-from terarec.reports.text import byte_text, label, text
+from terarec.reports.text import Show, byte_text, label, text
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class _Options:
 
 
 def _built(name: str, body: Callable[..., None], summary: str, describes: Sequence[str]) -> Any:
-    from terarec.cli.show import Show
+    from terarec.reports.text import Show
     from terarec.spec import FieldError
 
     options = _Options.of(next(iter(typing.get_type_hints(body).values())))
@@ -433,7 +433,7 @@ def _report(failure: Failure, *, as_json: bool) -> None:
         # The reader of our output has gone; what is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    from terarec.cli.show import print_json
+    from terarec.reports.text import print_json
     from terarec.spec.quoting import printable
 
     sys.stdout.flush()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from terarec.cli.options import AllowImport, Force, SpecField, check_unset, repeatable, spec_option
-from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.reports.text import Show
 from terarec.spec import DatasetSpec, RecordOptions, SavedModel
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from terarec.cli.options import AllowImport, CheckpointOption, Force
-from terarec.cli.show import Show
 from terarec.errors import ConfigError, DataNotFoundError
-from terarec.reports.text import label
+from terarec.reports.text import Show, label
 
 
 @dataclass(frozen=True, kw_only=True)

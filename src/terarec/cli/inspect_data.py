@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from terarec.cli.show import Advance
 from terarec.errors import ConfigError
 from terarec.etl.workflow import IdValues, workflow_of
 from terarec.formats import ColumnBlock, Keys, open_shard, read_dataset
 from terarec.ragged import flat_values
+from terarec.reports.text import Advance
 from terarec.spec import MISSING_ID, CategoricalColumn, DatasetSpec
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terarec.cli.options import AllowImport, Force, TiersOption, distinct_pairs, numbers_by_name
-from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.reports.text import Show
 
 if TYPE_CHECKING:
     from terarec.dist import Ranks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from terarec.cli.options import AllowImport, SpecFields, comma_separated, pairs
-from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.reports.text import Show
 from terarec.spec import (
     CsvOptions,
     FieldError,

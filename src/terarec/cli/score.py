@@ -21,8 +21,8 @@ from terarec.cli.options import (
     comma_separated,
     spec_option,
 )
-from terarec.cli.show import Show
 from terarec.errors import ConfigError
+from terarec.reports.text import Show
 from terarec.spec import Numbers, PrepareOptions, ServingSpec, TrainingSpec
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from terarec.cli.options import (
     check_unset,
     spec_option,
 )
-from terarec.cli.show import Show
 from terarec.errors import ConfigError, StorageError
+from terarec.reports.text import Show
 from terarec.spec import ItemIndexSpec, KafkaTopicSpec, Numbers, ServingSpec, TritonSpec
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import typer
 
 from terarec.cli.failures import failure_of
 from terarec.cli.options import DEVICES, AllowImport, Force, Setting, Settings, TiersOption, spec_option
-from terarec.cli.show import Show
 from terarec.config import RUN_FILE, load_run, override, parse_assignments, with_graph
 from terarec.errors import ConfigError
 from terarec.kernels.environment import is_launched
+from terarec.reports.text import Show
 from terarec.spec import (
     DLRMSpec,
     ModelSpec,
