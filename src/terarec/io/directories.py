@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from terarec.errors import ClusterError, FormatError, RunInterruptedError, StorageError, TerarecError
+from terarec.errors import ClusterError, FormatError, RunInterruptedError, StorageError
 from terarec.io.files import (
     DISK_FULL,
     flush,
@@ -180,22 +180,20 @@ def replace_directory(partial: Path, out: Path) -> None:
 
 
 @contextmanager
-def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
-    """Hold the lock file `path` during the block; the kernel releases it when the process dies, whatever kills it.
+def file_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path` during the block, and yield whether it is held: False where another holder has it.
 
-    Where the system has no ``flock`` (Windows) nothing is held.
+    The kernel releases it when the process dies, whatever kills it.
+
+    Where the system has no ``flock`` (Windows) every caller counts as the holder.
 
     Args:
-        path: The lock file; removed after the block.
-        busy: Error to raise when another process, or this one, holds the lock.
-
-    Raises:
-        TerarecError: `busy`.
+        path: The lock file; its holder removes it after the block.
     """
     try:
         import fcntl
     except ModuleNotFoundError:
-        yield
+        yield True
         return
     # Not "w": until the lock is held, the content of the file belongs to its holder.
     with path.open("a") as file:
@@ -207,11 +205,11 @@ def file_lock(path: Path, busy: TerarecError) -> Iterator[None]:
         except BlockingIOError:
             is_held = False
         if not is_held:
-            raise busy
+            file.close()  # and not at the end of the block, which may last
         try:
-            yield
+            yield is_held
         finally:
-            if _is_at(file.fileno(), path):  # not the lock of another process at the same path
+            if is_held and _is_at(file.fileno(), path):  # not the lock of another process at the same path
                 path.unlink()
 
 
@@ -227,18 +225,17 @@ def remove_abandoned(directory: Path) -> bool:
         import fcntl  # noqa: F401 - without it `file_lock` holds nothing
     except ModuleNotFoundError:
         return False
-    busy = TerarecError("busy")
     try:
         with ExitStack() as locks:
             held = list(directory.glob("*.lock"))
-            for path in held:
-                locks.enter_context(file_lock(path, busy))
+            if not all(locks.enter_context(file_lock(path)) for path in held):
+                return False  # of a living process
             # Without a lock file nobody says whether the owner lives: then only an empty directory is removed.
             if held:
                 for entry in set(directory.iterdir()) - set(held):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         directory.rmdir()  # last, so that a removal that ends early leaves the locks to the next one
-    except (TerarecError, OSError):  # of a living process, or another removal
+    except OSError:  # another removal
         return False
     return True
 
@@ -330,10 +327,11 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
     out = out.resolve()
     check_replaceable(out)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
-    busy = FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
     with rewrite_error_paths(partial, out), ensure_parents(out):
         partial.mkdir(exist_ok=True)
-        with file_lock(partial / LOCK_FILE, busy):
+        with file_lock(partial / LOCK_FILE) as is_held:
+            if not is_held:
+                raise FieldError("", "out", f"{out} is being written by another run, expected one run at a time")
             # Under the lock: what another run is writing stays.
             if restart:
                 _empty(partial)

@@ -135,8 +135,9 @@ def keep_choice(file: Path, choice: ExecutorChoice) -> None:
         StorageError: It cannot be written, or another process writes it.
     """
     # The lock spans reading and writing, so that two processes that measured at once do not drop each other's choice.
-    busy = StorageError(file, "another process writes it, expected to be the only one")
-    with file_lock(file.with_name(f".{file.name}.lock"), busy):
+    with file_lock(file.with_name(f".{file.name}.lock")) as is_held:
+        if not is_held:
+            raise StorageError(file, "another process writes it, expected to be the only one")
         # Machines of other kinds may use the same model: each replaces its own choice alone.
         others = [held for held in kept_choices(file) if not held.is_of(this_machine())]
         content = {"choices": [dataclasses.asdict(held) for held in (*others, choice)]}

@@ -183,9 +183,8 @@ class RowFile:
         reader = reader or PageReader(options, layout.row_bytes)
         # The lock is released if opening fails, and is kept until `close` otherwise (`pop_all`).
         with ExitStack() as held:
-            if not read_only:
-                busy = StorageError(directory, "is open for writing already, expected one writer at a time")
-                held.enter_context(file_lock(directory / _LOCK_FILE, busy))
+            if not (read_only or held.enter_context(file_lock(directory / _LOCK_FILE))):
+                raise StorageError(directory, "is open for writing already, expected one writer at a time")
             with _errors(layout.table):
                 native = _rowfile.RowFile(
                     str(directory),

@@ -161,10 +161,9 @@ class TierFiles:
         assert self._directory is not None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)  # which a former model, or `own_directory`, removed
-            self._locks.enter_context(file_lock(self._directory / f"{table}.lock", StorageError("busy")))
-        except (StorageError, FileNotFoundError):
+            return self._locks.enter_context(file_lock(self._directory / f"{table}.lock"))
+        except FileNotFoundError:
             return False
-        return True
 
     def _remove(self, held: Sequence[tuple[RowStore, Path]]) -> None:
         for store, path in held:

@@ -97,9 +97,10 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         # What was there stays if this start fails.
         before = {entry.name for entry in self.path.iterdir()}
-        busy = ConfigError(self.path, "another training runs there, expected a directory of its own")
         try:
-            with file_lock(self.path / _LOCK_FILE, busy):
+            with file_lock(self.path / _LOCK_FILE) as is_held:
+                if not is_held:
+                    raise ConfigError(self.path, "another training runs there, expected a directory of its own")
                 try:
                     yield
                 except BaseException:
