@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from terarec.errors import ConfigError
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@ import pytest
 
 from terarec.errors import ConfigError
 from terarec.spec import ServingSpec, from_data
-from terarec.spec.quoting import MESSAGE_CHARACTERS, QUOTED_CHARACTERS, one_line, quoted, shortened
+from terarec.spec.checks import MESSAGE_CHARACTERS, QUOTED_CHARACTERS, one_line, quoted, shortened
 
 DEEP: list[object] = []
 for _ in range(100_000):

@@ -15,7 +15,7 @@ from terarec.errors import ConfigError, DamagedFileError, DataNotFoundError, For
 from terarec.formats.delta import DeltaLink, StateId
 from terarec.io import PARTIAL_SUFFIX, atomic_dir, read_versioned_json, write_versioned_json
 from terarec.spec import FieldError, checks, from_data, to_data
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 MANIFEST = "manifest.json"
 FORMAT = "terarec.checkpoint"

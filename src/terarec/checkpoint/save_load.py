@@ -38,8 +38,8 @@ from terarec.formats import read_tensors
 from terarec.formats.delta import DeltaLink, StateId
 from terarec.io import write_bytes
 from terarec.spec import from_data, to_data
+from terarec.spec.checks import one_line, shortened
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import one_line, shortened
 from terarec.storage import Store
 
 _FILES_EACH = 10_000_000  # numbers of files of a table that a writer has: they only have to rise

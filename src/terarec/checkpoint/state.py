@@ -14,8 +14,8 @@ from torch import Tensor
 
 from terarec.errors import ConfigError, FormatError
 from terarec.formats import BFLOAT16
+from terarec.spec.checks import shortened
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import shortened
 from terarec.storage import Store
 
 

@@ -434,7 +434,7 @@ def _report(failure: Failure, *, as_json: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     from terarec.reports.text import print_json
-    from terarec.spec.quoting import printable
+    from terarec.spec.checks import printable
 
     sys.stdout.flush()
     print(f"terarec: {printable(failure.line)}", file=sys.stderr, flush=True)

@@ -101,7 +101,7 @@ def _usage(error: Any) -> str:
 
 def _near_options(typed: str, parameters: Sequence[Any]) -> str:
     """Return the options whose words include those of `typed` (``--dense-lr`` for ``--lr``), or the nearest one."""
-    from terarec.spec.quoting import nearest
+    from terarec.spec.checks import nearest
 
     known = [name[2:] for parameter in parameters for name in parameter.opts if name.startswith("--")]
     words = set(typed.strip("-").split("-"))
@@ -122,7 +122,7 @@ def _system(error: OSError) -> str:
 
 
 def _one_line(text: str) -> str:
-    from terarec.spec.quoting import one_line
+    from terarec.spec.checks import one_line
 
     # Libraries do not know the command line, so that the option is named here.
     for argument, option in _OPTIONS.items():

@@ -30,6 +30,7 @@ from terarec.spec import (
     from_data,
     to_data,
 )
+from terarec.spec.checks import quoted, shortened
 from terarec.spec.codec import (
     documentation_of,
     hints_of,
@@ -42,7 +43,6 @@ from terarec.spec.codec import (
     unknown_field,
     words_of,
 )
-from terarec.spec.quoting import quoted, shortened
 
 _INDENT, _WIDTH = 2, 100
 

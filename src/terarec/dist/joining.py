@@ -27,7 +27,7 @@ import terarec
 from terarec.dist.ranks import DEFAULT_TIMEOUT, TOKEN_BYTES, Links, Ranks
 from terarec.errors import CollectiveError, ConfigError
 from terarec.kernels.environment import Launch, launch, start_number
-from terarec.spec.quoting import one_line
+from terarec.spec.checks import one_line
 
 LINK_TIMEOUT = 30.0
 """Seconds within which the ranks have to reach each other at the start."""

@@ -13,7 +13,7 @@ from terarec.embedding.tables import AnyTableSpec
 from terarec.errors import ConfigError, FormatError, StorageError
 from terarec.io import read_versioned_json, write_versioned_json
 from terarec.spec import TableSpec, checks, from_data, to_data
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 _FORMAT, _VERSION = "terarec.sharding", 1
 

@@ -18,8 +18,8 @@ from torch import Tensor, distributed, nn
 
 from terarec.batch import share_of
 from terarec.errors import CollectiveError, ConfigError
+from terarec.spec.checks import one_line, quoted
 from terarec.spec.codec import differences
-from terarec.spec.quoting import one_line, quoted
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds after which a collective that some rank does not join fails."""

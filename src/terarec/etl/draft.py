@@ -17,7 +17,7 @@ from terarec.errors import ConfigError
 from terarec.etl.ops import Categorify, DateParts, FillMissing, HashBucket, ListSlice, LogOp, Normalize, Operator
 from terarec.etl.sample import SampledColumn, read_sample
 from terarec.spec import FieldError, LabelSpec, Split, SplitByFraction, SplitByTime, WorkflowSpec
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 from terarec.spec.workflow import SourceType
 
 Use = Literal["label", "dense", "ids", "hashed ids", "date parts", "left out"]

@@ -24,7 +24,7 @@ from terarec.export.lookups import exportable
 from terarec.export.onnx_graph import IR_VERSION, MOST_BYTES, OPSET, onnx_library
 from terarec.export.scoring import Scoring
 from terarec.spec import CategoricalColumn
-from terarec.spec.quoting import one_line
+from terarec.spec.checks import one_line
 from terarec.storage import Store
 
 _EXAMPLE_BATCH = 3

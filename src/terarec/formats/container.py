@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.io import atomic_file
+from terarec.spec.checks import quoted
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import quoted
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """Element type of an array of bfloat16 bits; ``array.view(np.int16)`` are the bits themselves."""

@@ -22,7 +22,7 @@ from terarec.io import (
     write_versioned_json,
 )
 from terarec.spec import DatasetSpec, from_data, to_data
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 DATASET_FILE = "dataset.json"
 FORMAT = "terarec.dataset"

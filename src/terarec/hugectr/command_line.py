@@ -21,7 +21,7 @@ from terarec.hugectr.processes import Communicator, rank
 from terarec.hugectr.schema.types import OLDEST, RELEASES
 from terarec.kernels.environment import launch
 from terarec.spec import EXECUTOR_MODES
-from terarec.spec.quoting import one_line
+from terarec.spec.checks import one_line
 
 if TYPE_CHECKING:
     from terarec.hugectr.inference import InferenceSession

@@ -11,8 +11,8 @@ from terarec.hugectr.enums import CompressionStrategy
 from terarec.hugectr.errors import BrokenFileError, FileCannotOpenError, IllegalCallError, WrongInputError
 from terarec.hugectr.objects import CollectionOptions, EmbeddingTableConfig, EmbeddingTablePlaceHolder
 from terarec.hugectr.schema.table import bind_arguments, form_of
+from terarec.spec.checks import shortened
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import shortened
 
 _LOOKUP = "EmbeddingCollectionConfig.embedding_lookup"
 _PLAN = "EmbeddingPlanner.create_embedding_collection"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, EnumMeta
 from typing import Any
 
-from terarec.spec.quoting import nearest, nearest_or_all
+from terarec.spec.checks import nearest, nearest_or_all
 
 
 class _NamesType(EnumMeta):

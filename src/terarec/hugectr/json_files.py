@@ -13,9 +13,8 @@ from terarec.hugectr.schema.record import Record
 from terarec.hugectr.schema.types import BOOL, Type, member_name, one_of
 from terarec.io import atomic_entries, folder_and_name, read_text
 from terarec.io import write_json as write_json_file
-from terarec.spec.checks import REQUIRED
+from terarec.spec.checks import REQUIRED, nearest_or_all, quoted
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import nearest_or_all, quoted
 
 Value = TypeVar("Value")
 Made = TypeVar("Made", bound=Record)

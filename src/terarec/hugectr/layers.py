@@ -16,7 +16,7 @@ from terarec.hugectr.schema.table import load_toml
 from terarec.hugectr.schema.types import STRING, Type, list_of, member_name, scalar_or_list
 from terarec.nn.registry import LAYERS
 from terarec.spec import GraphLayer
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from terarec.hugectr.schema.types import (
     scalar_or_list,
 )
 from terarec.hugectr.training_cache import TrainingCache
-from terarec.spec.checks import REQUIRED
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import REQUIRED, quoted
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import Any
 from terarec.errors import FormatError, StorageError
 from terarec.io.remote import PARTIAL_SUFFIX, locate
 from terarec.spec import FieldError, checks
+from terarec.spec.checks import quoted
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import quoted
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a disk, a quota or a file that may not grow further."""

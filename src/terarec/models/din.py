@@ -18,7 +18,7 @@ from terarec.nn.attention import TargetAttention
 from terarec.nn.initializers import dense_distributions
 from terarec.ragged import Ragged
 from terarec.spec import MISSING_ID, MISSING_KEY, CategoricalColumn, DatasetSpec, DINSpec, FeatureSpec
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 
 class DIN(nn.Module):

@@ -28,7 +28,7 @@ from terarec.spec import (
     GraphSpec,
     TableSpec,
 )
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 from terarec.spec.registry import unknown_name
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 

@@ -12,7 +12,7 @@ from terarec.errors import ConfigError
 from terarec.models.columns import collection, join, mlp
 from terarec.nn.batch_ranks import BatchRanks, rows_of_all, sum_over
 from terarec.spec import CategoricalColumn, DatasetSpec, TwoTowerSpec
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 
 class TowerVectors(NamedTuple):

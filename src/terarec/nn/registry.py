@@ -27,8 +27,7 @@ from terarec.nn.reshaping import (
     Select,
     Slice,
 )
-from terarec.spec.checks import REQUIRED
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import REQUIRED, did_you_mean
 from terarec.spec.registry import Registry
 
 _MODULES: tuple[type[Layer], ...] = (

@@ -10,7 +10,7 @@ from torch import nn
 from terarec.errors import ConfigError
 from terarec.optim.row_optimizer import RowOptimizer
 from terarec.optim.row_parameters import RowParameters
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 
 def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from terarec.ops import BagGradient, RowRule, row_gradient_norm, row_rule, row_u
 from terarec.ops.split_rows import SplitColumns, split_row_update_, takes_whole_rows
 from terarec.optim.row_parameters import RowParameters
 from terarec.spec import AdamSpec, RowOptions, SparseOptimizerSpec
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 from terarec.spec.tables import DEFAULT_OPTIMIZER
 from terarec.storage import AnyArena
 

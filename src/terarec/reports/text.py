@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from terarec.spec.checks import printable
 from terarec.spec.codec import finite_data
-from terarec.spec.quoting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

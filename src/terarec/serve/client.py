@@ -21,8 +21,8 @@ from terarec.serve.protocol import (
     decode_model_metadata,
     encode,
 )
+from terarec.spec.checks import did_you_mean
 from terarec.spec.codec import parse_json
-from terarec.spec.quoting import did_you_mean
 
 
 class InferenceError(TerarecError, RuntimeError):

@@ -25,7 +25,7 @@ from terarec.serve.protocol import (
 )
 from terarec.serve.service import InferenceService
 from terarec.spec import ServingSpec
-from terarec.spec.quoting import one_line, shortened
+from terarec.spec.checks import one_line, shortened
 
 try:
     import anyio

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from terarec.errors import ConfigError, TerarecError
+from terarec.spec.checks import quoted
 from terarec.spec.codec import TooDeepError, parse_json
-from terarec.spec.quoting import quoted
 
 Elements: TypeAlias = Sequence[Any]
 """Elements in row-major order; None is a missing value.

@@ -34,7 +34,7 @@ from terarec.errors import DataNotFoundError, FormatError, TerarecError
 from terarec.io import PARTIAL_SUFFIX, flush_tree, read_versioned_json, write_versioned_json
 from terarec.serve.repeating import Repeating
 from terarec.serve.update_streams import UpdateStream
-from terarec.spec.quoting import shortened
+from terarec.spec.checks import shortened
 
 _LOGGER = logging.getLogger(__name__)
 _FORMAT, _VERSION = "terarec.update", 1

@@ -26,7 +26,7 @@ from terarec.nn.precision import autocast
 from terarec.serve.item_index import INDEX_FILE, Floats, Integers, ItemIndex
 from terarec.serve.session import InferenceSession, InputColumn, RecordBatches, input_columns
 from terarec.spec import ItemIndexSpec, checks
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 from terarec.spec.registry import unknown_name
 
 _LOGGER = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from terarec.serve.protocol import (
 )
 from terarec.serve.session import ColumnKind, InferenceSession, InputColumn
 from terarec.spec import ServingSpec
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 from terarec.spec.registry import unknown_name
 
 SCORE = "score"

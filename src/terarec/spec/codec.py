@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from terarec.errors import ConfigError
-from terarec.spec.checks import FieldError
-from terarec.spec.quoting import did_you_mean, quoted, shortened
+from terarec.spec.checks import FieldError, did_you_mean, quoted, shortened
 
 
 def members(hint: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from terarec.errors import ConfigError
 from terarec.spec import checks
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 
 MISSING_ID = 0
 """Id of a missing value in every column whose ids a workflow made."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, ClassVar, TypeVar
 
 from terarec.errors import ConfigError
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 
 Entry = TypeVar("Entry")
 Registered = TypeVar("Registered")

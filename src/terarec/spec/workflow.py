@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from terarec.spec import checks
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 from terarec.spec.registry import OperatorSpec
 
 

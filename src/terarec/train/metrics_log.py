@@ -11,8 +11,8 @@ from typing import IO, Any
 
 from terarec.errors import DataNotFoundError, FormatError
 from terarec.io import write_bytes
+from terarec.spec.checks import quoted
 from terarec.spec.codec import finite_data, parse_json
-from terarec.spec.quoting import quoted
 from terarec.train.devices import describe_environment
 from terarec.train.evaluation import Evaluation
 from terarec.train.loggers import LOG_EVERY, Point, PointLogger

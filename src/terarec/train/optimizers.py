@@ -19,7 +19,7 @@ from terarec.optim import (
     scheduler_states,
 )
 from terarec.spec import ConstantSchedule, DenseOptimizerSpec, PlateauSchedule, ScheduleSpec, SparseOptimizerSpec
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 
 AdvanceInterval = Literal["step", "epoch", "evaluation"]
 

@@ -23,7 +23,7 @@ from terarec.models.artifact import check_columns, load_model
 from terarec.models.contract import score_names
 from terarec.nn.objectives import build_objective
 from terarec.spec import DatasetSpec, FieldError, RunSpec
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 from terarec.train.evaluation import score
 from terarec.train.run_dir import RunDirectory, check_run
 

@@ -14,7 +14,7 @@ from typing import Any
 from terarec.errors import ConfigError
 from terarec.metrics import find_metric
 from terarec.spec import TrainingSpec
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 from terarec.storage import TierUse
 from terarec.train.evaluation import Evaluation
 

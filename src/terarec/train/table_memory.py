@@ -21,7 +21,7 @@ from terarec.kernels.slots import SLOT_BYTES
 from terarec.ops import state_dtype, state_shapes
 from terarec.optim.rules import table_rules
 from terarec.spec import DatasetSpec, DynamicTableSpec, RunSpec, TableSpec, Tiers
-from terarec.spec.quoting import did_you_mean
+from terarec.spec.checks import did_you_mean
 from terarec.storage import TierBudget
 from terarec.storage.key_rows import USES, needed_uses
 from terarec.storage.row_format import RowFormat

@@ -32,7 +32,7 @@ from terarec.reports.page import (
     svg_element,
 )
 from terarec.reports.text import number_text, percent_text
-from terarec.spec.quoting import shortened
+from terarec.spec.checks import shortened
 
 SMOOTHING = 0.5
 """Added to the count of every bin, so that an empty one has a finite logarithm (Jeffreys' prior)."""

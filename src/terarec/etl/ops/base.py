@@ -26,7 +26,7 @@ from terarec.etl.ops.values import (
 )
 from terarec.etl.values import ValueIds
 from terarec.spec import MISSING_ID, OperatorSpec, checks
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 if TYPE_CHECKING:  # it loads torch
     from terarec.etl.tensors import TensorDevice, TensorFunction

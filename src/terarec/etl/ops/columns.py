@@ -29,7 +29,7 @@ from terarec.etl.ops.values import (
 from terarec.etl.values import lookup_values
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.spec import checks, register
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 from terarec.spec.registry import imported
 
 if TYPE_CHECKING:  # it loads torch

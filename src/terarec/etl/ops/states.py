@@ -24,7 +24,7 @@ from terarec.etl.columns import Rows, flat, numbers_of, numpy_values
 from terarec.formats.parquet import arrow_errors
 from terarec.io import AtomicFile, read_versioned_json, write_versioned_json
 from terarec.spec import OperatorSpec
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,7 +46,7 @@ from terarec.etl.columns import (
 from terarec.kernels.cpu.encoding import numbers_of_list, xxh64_int64, xxh64_text
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 ValueType = Literal["text", "integer", "number", "hex32"]
 """Types of values that an operator makes."""

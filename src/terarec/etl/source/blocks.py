@@ -20,7 +20,7 @@ from terarec.etl.columns import Rows, array_of, flat, list_lengths, list_offsets
 from terarec.kernels.encoding_types import EXPECTED as PARSER_EXPECTED
 from terarec.ragged import offsets_of
 from terarec.spec import BadInputPolicy, SourceColumn
-from terarec.spec.quoting import did_you_mean, quoted
+from terarec.spec.checks import did_you_mean, quoted
 
 Place = Literal["line", "row"]
 """Unit in which rows of a file are counted: lines or, in files without lines, rows."""

@@ -26,9 +26,9 @@ from terarec.etl.source.json_lines import JsonLinesReader
 from terarec.io import file_system, is_remote
 from terarec.parallel import available_threads, ordered_map
 from terarec.spec import BAD_INPUT_POLICIES, BadInputPolicy, SourceSpec, checks
+from terarec.spec.checks import quoted
 from terarec.spec.codec import parse_json
 from terarec.spec.dataset import GENERATED_FILE
-from terarec.spec.quoting import quoted
 
 SAMPLE_ROWS = 100_000
 """Most rows of unknown logs, or of a preview, that are read."""

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from terarec import errors
 from terarec.errors import ClusterError, StorageError, TerarecError
 from terarec.etl.engine.phases import ProgressMeter
-from terarec.spec.quoting import shortened
+from terarec.spec.checks import shortened
 
 _PERIOD = 1.0
 """Seconds between two polls, each of which reads a few numbers from the driver."""

@@ -33,8 +33,8 @@ from terarec.etl.workflow import Workflow, source_types
 from terarec.etl.workflow.transform import WORKFLOW_DIRECTORY
 from terarec.io import is_remote
 from terarec.spec import DatasetSpec, FieldError, PrepareOptions, SplitByFiles, SplitByFraction, SplitByTime
+from terarec.spec.checks import quoted
 from terarec.spec.dataset import DATASET_STORAGES
-from terarec.spec.quoting import quoted
 
 _WRITING_PASSES = 2
 """Passes of the last phase over all rows: encoding them, and writing shards."""

@@ -19,7 +19,7 @@ from terarec.kernels.cpu.encoding import numbers_of_list
 from terarec.kernels.encoding_types import InvalidValueError
 from terarec.ragged import Ragged, offsets_of
 from terarec.spec import SourceColumn
-from terarec.spec.quoting import quoted
+from terarec.spec.checks import quoted
 
 RawValues: TypeAlias = Sequence[Any] | NDArray[Any] | pa.Array | pa.ChunkedArray
 """A column of raw values, None (Arrow: null) or ``""`` being missing; lists of them for a multi-hot column."""

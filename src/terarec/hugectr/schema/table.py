@@ -31,8 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from terarec.hugectr.errors import WrongInputError
 from terarec.hugectr.schema.rules import DERIVED, OLDER_FORMS, RULES
 from terarec.hugectr.schema.types import NEWEST, OLDEST, Type, parse_type
-from terarec.spec.checks import REQUIRED
-from terarec.spec.quoting import nearest_or_all, quoted
+from terarec.spec.checks import REQUIRED, nearest_or_all, quoted
 
 FILES = ("solver", "optimizer", "reader", "embedding", "layer", "training_cache", "model", "inference")
 """The TOML files with calls, in the order of the compatibility page."""
