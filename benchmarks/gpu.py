@@ -2,7 +2,8 @@
 
 It needs no network: torch with Triton, NumPy, PyArrow (and safetensors for checkpoints) and the compiled core, which
 ``cmake -S . -B build/core -G Ninja -DPython_EXECUTABLE=$(which python3) && ninja -C build/core`` puts in its place.
-``--parts`` selects some of the parts. Where a result is wrong, figures are printed and not recorded.
+``--parts`` selects some of the parts, ``--match`` some of the checks by words of their names, such as "dlrm". Where a
+result is wrong, figures are printed and not recorded.
 ``--interpret`` runs every part at a tiny size on the CPU, to try the script; it records nothing either. Without a CUDA
 device and without ``--interpret`` the results get a row that says so.
 """
@@ -13,10 +14,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +31,7 @@ import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
 _PARTS = ("checks", "training", "tables", "index", "preparation")
+_NEED_SAFETENSORS = ("runs", "checkpoints", "inference")  # kinds of checks with checkpoints
 _MOST_OF_MEMORY = 0.3  # that tables take
 
 
@@ -43,14 +45,14 @@ class GpuRow(Row):
 
 
 def main() -> int:
-    """Run the selected parts that there is time for; 1 if a kernel is wrong or a part fails."""
+    """Run the selected parts that there is time for; 1 if a check is wrong or a part fails."""
     options = _options()
     start = time.monotonic()
     if not (torch.cuda.is_available() or options.interpret):
         _keep([Row(case="nothing was measured: no CUDA GPU was to be had", metric="GPUs", value=0, unit="devices")])
         return 0
     device = torch.device("cpu" if options.interpret else "cuda")
-    failed = _count_wrong(device, few=options.interpret) if "checks" in options.parts else 0
+    failed = _count_wrong(device, options) if "checks" in options.parts else 0
     is_dry = options.interpret or failed > 0
     for name, rows in _figures(device, options):
         try:
@@ -75,6 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
     parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="all unless given")
+    parser.add_argument("--match", nargs="+", metavar="WORD", help="only checks whose names have one of the words")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which no further figure is taken")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
     options = parser.parse_args()
@@ -86,30 +89,47 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _count_wrong(device: torch.device, *, few: bool) -> int:
-    """Return how many cases of kernels, graphs and runs do not hold on `device`; of `few`, one of each is tried."""
-    from tests.kernels.triton_cases import CASES as KERNELS
-    from tests.train.graph_cases import CASES as GRAPHS
-    from tests.train.kernel_run import CASES as RUNS
+def _count_wrong(device: torch.device, options: argparse.Namespace) -> int:
+    """Return how many checks do not hold on `device`; without a word to match, `--interpret` tries one of each kind."""
+    from tests.device_cases import MODULES, cases_of
 
-    most = 1 if few else None
-    kinds = [KERNELS, GRAPHS, RUNS]
+    kinds = dict.fromkeys(MODULES)
     if importlib.util.find_spec("safetensors") is None:
         print("left out: whole runs, whose checkpoints need safetensors, which is not installed")
-        kinds.remove(RUNS)
-    cases = dict(chain.from_iterable(list(each.items())[:most] for each in kinds))
-    wrong = 0
-    for name, holds in cases.items():
-        begin = time.monotonic()
+        for kind in _NEED_SAFETENSORS:
+            kinds.pop(kind, None)
+    wrong, tried = 0, 0
+    for kind in kinds:
         try:
-            holds(device)
-        except Exception as error:  # a compiler's failure counts as a wrong kernel, and the others are still tried
-            wrong += 1
-            print(f"WRONG {name}: {type(error).__name__}: {error}", flush=True)
-            traceback.print_exc(limit=-3)
-        else:
-            print(f"right {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+            cases = cases_of(kind)
+        except Exception as error:  # a package that is not installed here spoils its own cases alone
+            wrong += _report_wrong(f"all checks of {kind}", error)
+            continue
+        chosen = {f"{kind}: {name}": holds for name, holds in cases.items()}
+        found = [(name, holds) for name, holds in chosen.items() if any(word in name for word in options.match or [""])]
+        for name, holds in islice(found, 1 if options.interpret and not options.match else None):
+            tried += 1
+            wrong += _is_wrong(name, holds, device)
+    print(f"{tried} checks, {wrong} wrong", flush=True)
     return wrong
+
+
+def _is_wrong(name: str, holds: Callable[[torch.device], None], device: torch.device) -> bool:
+    """Try one check and say whether it is wrong."""
+    begin = time.monotonic()
+    try:
+        holds(device)
+    except Exception as error:  # a compiler's failure counts as a wrong kernel, and the others are still tried
+        return _report_wrong(name, error)
+    print(f"right {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+    return False
+
+
+def _report_wrong(name: str, error: Exception) -> bool:
+    """Print the end of a check's error, and return True."""
+    print(f"WRONG {name}: {type(error).__name__}: {error}", flush=True)
+    traceback.print_exception(error, limit=-4)
+    return True
 
 
 def _figures(device: torch.device, options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Row]]]:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.device_cases import MODULES, TESTED_ELSEWHERE, cases_of
+from tests.on_device import CPU
+
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
@@ -15,4 +18,24 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 def test_every_part_runs_interpreted():
     result = subprocess.run([sys.executable, SCRIPT, "--interpret"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
-    assert result.stdout.count("right ") == 3
+    assert result.stdout.count("right ") == len(MODULES)
+
+
+@pytest.mark.slow
+def test_checks_are_chosen_by_a_word():
+    arguments = ["--interpret", "--parts", "checks", "--match", "cosine"]
+    result = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    assert result.stdout.splitlines()[-1] == "1 checks, 0 wrong"
+    assert "right models: model two_tower-cosine (" in result.stdout
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODULES if kind not in TESTED_ELSEWHERE])
+def test_checks_hold_on_the_cpu(kind):
+    wrong = {}
+    for name, holds in cases_of(kind).items():
+        try:
+            holds(CPU)
+        except AssertionError as error:
+            wrong[name] = error
+    assert not wrong

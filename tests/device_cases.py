@@ -1,0 +1,26 @@
+"""All cases that hold on every device: benchmarks/gpu.py tries them where a GPU is, and tests on the CPU.
+
+A module of cases has ``CASES``, which maps the name of each to a function of the device that raises where it is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.on_device import Case
+
+MODULES = {
+    "kernels": "tests.kernels.triton_cases",
+    "graphs": "tests.train.graph_cases",
+    "runs": "tests.train.kernel_run",
+    "models": "tests.models.device_cases",
+}
+"""Kind of cases -> their module."""
+TESTED_ELSEWHERE = ("kernels", "graphs", "runs")
+"""Kinds that tests of their own packages try on the CPU."""
+
+
+def cases_of(kind: str) -> dict[str, Case]:
+    """Return the cases of a kind, by name."""
+    cases: dict[str, Case] = importlib.import_module(MODULES[kind]).CASES
+    return cases

@@ -1,0 +1,57 @@
+"""Every model, trained and evaluated on a device as on the CPU.
+
+By plain gradients, since adaptive rules make much of rounding where a gradient is nearly zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+
+from terarec.batch import to_device
+from terarec.models import build_model
+from terarec.nn.objectives import build_objective
+from terarec.spec import BinarySpec, DynamicTablesSpec, ModelSpec, SGDSpec, TrainingSpec
+from terarec.train import Optimizers, Trainer, evaluate
+from tests.models.every import ALLOWED, MODELS, dataset, random_batch
+from tests.on_device import CPU, Case, assert_near, assert_on
+from tests.train.small_run import weights
+
+COLUMNS = dataset()
+BATCHES = [random_batch(COLUMNS, size, seed=size) for size in (16, 13, 9)]
+
+
+def trained(spec: ModelSpec, device: torch.device, **training: Any) -> dict[str, Any]:
+    """Return what three steps and an evaluation of a model give; the last step takes two batches."""
+    model = build_model(spec, COLUMNS, num_outputs=1, seed=1, allow_import=ALLOWED).to(device)
+    optimizers = Optimizers.of(model, SGDSpec(lr=0.1), SGDSpec(lr=0.1))
+    trainer = Trainer(model, TrainingSpec(**training), optimizers, objective=build_objective(BinarySpec()))
+    there = [to_device(batch, device) for batch in BATCHES]
+    losses = [float(trainer.train_step(there[0])), float(trainer.train_step(*there[1:]))]
+    assert_on(device, *model.state_dict().values())
+    evaluation, copied = evaluate(model, there), evaluate(model, BATCHES)  # which copies batches itself
+    assert evaluation.results == copied.results
+    return {
+        "losses": torch.tensor(losses),
+        "logloss": evaluation.logloss,
+        "weights": weights(model),
+    }
+
+
+def follows_the_cpu(spec: ModelSpec, training: dict[str, Any], device: torch.device) -> None:
+    """Raise unless a model learns on `device` what it learns on the CPU."""
+    assert_near(trained(spec, device, **training), trained(spec, CPU, **training), atol=1e-4)
+
+
+_DLRM = MODELS["dlrm"]
+_DEEPFM = MODELS["deepfm"]
+CASES: dict[str, Case] = {
+    **{f"model {name}": partial(follows_the_cpu, spec, {}) for name, spec in MODELS.items()},
+    "model over dynamic tables": partial(follows_the_cpu, dataclasses.replace(_DLRM, tables=DynamicTablesSpec()), {}),
+    "model with clipped gradients": partial(follows_the_cpu, _DLRM, {"clip_norm": 0.1}),
+    "model with a scaled loss": partial(follows_the_cpu, _DLRM, {"loss_scale": "dynamic"}),
+    "model with dice": partial(follows_the_cpu, dataclasses.replace(_DEEPFM, activation="dice"), {}),
+}
