@@ -202,6 +202,7 @@ class DynamicTable:
         Raises:
             KeyOutOfRangeError: A key without a row.
         """
+        keys = keys.to(self.arena.device)
         with self.arena.lock:
             rows = self._held.find(keys)
             absent = rows < 0

@@ -231,6 +231,7 @@ class StaticTable(StaticKeys):
 
     def export(self, keys: Tensor) -> Rows:
         """Return copies of the rows of ``keys int64[n]``."""
+        keys = keys.to(self.arena.device)
         rows = self.rows(keys, train=False)
         state = {name: tensor[rows] for name, tensor in self.arena.state.items()}
         return Rows(keys=keys, weights=self.arena.weights[rows], state=state)
@@ -249,7 +250,7 @@ class StaticTable(StaticKeys):
 
     def import_(self, rows: Rows) -> None:
         """Overwrite the rows of ``rows.keys``; empty ``rows.state`` does not change the optimizer state."""
-        target = self.rows(rows.keys, train=True)
+        target = self.rows(rows.keys.to(self.arena.device), train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         mark_changes(self.arena, target)
         _write(self.arena.weights, target, rows.weights)

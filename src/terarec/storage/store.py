@@ -85,7 +85,7 @@ class Store(Protocol):
         """
 
     def export(self, keys: Tensor) -> Rows:
-        """Return copies of the rows of ``keys int64[n]``.
+        """Return copies of the rows of ``keys int64[n]``, which may be on another device than the table.
 
         Raises:
             KeyOutOfRangeError: A key that is not in the table.
@@ -111,7 +111,7 @@ class Store(Protocol):
         """
 
     def import_(self, rows: Rows) -> None:
-        """Overwrite the rows of ``rows.keys``, all or none of them.
+        """Overwrite the rows of ``rows.keys``, all or none of them; they may be on another device than the table.
 
         Empty ``rows.state`` does not change the optimizer state.
 

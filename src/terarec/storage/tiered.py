@@ -153,6 +153,7 @@ class TieredTable(StaticKeys):
 
     def export(self, keys: Tensor) -> Rows:
         """Return copies of the rows of ``keys int64[n]``, without moving them between tiers."""
+        keys = keys.to(self.arena.device)
         weights, state = self.arena.data.read(self.number, self.rows(keys, train=False), keys)
         return Rows(keys=keys, weights=weights, state=state)
 
@@ -179,8 +180,7 @@ class TieredTable(StaticKeys):
         target = self.rows(keys, train=True)
         check_import(self.name, rows, self.arena.weights, self.arena.state)
         mark_changes(self.arena, target)
-        state = {name: values.to(self.arena.device) for name, values in rows.state.items()}
-        self.arena.data.write(self.number, target, keys, rows.weights, state)
+        self.arena.data.write(self.number, target, keys, rows.weights, rows.state)
 
     def restart(self, seed: int) -> None:
         """Give all rows the initial weights of `seed`, and initial state."""

@@ -214,7 +214,8 @@ class TieredRows:
         Raises:
             BudgetError: No tier has room.
         """
-        self._write(_batch(table, rows, keys), weights.to(rows.device), state)
+        there = {name: values.to(rows.device) for name, values in state.items()}
+        self._write(_batch(table, rows, keys), weights.to(rows.device), there)
 
     def _write(self, batch: RowBatch, weights: Tensor, state: Mapping[str, Tensor]) -> None:
         with self.stack.lock:
