@@ -43,7 +43,7 @@ class DynamicTable:
         self.number = self._held.number
         # Tiers move rows by their keys when they are made anew, and subtract what indexes of keys take from the budget.
         if isinstance(arena.data, TieredRows):
-            arena.data.find_rows[self.number] = self._held.find
+            arena.data.find_rows[self.number] = self._find_from_anywhere
             arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
 
     @property
@@ -93,6 +93,10 @@ class DynamicTable:
 
     def _key_bytes(self) -> int:
         return len(self) * (self.arena.row_bytes - self.arena.data.row_bytes) + self.index_bytes
+
+    def _find_from_anywhere(self, keys: Tensor) -> Tensor:
+        # The rows move to another device before the index does.
+        return self._held.find(keys.to(self._held.index.device)).to(keys.device)
 
     @property
     def num_evicted(self) -> int:

@@ -143,7 +143,7 @@ class TieredRows:
             states = {name: (state_dtype(name), tuple(shape[1:])) for name, shape in shapes}
             made = RowFormat(self.stack.format.width, self.stack.format.dtype, states)
             self.stack.set_format(made, {name: (fills or {}).get(name, 0.0) for name in states})
-            self._renew()
+            self._renew(keeps_state=False)
 
     def move(self, device: torch.device) -> None:
         """Take the fast tier to `device`.
@@ -157,10 +157,10 @@ class TieredRows:
         self.stack.check_device(device)
         with self.stack.lock:
             self.stack.device = device
-            self._renew()
+            self._renew(keeps_state=True)
 
-    def _renew(self) -> None:
-        """Take the weights of tiers that are there into new ones, with fresh states."""
+    def _renew(self, *, keeps_state: bool) -> None:
+        """Take the rows of tiers that are there into new ones, with their states or fresh ones."""
         former = self.stack.memory
         if former is None:
             return
@@ -168,11 +168,12 @@ class TieredRows:
         self._ahead.clear()
         self.stack.renew(former)
         for table, find in self.find_rows.items():
-            for keys, weights, _ in former.items(table, former.rows_at_once):
+            for keys, weights, state in former.items(table, former.rows_at_once):
                 keys = keys.to(self.device)
-                _, state = self.stack.format.empty(keys.numel(), self.device)
-                for name, values in state.items():
-                    values.fill_(self.stack.first.fills[name])
+                if not keeps_state:
+                    _, state = self.stack.format.empty(keys.numel(), self.device)
+                    for name, values in state.items():
+                        values.fill_(self.stack.first.fills[name])
                 self.write(table, find(keys), keys, weights, state)
         self.stack.drop(former)
 
