@@ -14,6 +14,7 @@ MODULES = {
     "graphs": "tests.train.graph_cases",
     "runs": "tests.train.kernel_run",
     "models": "tests.models.device_cases",
+    "stores": "tests.storage.device_cases",
 }
 """Kind of cases -> their module."""
 TESTED_ELSEWHERE = ("kernels", "graphs", "runs")
