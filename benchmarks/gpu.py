@@ -119,13 +119,15 @@ def _is_wrong(name: str, holds: Callable[[torch.device], None], device: torch.de
     begin = time.monotonic()
     try:
         holds(device)
-    except Exception as error:  # a compiler's failure counts as a wrong kernel, and the others are still tried
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # what a compiler or pytest raises leaves the other checks to try
         return _report_wrong(name, error)
     print(f"right {name} ({time.monotonic() - begin:.1f} s)", flush=True)
     return False
 
 
-def _report_wrong(name: str, error: Exception) -> bool:
+def _report_wrong(name: str, error: BaseException) -> bool:
     """Print the end of a check's error, and return True."""
     print(f"WRONG {name}: {type(error).__name__}: {error}", flush=True)
     traceback.print_exception(error, limit=-4)

@@ -15,6 +15,7 @@ MODULES = {
     "runs": "tests.train.kernel_run",
     "models": "tests.models.device_cases",
     "stores": "tests.storage.device_cases",
+    "checkpoints": "tests.checkpoint.device_cases",
 }
 """Kind of cases -> their module."""
 TESTED_ELSEWHERE = ("kernels", "graphs", "runs")
