@@ -16,10 +16,16 @@ MODULES = {
     "models": "tests.models.device_cases",
     "stores": "tests.storage.device_cases",
     "checkpoints": "tests.checkpoint.device_cases",
+    "embeddings": "tests.embedding.device_cases",
 }
 """Kind of cases -> their module."""
 TESTED_ELSEWHERE = ("kernels", "graphs", "runs")
 """Kinds that tests of their own packages try on the CPU."""
+SLOW = (
+    "compiled models",
+    *(f"a run over {kind} in tiers tables resumed elsewhere" for kind in ("static", "dynamic")),
+)
+"""Cases that take seconds on the CPU."""
 
 
 def cases_of(kind: str) -> dict[str, Case]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.device_cases import MODULES, TESTED_ELSEWHERE, cases_of
+from tests.device_cases import MODULES, SLOW, TESTED_ELSEWHERE, cases_of
 from tests.on_device import CPU
 
 pytest.importorskip("triton", reason="Triton is installed on Linux alone")
@@ -30,9 +30,17 @@ def test_checks_are_chosen_by_a_word():
     assert "right models: model two_tower-cosine (" in result.stdout
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODULES if kind not in TESTED_ELSEWHERE])
-def test_checks_hold_on_the_cpu(kind):
-    for name, holds in cases_of(kind).items():
+KINDS = [kind for kind in MODULES if kind not in TESTED_ELSEWHERE]
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow"), [*((kind, False) for kind in KINDS), pytest.param(None, True, marks=pytest.mark.slow)]
+)
+def test_checks_hold_on_the_cpu(kind, slow):
+    cases = {name: holds for each in ([kind] if kind else KINDS) for name, holds in cases_of(each).items()}
+    for name, holds in cases.items():
+        if (name in SLOW) != slow:
+            continue
         try:
             holds(CPU)
         except BaseException as error:
