@@ -282,8 +282,9 @@ def _complete(optimizer: optim.Optimizer, parameter: nn.Parameter, names: tuple[
     if not names or state.get(names[0]) is not None:
         return
     if isinstance(optimizer, _COUNTING):
-        # As torch's fused optimizers make it: a tensor, which a step increments in place.
-        state["step"] = torch.zeros((), dtype=torch.float32)
+        # As torch's optimizers make it: a tensor, which a step increments in place, and where a fused kernel reads it.
+        place = parameter.device if optimizer.defaults.get("fused") else None
+        state["step"] = torch.zeros((), dtype=torch.float32, device=place)
     for name in names:
         state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     if isinstance(optimizer, FTRL):
