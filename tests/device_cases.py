@@ -13,6 +13,8 @@ MODULES = {
     "kernels": "tests.kernels.triton_cases",
     "graphs": "tests.train.graph_cases",
     "runs": "tests.train.kernel_run",
+    "layers": "tests.nn.device_cases",
+    "optimizers": "tests.optim.device_cases",
     "models": "tests.models.device_cases",
     "stores": "tests.storage.device_cases",
     "checkpoints": "tests.checkpoint.device_cases",
