@@ -139,12 +139,12 @@ class TableTiers:
     def lookup(self, keys: Tensor) -> Tensor:
         """Return the rows float32[n, D] of ``keys int64[n]``, the default vector for those that no tier has.
 
-        A tier that fails is passed over.
+        The keys may be on any device; the rows are in host memory. A tier that fails is passed over.
 
         Raises:
             ConfigError: Keys of another shape or type.
         """
-        return self.find(keys).rows
+        return self.find(keys.cpu()).rows  # a model on a GPU has its keys there
 
     def find(self, keys: Tensor) -> Found:
         """Return rows and which keys have one; the others have the default vector."""
