@@ -93,7 +93,7 @@ def evaluate_towers(
                 if len(first):
                     user_vectors.append(_rows(model.user_vectors(held), first))
             # Samples without a user, and training samples of users who are not evaluated, only give items.
-            counts = (batch.label[:, 0] > 0).numpy() & (person >= 0)
+            counts = (batch.label[:, 0] > 0).cpu().numpy() & (person >= 0)
             (seen if is_train else relevant).append(np.stack([person[counts], item[counts]]))
             done += batch.batch_size
             if progress is not None:
