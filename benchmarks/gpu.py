@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from record import Row, append_rows  # noqa: E402
 
 _PARTS = ("checks", "training", "tables", "index", "preparation")
-_NEED_SAFETENSORS = ("runs", "checkpoints", "inference")  # kinds of checks with checkpoints
+_NEED_SAFETENSORS = ("runs", "checkpoints", "hugectr", "sessions")  # kinds of checks with checkpoints
 _MOST_OF_MEMORY = 0.3  # that tables take
 
 

@@ -19,6 +19,9 @@ MODULES = {
     "stores": "tests.storage.device_cases",
     "checkpoints": "tests.checkpoint.device_cases",
     "embeddings": "tests.embedding.device_cases",
+    "hugectr": "tests.hugectr.device_cases",
+    "sessions": "tests.serve.device_cases",
+    "workflows": "tests.etl.device_cases",
 }
 """Kind of cases -> their module."""
 TESTED_ELSEWHERE = ("kernels", "graphs", "runs")

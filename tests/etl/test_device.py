@@ -70,11 +70,11 @@ FITTED = [
 ]
 
 
-def check_same(step: Operator, state: State | None, block: Rows) -> None:
+def check_same(step: Operator, state: State | None, block: Rows, device: TensorDevice = CPU) -> None:
     """Check that the step does the same to tensors; logarithms may differ in the last place."""
-    columns = {name: CPU.column(block.columns[name], kind_of(block.columns[name])) for name in step.reads}
+    columns = {name: device.column(block.columns[name], kind_of(block.columns[name])) for name in step.reads}
     expected = step.transform(block, state)
-    made = step.tensor_function(state, CPU)(TensorBlock(columns, block.num_rows))
+    made = step.tensor_function(state, device)(TensorBlock(columns, block.num_rows))
     assert set(made) == set(step.writes)
     for name, result in made.items():
         column, found = expected.columns[name], flat_values(result)
@@ -83,7 +83,7 @@ def check_same(step: Operator, state: State | None, block: Rows) -> None:
         assert isinstance(result, Ragged) is (offsets is not None)
         assert offsets is None or result.offsets.tolist() == offsets.tolist()
         assert found.is_missing().tolist() == is_missing(column).tolist()
-        values, wanted = found.numbers().numpy(), numbers_of(column)
+        values, wanted = found.numbers().cpu().numpy(), numbers_of(column)
         if isinstance(step, LogOp):
             np.testing.assert_array_max_ulp(values, wanted, maxulp=2)
         else:
@@ -178,23 +178,33 @@ def raw_batch(**changes: list[Any]) -> pa.RecordBatch:
     return pa.record_batch(typed)
 
 
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    path: Path = tmp_path_factory.mktemp("raw") / "log.parquet"
+def fitted_in(directory: Path) -> Workflow:
+    path = directory / "log.parquet"
     pq.write_table(pa.Table.from_batches([raw_batch()]), path)
     return fit(workflow(), [path], PrepareOptions(threads=1))
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
+    return fitted_in(tmp_path_factory.mktemp("raw"))
+
+
 def test_a_workflow_gives_the_batches_of_its_data_set(fitted: Workflow) -> None:
+    check_batches(fitted, torch.device("cpu"))
+
+
+def check_batches(fitted: Workflow, device: torch.device) -> None:
+    """Check that rows become on the device the batch of the data set."""
     batch = raw_batch()
     kinds = {name: found.kind for name, found in fitted.plan.types[0].items()}
     columns = {name: from_arrow(batch.column(name), kind) for name, kind in kinds.items()}
     block = fitted.encode_rows(fitted.apply(Rows(columns, np.arange(batch.num_rows))))
-    made = DeviceTransform(fitted, "cpu")(batch)
+    made = DeviceTransform(fitted, device)(batch)
+    assert {part.device.type for part in (made.dense, made.label, made.sparse.keys)} == {device.type}
     names = [column.name for column in fitted.dataset_spec().categorical]
     assert made.sparse.names == tuple(names)
-    np.testing.assert_array_equal(made.label.numpy(), block.label)
-    np.testing.assert_allclose(made.dense.numpy(), block.dense, rtol=2**-23)
+    np.testing.assert_array_equal(made.label.cpu().numpy(), block.label)
+    np.testing.assert_allclose(made.dense.cpu().numpy(), block.dense, rtol=2**-22)  # two units in the last place
     assert made.weight is not None
     assert made.weight.tolist() == COLUMNS["w"]
     assert made.metadata["name"].to_pylist() == COLUMNS["name"]

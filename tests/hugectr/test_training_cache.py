@@ -26,12 +26,13 @@ KINDS = {
 }
 HASH = next(iter(KINDS))
 BATCHES = [batch([[7], [3], [7]], [[1], [2], [1]]), batch([[5], [3], [9]], [[1], [3], [4]], seed=1)]
+CPU = torch.device("cpu")
 SPEC = AdamSpec(lr=0.1, eps_hat=True)
 STAGED, CACHED = TrainPSType_t.Staged, TrainPSType_t.Cached
 
 
-def make(kind: Embedding_t) -> tuple[GraphModel, Trainer]:
-    net = model(embedding(KINDS[kind], slots=2))
+def make(kind: Embedding_t, device: torch.device = CPU) -> tuple[GraphModel, Trainer]:
+    net = model(embedding(KINDS[kind], slots=2)).to(device)
     return net, new_trainer(net, SPEC, {"default": SPEC})
 
 

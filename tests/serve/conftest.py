@@ -40,7 +40,11 @@ class TrainedRun:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    root = tmp_path_factory.mktemp("serve")
+    return train_in(tmp_path_factory.mktemp("serve"))
+
+
+def train_in(root: Path) -> TrainedRun:
+    """Train the run in a directory."""
     report = generate(root / "raw", rows=ROWS, days=DAYS, seed=7)
     days = [root / "raw" / file for file in report.files]
     prepare(Workflow.of(criteo(min_count=2, split=SplitByFiles(valid=1))), days, root / "data")
