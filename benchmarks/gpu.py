@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="all unless given")
     parser.add_argument("--match", nargs="+", metavar="WORD", help="only checks whose names have one of the words")
-    parser.add_argument("--seconds", type=float, default=420.0, help="after which no further figure is taken")
+    parser.add_argument("--seconds", type=float, default=420.0, help="after which no further check or figure begins")
     parser.add_argument("--interpret", action="store_true", help="a tiny size on the CPU")
     options = parser.parse_args()
     if options.interpret:
@@ -98,7 +98,7 @@ def _count_wrong(device: torch.device, options: argparse.Namespace) -> int:
         print("left out: whole runs, whose checkpoints need safetensors, which is not installed")
         for kind in _NEED_SAFETENSORS:
             kinds.pop(kind, None)
-    wrong, tried = 0, 0
+    wrong, tried, start = 0, 0, time.monotonic()
     for kind in kinds:
         try:
             cases = cases_of(kind)
@@ -108,6 +108,9 @@ def _count_wrong(device: torch.device, options: argparse.Namespace) -> int:
         chosen = {f"{kind}: {name}": holds for name, holds in cases.items()}
         found = [(name, holds) for name, holds in chosen.items() if any(word in name for word in options.match or [""])]
         for name, holds in islice(found, 1 if options.interpret and not options.match else None):
+            if time.monotonic() - start > options.seconds:
+                print(f"{options.seconds} s are over: the remaining checks of {kind} are left out", flush=True)
+                break
             tried += 1
             wrong += _is_wrong(name, holds, device)
     print(f"{tried} checks, {wrong} wrong", flush=True)

@@ -270,6 +270,32 @@ def unchecked_bad_keys_count_as_absent(device: torch.device) -> None:
 
 
 @case
+def an_unchecked_lookup_is_replayed_by_a_graph(device: torch.device) -> None:
+    """With other keys than those of the capture."""
+    layout = make_layout(8)
+    held = make_lookup(layout, 50, 1)
+    later = held.keys // 2
+    weights, keys, offsets = (part.to(device) for part in (held.weights, held.keys, held.offsets))
+
+    def look_up() -> torch.Tensor:
+        return bag_lookup(weights, keys, offsets, layout.array, True, is_checked=False)
+
+    if device.type == "cuda":
+        look_up()  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = look_up()
+        keys.copy_(later)
+        graph.replay()
+    else:
+        keys.copy_(later)
+        result = look_up()
+    expected = ref_lookup.bag_lookup(held.weights, later, held.offsets, layout.array, True)
+    torch.testing.assert_close(result.cpu(), expected)
+
+
+@case
 def initial_values_equal_the_plain_ones(device: torch.device) -> None:
     """Uniform ones bit for bit; normal ones within two units in the last place, as the logarithms of doubles differ."""
     keys = torch.tensor([0, 5, -1, 2**63 - 1, -(2**63), 77])

@@ -36,8 +36,8 @@ from terarec.train.run import build
 from tests.on_device import CPU, Case, assert_near, assert_on, keep_in
 from tests.ps.test_cache import KEYS, rows_of, tiers
 from tests.serve.conftest import TrainedRun, train_in
-from tests.serve.test_recommend import USERS
 
+USERS = {"userId": [1, 2, 10**9, None], "past_movies": [[3, 5, 8], [], [1], None]}
 CASES: dict[str, Case] = {}
 case = keep_in(CASES)
 _DIRECTORY = tempfile.TemporaryDirectory()
