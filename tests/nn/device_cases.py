@@ -58,7 +58,9 @@ def follows_the_cpu(kind: str, device: torch.device) -> None:
             assert 300 < int((out == 0).sum()) < 700
             continue
         expected = passed(kind, CPU, is_trained=is_trained, precision=None)
-        assert_near(passed(kind, device, is_trained=is_trained, precision=None), expected, atol=1e-4)
+        tolerance = 0.01 if kind == "gru" else 1e-4  # cuDNN multiplies in TF32
+        found = passed(kind, device, is_trained=is_trained, precision=None)
+        assert_near(found, expected, rtol=tolerance, atol=tolerance)
         narrow = passed(kind, device, is_trained=is_trained, precision=torch.bfloat16)
         outputs = [name for name in expected if name.startswith("output")]
         for name in outputs:
