@@ -72,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=20.0, help="of float32 tables")
     parser.add_argument("--batch", type=int, default=65536)
-    parser.add_argument("--batches", type=int, default=16, help="of an epoch")
+    parser.add_argument("--batches", type=int, default=64, help="of an epoch")
     parser.add_argument("--threads", type=int, default=4, help="of the reader")
     parser.add_argument("--hash-keys", type=int, default=10_000_000)
     parser.add_argument("--raw-rows", type=int, default=2_000_000, help="of the log that is prepared")

@@ -265,12 +265,12 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
     Args:
         batch: The batch.
         device: The device.
-        pin: Whether to copy by way of pinned memory without waiting for the copy, for a GPU.
+        pin: Whether to copy from host memory by way of pinned memory, without waiting for the copy, to a GPU.
         offsets: The offsets of the batch, where they are on the device already.
     """
 
     def moved(held: Tensor) -> Tensor:
-        return held.pin_memory().to(device, non_blocking=True) if pin else held.to(device)
+        return held.pin_memory().to(device, non_blocking=True) if pin and held.is_cpu else held.to(device)
 
     held = batch.sparse
     weights = None if held.weights is None else moved(held.weights)

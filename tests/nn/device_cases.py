@@ -41,7 +41,8 @@ def passed(kind: str, device: torch.device, *, is_trained: bool, precision: torc
         outputs = flat(layer(*leaves))
     assert_on(device, *outputs)
     found = {f"output {number}": out.detach().float() for number, out in enumerate(outputs)}
-    if kind not in HAS_NO_GRADIENT:
+    # cuDNN has no backward pass of a GRU in evaluation.
+    if kind not in HAS_NO_GRADIENT and (is_trained or kind != "gru"):
         torch.stack([out.float().square().sum() for out in outputs]).sum().backward()
         gradients = {f"input {number}": leaf.grad for number, leaf in enumerate(leaves)}
         gradients |= {f"weight {name}": weight.grad for name, weight in layer.named_parameters()}

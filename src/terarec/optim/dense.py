@@ -209,7 +209,9 @@ def _nesterov(spec: NesterovSpec, parameters: Sequence[nn.Parameter]) -> optim.O
 
 def _adagrad(spec: AdaGradSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
     start = spec.initial_accumulator
-    return optim.Adagrad(parameters, lr=spec.lr, eps=spec.eps, initial_accumulator_value=start, fused=True)
+    # torch 2.11 has the fused form for CPUs only.
+    fused = all(parameter.is_cpu for parameter in parameters)
+    return optim.Adagrad(parameters, lr=spec.lr, eps=spec.eps, initial_accumulator_value=start, fused=fused)
 
 
 def _rmsprop(spec: RMSPropSpec, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:

@@ -38,7 +38,8 @@ def quantize_rows(weights: Tensor) -> Tensor:
             raise ConfigError(
                 f"weights[{first + int(wrong[0])}]", "got values that are not finite, or of infinite range"
             )
-        scale = (highest - lowest) / 255.0
+        # By a tensor: torch multiplies by the inverse of a Python number on a GPU, which rounds another way.
+        scale = (highest - lowest) / highest.new_tensor(255.0)
         # A row of one value has scale 0, and codes of 0.
         steps = torch.where(scale > 0.0, scale, 1.0)[:, None]
         # (n, D) minus (n, 1): the lowest value of a row is code 0, the highest is code 255.
