@@ -270,7 +270,12 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
     """
 
     def moved(held: Tensor) -> Tensor:
-        return held.pin_memory().to(device, non_blocking=True) if pin and held.is_cpu else held.to(device)
+        if not (pin and held.is_cpu):
+            return held.to(device)
+        pinned = torch.empty(held.shape, dtype=held.dtype, pin_memory=True)
+        # By NumPy, in this thread: torch's copy waits for a team of threads on cores that the reader's threads use.
+        pinned.numpy()[...] = held.numpy()
+        return pinned.to(device, non_blocking=True)
 
     held = batch.sparse
     weights = None if held.weights is None else moved(held.weights)

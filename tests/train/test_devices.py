@@ -25,7 +25,7 @@ from terarec.spec import (
     TrainingSpec,
 )
 from terarec.train import Optimizers, Trainer
-from terarec.train.devices import batches_on, copied_ahead, one_ahead, resolve_device
+from terarec.train.devices import batches_on, copied_ahead, resolve_device
 from tests.errors import at
 from tests.models.every import ALLOWED, MODELS, dataset, random_batch
 from tests.processes import run_new_python
@@ -124,15 +124,6 @@ def test_a_tensor_without_a_device_is_found():
     assert made_by("/src/terarec/nn/careless.py") == ["meta", "cpu"]
     assert made_by("/src/terarec/kernels/cpu/launcher.py") == ["cpu", "cpu"]
     assert made_by("/src/other/nn/careless.py") == ["cpu", "cpu"]
-
-
-def test_work_on_the_next_item_starts_before_this_one_is_given():
-    seen = []
-    started = one_ahead(iter("abc"), lambda item: seen.append(f"start {item}") or item)
-    seen.extend(f"take {item}" for item in started)
-    assert seen == ["start a", "start b", "take a", "start c", "take b", "take c"]
-    assert list(one_ahead([], str)) == []
-    assert list(one_ahead([7], str)) == ["7"]
 
 
 def test_batches_for_the_cpu_come_unchanged_and_the_reader_is_not_ahead():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
@@ -42,7 +42,6 @@ class ReadBatch(NamedTuple):
 
 
 T = TypeVar("T")
-Started = TypeVar("Started")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -155,49 +154,47 @@ def share_of_reader(batches: object) -> RankShare | None:
 def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:
     """Yield `batches` on `device`, each with what came with it.
 
-    On a GPU the next batch is copied from pinned memory on a stream of its own while this one is computed on.
+    On a GPU a thread draws the next batch and copies it from pinned memory, on a stream of its own, while this one is
+    computed on: 80 % of the throughput of bare steps, where the thread that launches the steps reached 35 % (DLRM,
+    batches of 65,536, H100).
     """
     if device.type != "cuda":
         for batch, payload in batches:
             yield (batch if device == CPU else to_device(batch, device)), payload
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     compute = torch.cuda.current_stream(device)
-    offsets: tuple[torch.Tensor, torch.Tensor] | None = None
+    copies = prefetched(_copies(batches, device), _AHEAD)
+    try:
+        for batch, payload, copied in copies:
+            compute.wait_event(copied)
+            # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
+            for tensor in batch_tensors(batch):
+                tensor.record_stream(compute)
+            yield batch, payload
+    finally:
+        copies.close()
 
-    # By the thread that launches the compute: it takes 1 ms for 65,536 samples of Criteo. A thread of its own took 15
-    # ms, as it waited for the GIL after each operation (H100).
-    def start(held: tuple[Batch, T]) -> tuple[Batch, T, torch.cuda.Event]:
-        nonlocal offsets
-        host = held[0].sparse.offsets
+
+def _copies(
+    batches: Iterable[tuple[Batch, T]], device: torch.device
+) -> Generator[tuple[Batch, T, torch.cuda.Event], None, None]:
+    """Yield each batch on a GPU, as soon as its copy has begun, with the event after the copy."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    offsets: tuple[torch.Tensor, torch.Tensor] | None = None
+    for batch, payload in batches:
+        host = batch.sparse.offsets
         # Readers give all batches of one key in every bag the same offsets, two fifths of the bytes of Criteo's.
-        known = offsets[1] if offsets is not None and _is_same_memory(offsets[0], host) else None
+        is_there = offsets is not None and _is_same_memory(offsets[0], host)
         # Only copies from pinned memory run next to the compute; others wait for it.
         with torch.cuda.stream(stream):
-            there, copied = to_device(held[0], device, pin=True, offsets=known), stream.record_event()
+            there = to_device(batch, device, pin=True, offsets=offsets[1] if offsets and is_there else None)
+            copied = stream.record_event()
         offsets = host, there.sparse.offsets
-        return there, held[1], copied
-
-    for batch, payload, copied in one_ahead(batches, start):
-        compute.wait_event(copied)
-        # The allocator must not hand the batch's memory to the copying stream while the compute still reads it.
-        for tensor in batch_tensors(batch):
-            tensor.record_stream(compute)
-        yield batch, payload
+        yield there, payload, copied
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
-
-
-def one_ahead(items: Iterable[T], start: Callable[[T], Started]) -> Iterator[Started]:
-    """Yield ``start(item)`` of each item in order, called for the next item before this one's is yielded."""
-    waiting: list[Started] = []
-    for item in items:
-        waiting.append(start(item))
-        if len(waiting) == 2:
-            yield waiting.pop(0)
-    yield from waiting
 
 
 def batch_tensors(batch: Batch) -> list[torch.Tensor]:
