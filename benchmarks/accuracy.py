@@ -1,6 +1,6 @@
-"""The recipes of a data set, each with several seeds, by the command that users have: ``terarec reproduce``.
+"""Train the recipes of a data set with several seeds, by the command ``terarec reproduce``.
 
-``python benchmarks/accuracy.py frappe_x1 DIR`` with the directory of the files that the recipes need. Afterwards
+Run ``python benchmarks/accuracy.py frappe_x1 DIR``, where DIR has the files that the recipes need. Afterwards
 ``python benchmarks/accuracy_page.py`` writes docs/accuracy.md.
 """
 
@@ -36,7 +36,7 @@ class AccuracyRow(Row):
 
 
 def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> Iterator[AccuracyRow]:
-    """Train a recipe's model with the seeds from 0 on, unless `out` holds the run; a row for each."""
+    """Train a recipe's model with the seeds from 0 on; return a row for each. Finished runs in `out` are reused."""
     published = load_recipe(data, model).published
     command = [TERAREC, "reproduce", data, "--model", model, "--data", directory, "--seeds", seeds, "--out", out]
     arguments = [*map(str, command), "--resume", "--json"]
@@ -62,11 +62,11 @@ def rows_of(data: str, model: str, directory: Path, out: Path, seeds: int) -> It
 def main() -> None:
     names = recipe_names()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", choices=names, help="name of the data")
-    parser.add_argument("directory", type=Path, help="the directory of their files")
-    parser.add_argument("--model", nargs="+", help="all that have a recipe by default")
-    parser.add_argument("--seeds", type=int, default=3, help="how many models are trained by each recipe")
-    parser.add_argument("--out", type=Path, help="directory of the runs, in which finished ones are kept")
+    parser.add_argument("data", choices=names, help="name of the data set")
+    parser.add_argument("directory", type=Path, help="directory of its files")
+    parser.add_argument("--model", nargs="+", help="models to train (default: all that have a recipe)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of models trained by each recipe")
+    parser.add_argument("--out", type=Path, help="directory of the runs; finished runs are reused")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The recipes and the newest rows of results/accuracy.csv as the tables of docs/accuracy.md, which it rewrites.
+"""Rewrite the tables of docs/accuracy.md from the recipes and the newest rows of results/accuracy.csv.
 
 Run it after `accuracy.py`: ``python benchmarks/accuracy_page.py``.
 """
@@ -26,7 +26,7 @@ _SAME_FOR_ALL = {"tables", "init", "wide_initializer", "pooling", "activation"}
 
 
 def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
-    """(data, model) -> the rows of the version that trained it last, one for each seed."""
+    """Map (data, model) to the rows of the version that trained it last, one for each seed."""
     found: dict[tuple[str, str], dict[str, Found]] = {}
     for row in rows:
         seeds = found.setdefault((row["data"], row["model"]), {})
@@ -37,7 +37,7 @@ def newest(rows: Sequence[Found]) -> dict[tuple[str, str], list[Found]]:
 
 
 def page_tables(rows: Sequence[Found]) -> str:
-    """Markdown: for each data set a heading, a table of the figures and one of the settings."""
+    """Return Markdown: for each data set a heading, a table of the figures and a table of the settings."""
     runs = newest(rows)
     return "\n\n".join("\n".join(_section(data, models, runs)) for data, models in recipe_names().items())
 
@@ -80,7 +80,7 @@ def _figures(recipe: RecipeSpec, runs: Sequence[Found]) -> tuple[str, ...]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation of the seeds."""
+    """Format the mean and standard deviation over the seeds."""
     deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{deviation}"
 
@@ -90,7 +90,7 @@ def _machine(row: Found) -> str:
 
 
 def settings(recipe: RecipeSpec) -> str:
-    """Return the fields of the model in which recipes differ, and the rule of its tables."""
+    """Format the model fields in which recipes differ, and the optimizer of the tables."""
     run = recipe.run
     parts = [
         f"{field.name} {_plain(getattr(run.model, field.name))}"

@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other, so that none disturbs another: `make bench`."""
+"""Run all benchmarks one after the other, so that none slows another down: `make bench`."""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
-"""The curve of tables larger than memory: samples a second of DLRM against the share of the rows in fast memory.
+"""Draw the curve of tables larger than memory: DLRM's samples per second by the share of rows in fast memory.
 
-Tables in tiers with each share take turns with tables in memory, for each skew of the keys. All rows are on the disk,
-and so is the limit that its random reads set; see `tiered_sides.py`. Batches are small, so that a hundredth of a few
-million rows holds those of one batch.
+For each skew of the keys, tables in tiers with each share take turns with tables in memory. All rows are on the disk,
+whose random reads set the limit; see `tiered_sides.py`. Batches are small, so that the rows of one batch fit in a
+hundredth of a few million rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "beyond_memory"
 
 
 def draw(rows: Sequence[TierRow], path: Path) -> None:
-    """Draw a panel for each skew: samples a second by share, the rate in memory and the limit of the disk."""
+    """Draw a panel for each skew: samples per second by share, the rate in memory and the limit of the disk."""
     from matplotlib.figure import Figure
 
     skews = sorted({row.skew for row in rows})

@@ -1,9 +1,9 @@
-"""Overhead of a call: one sample of 26 features, one key each, rows of 16 floats in the caches.
+"""Measure the overhead of a call: one sample of 26 features, one key each, rows of 16 floats in the caches.
 
-Peers are a `torch.nn.EmbeddingBag` for each feature, what a user would write, and one bag over all of them, the least
-that torch can do. The limit of a training call is the same backward pass through a bare leaf, which is torch's own: a
-row of its own says what the collection adds to it. The storeys of a lookup, from the module down to the kernel's
-launcher, are timed in turns with it.
+The peers are one `torch.nn.EmbeddingBag` per feature, which is what a user would write, and a single bag over all
+features, which is the least that torch can do. The limit of a training call is torch's own backward pass through a bare
+leaf; a separate row has the time that the collection adds to it. The layers of a lookup call, from the module down to
+the kernel's launcher, are timed in turns with it.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from terarec.optim import RowOptimizer
 from terarec.spec import FeatureSpec, SGDSpec, TableSpec
 
 FEATURES, ROWS, WIDTH = 26, 100, 16
-CALLS = 200  # in one timing
+CALLS = 200  # calls in one timing
 IN_BAGS, IN_ONE = "torch nn.EmbeddingBag, one a feature", "torch nn.EmbeddingBag, one for all"
 
 
 class Sides:
-    """One lookup by a collection, by a bag for each feature, and by one merged bag."""
+    """The same lookup by a collection, by a bag for each feature, and by one merged bag."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -63,11 +63,11 @@ class Sides:
         return pooled
 
     def op(self) -> Tensor:
-        """Call the op of which a lookup of the collection is one call."""
+        """Call the op that a lookup of the collection calls."""
         return bag_lookup(self.collection.arenas[0].weights, self.jagged.keys, self.jagged.offsets, self.layout)
 
     def launcher(self) -> Tensor:
-        """Call the kernel that the op chooses."""
+        """Call the kernel that the op selects."""
         held = self.jagged
         pooled: Tensor = self.kernel(
             self.collection.arenas[0].weights, held.keys, held.offsets, self.layout.array, True
@@ -75,7 +75,7 @@ class Sides:
         return pooled
 
     def bag_by_bag(self) -> list[Tensor]:
-        """Return a call for each feature."""
+        """Look up by one call for each feature."""
         return [bag(keys, self.start) for bag, keys in zip(self.bags, self.keys, strict=True)]
 
     def one_bag(self) -> Tensor:
@@ -84,7 +84,7 @@ class Sides:
         return vectors
 
     def ours_with_backward(self) -> None:
-        """Look up, and keep the gradient."""
+        """Look up, and run the backward pass without an update."""
         self.ours().backward(self.grad)
         self.collection.take_gradients()
 
@@ -94,13 +94,13 @@ class Sides:
         self.optimizer.step()
 
     def bags_with_backward(self) -> None:
-        """Look up, and make sparse gradients."""
+        """Look up, and run the backward pass to sparse gradients."""
         torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
         for bag in self.bags:
             bag.weight.grad = None
 
     def bags_with_step(self) -> None:
-        """Look up, make sparse gradients, and update the rows."""
+        """Look up, run the backward pass to sparse gradients, and update the rows."""
         torch.autograd.backward(self.bag_by_bag(), list(self.grad.split(WIDTH, dim=1)))
         self.bags_optimizer.step()
         self.bags_optimizer.zero_grad()
@@ -111,7 +111,7 @@ class Sides:
 
 
 def microseconds(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the median microseconds of a call of each, timed in turns."""
+    """Return the median microseconds of a call of each function, timed in turns."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         timeit.timeit(function, number=CALLS)
@@ -122,7 +122,7 @@ def microseconds(functions: Mapping[str, Callable[[], object]], repeats: int) ->
 
 
 def lookups(sides: Sides, repeats: int) -> list[Row]:
-    """Return the rows of calls for inference."""
+    """Return the result rows of calls for inference."""
     sides.collection.eval()
     sides_in_turn = {"module": sides.ours, "op": sides.op, "launcher": sides.launcher}
     with torch.inference_mode():
@@ -136,7 +136,7 @@ def lookups(sides: Sides, repeats: int) -> list[Row]:
 
 
 def training_calls(sides: Sides, repeats: int) -> list[Row]:
-    """Return the rows of calls through autograd."""
+    """Return the result rows of calls through autograd."""
     sides.collection.train()
     functions: dict[str, Callable[[], object]] = {
         "forward": sides.ours,

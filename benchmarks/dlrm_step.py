@@ -1,8 +1,8 @@
-"""A step of `Trainer` against plain PyTorch, both as they are and under ``torch.compile``, and against its limit.
+"""Compare a step of `Trainer` with plain PyTorch, both eager and under ``torch.compile``, and with its limit.
 
-The limit is the time of the step's matrix products alone, each by the fastest library or kernel, run next to it, plus
-that of its rows at the bandwidth that ``row_probe.cpp`` measures: read once for the lookup, read and written once for
-the update.
+The limit is the sum of two times from the same run: the step's matrix products alone, each by the fastest library or
+kernel, and its rows at the bandwidth that ``row_probe.cpp`` measures, read once for the lookup and read and written
+once for the update.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def medians(workload: str, precision: str, repeats: int) -> dict[str, float]:
 
 
 def seconds_of_rows(workload: Workload, repeats: int) -> float:
-    """Time to read as many random rows as a step does, then to read and write them."""
+    """Return the seconds to read as many random rows as a step does, plus the seconds to read and write them."""
     table = torch.from_numpy(allocate_rows(((1 << 28) // workload.width, workload.width)))
     rows = torch.randperm(table.shape[0])[: workload.row_bytes // (4 * workload.width)]
     visits = {str(access): row_visitor(access, table, rows) for access in (READ, MODIFY)}
@@ -87,7 +87,7 @@ def seconds_of_rows(workload: Workload, repeats: int) -> float:
 
 
 def run(name: str, precision: str, repeats: int) -> list[Row]:
-    """Return the rows of one workload, as it is and compiled; only the one whose rows leave the caches has a limit."""
+    """Return the rows of one workload, eager and compiled; only a workload larger than the caches has a limit."""
     seconds = medians(name, precision, repeats)
     workload = WORKLOADS[name]
     limit = seconds["floor"] + seconds_of_rows(workload, repeats) if name == "gemm" else None
@@ -106,7 +106,7 @@ def run(name: str, precision: str, repeats: int) -> list[Row]:
 
 
 def gemm_rates(repeats: int = 5) -> Row:
-    """Return the rate of a layer of the top MLP in bf16 against fp32: what bf16 layers can gain on this machine."""
+    """Return the rates of a layer of the top MLP in bf16 and fp32: the most that bf16 can gain on this machine."""
     flops = 2 * 8192 * 1024 * 1024
     left, right = torch.randn(8192, 1024), torch.randn(1024, 1024)
     rates = {
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--precision", choices=("fp32", "bf16"), nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--workload", choices=WORKLOADS, nargs="+", default=list(WORKLOADS))
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     rates = gemm_rates()
     append_rows("dlrm_step", [rates], dry=options.dry)

@@ -1,10 +1,11 @@
-"""Lookup and row update against `nn.EmbeddingBag` with a torch optimizer, and against the memory's limit.
+"""Compare lookups and row updates with `nn.EmbeddingBag` and a torch optimizer, and with the memory's limit.
 
 The limit of a lookup is the time in which the probe of ``row_probe.cpp`` reads the same rows of the same arena in the
-same order, that of an update the time in which it reads and writes each of them once, in turns with the kernel. Writing
-the lookup's result and reading the gradient are not granted there, so neither can reach 100 %; rows of their own have
-the limit in which the probe does that, too: copies the rows to a result, reads all gradients where they lie. Both sides
-take turns where both fit in memory, else one follows the other.
+same order. The limit of an update is the time in which it reads and writes each of these rows once. The probe and the
+kernel take turns. These limits leave out that a lookup also writes its result and an update also reads the gradient, so
+neither can reach 100 %. Separate results rows ("its result granted", "reading its gradient granted") have the limit of
+a probe that does this too: it copies the rows to a result, or reads all gradients in place. Both sides take turns if
+both fit in memory; otherwise one runs after the other.
 """
 
 import argparse
@@ -51,7 +52,7 @@ class Inputs:
         self.grads = [part.contiguous() for part in self.grad.split(case.width, dim=1)]
 
     def places(self, case: Case) -> Tensor:
-        """Return the place of each key's gradient, in vectors: samples one after the other, features inside them."""
+        """Return the position of each key's gradient, in vectors: by sample, and by feature within a sample."""
         bags = torch.arange(case.tables * case.batch).view(case.batch, case.tables).T.flatten()
         return bags.repeat_interleave(case.hotness)
 
@@ -88,7 +89,7 @@ class Ours:
         row_update_(self.weights, self.state, [gradient], self.rule, step=1)
 
     def step(self) -> None:
-        """Run what a training step costs besides the model."""
+        """Run the part of a training step that the tables take: lookup, backward and update."""
         self.look_up()
         self.update()
 
@@ -107,7 +108,7 @@ class Torch:
         self.optimizer = case.optimizer([bag.weight for bag in self.bags])
 
     def bag_by_bag(self) -> list[Tensor]:
-        """Return a call for each table."""
+        """Look up by one call for each table."""
         return [bag(keys, self.inputs.bag_offsets) for bag, keys in zip(self.bags, self.inputs.keys, strict=True)]
 
     def look_up(self) -> None:
@@ -131,7 +132,7 @@ def _draw(case: Case) -> Tensor:
 
 
 def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callable[[], object]]]:
-    """Return the visits of rows that limit a lookup and an update; none where the caches hold the tables."""
+    """Return the probes that limit a lookup and an update; none if the tables fit in the caches."""
     if not case.is_bound_by_memory:
         return {"lookup": {}, "update": {}}
     rows = inputs.all_keys + (torch.arange(case.tables) * case.rows).repeat_interleave(case.batch * case.hotness)
@@ -151,7 +152,7 @@ def limits(case: Case, inputs: Inputs, ours: Ours) -> dict[str, dict[str, Callab
 
 
 def time_both(case: Case, inputs: Inputs, repeats: int) -> dict[str, float]:
-    """Return the median milliseconds of each side's lookup and step, of our update alone, and of what limits them."""
+    """Return the median milliseconds of each side's lookup and step, of our update alone, and of the probes."""
     table_bytes = case.tables * case.rows * case.width * 4
     fit_together = 2 * table_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2
     theirs = Torch(case, inputs)
@@ -195,7 +196,7 @@ def run(case: Case, repeats: int) -> list[Row]:
 
 
 def run_adam(case: Case, repeats: int) -> list[Row]:
-    """Return an update by Adam, which reads and writes two states besides the row, and one by the case's rule."""
+    """Compare an update by Adam, which reads and writes two states besides the row, with one by the case's rule."""
     adam = replace(case, rule=row_rule("adam", lr=0.01, eps=1e-8, beta1=0.9, beta2=0.999))
     inputs = Inputs(case)
     updates = {side.rule.kind: Ours(side, inputs).update for side in (case, adam)}
@@ -206,7 +207,7 @@ def run_adam(case: Case, repeats: int) -> list[Row]:
 
 
 def run_single_sample(case: Case) -> list[Row]:
-    """Return the cost of a call when there is next to nothing to look up."""
+    """Return the time of a call with almost nothing to look up."""
     inputs = Inputs(case)
     ours, theirs = Ours(case, inputs), Torch(case, inputs)
     calls = 1000
@@ -228,7 +229,9 @@ def run_single_sample(case: Case) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of each of the 26 wide tables (512 bytes a row)")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows of each of the 26 wide tables (512 bytes a row)"
+    )
     parser.add_argument("--batch", nargs="+", type=int, default=[8192, 16384], help="of the wide tables")
     parser.add_argument("--only-wide", action="store_true", help="not the other cases")
     parser.add_argument("--repeats", type=int, default=21)

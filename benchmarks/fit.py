@@ -1,8 +1,8 @@
-"""A whole `fit` from Parquet against the bare training step, and the memory that training takes.
+"""Compare a whole `fit` from Parquet with the bare training step, and measure the memory that training takes.
 
-The bare step is `Trainer.train_step` on batches that lie in memory already; the fit reads, shuffles, logs and trains
-the same number of batches. Both take turns on one model. Checkpoints are left out of the timing: how many there are is
-the user's choice; the memory figure has them in.
+The bare step is `Trainer.train_step` on batches that are in memory already; the fit reads, shuffles, logs and trains
+the same number of batches. Both take turns on one model. The timing leaves checkpoints out, since the user chooses how
+many there are; the memory figure includes them.
 """
 
 import argparse
@@ -43,7 +43,7 @@ NUM_DENSE, NUM_FEATURES = 13, 26
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """DLRM on Criteo-shaped data; ``rows`` is of one table."""
+    """DLRM on Criteo-shaped data; ``rows`` is the number of rows of one table."""
 
     name: str
     model: DLRMSpec
@@ -69,7 +69,7 @@ SMALL = Case(
 
 
 def write_data(directory: Path, case: Case) -> DatasetSpec:
-    """Random samples with power-law keys, as many as the case's steps take."""
+    """Write random samples with power-law keys, as many as the case's steps take."""
     num_rows = case.batch * case.steps
     spec = DatasetSpec(
         name="random",
@@ -90,7 +90,7 @@ def write_data(directory: Path, case: Case) -> DatasetSpec:
 
 
 def time_case(case: Case, repeats: int) -> Row:
-    """Return the rate of the fit, its peer the bare step."""
+    """Return the rate of the fit, with the bare step as its peer."""
     keep_freed_memory()  # as `Run.fit` does
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
@@ -126,7 +126,7 @@ def time_case(case: Case, repeats: int) -> Row:
 
 
 def train_and_tell(folder: Path, case: Case) -> None:
-    """Train a run with AdaGrad, checkpoint included, and print its bytes; to be called in a process of its own."""
+    """Train a run with AdaGrad and a checkpoint, and print its bytes. It needs a process of its own."""
     spec = RunSpec(
         data=str(folder / "data"),
         model=case.model,
@@ -139,7 +139,7 @@ def train_and_tell(folder: Path, case: Case) -> None:
 
 
 def measure_memory(case: Case) -> Row:
-    """Peak memory besides table weights and their optimizer state."""
+    """Measure the peak memory besides table weights and their optimizer state."""
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder) / "data", case)
         command = [sys.executable, __file__, "--memory-of", folder]

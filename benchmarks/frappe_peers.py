@@ -1,10 +1,10 @@
-"""DeepFM on Frappe_x1: the wall time of a training against FuxiCTR and DeepCTR-Torch.
+"""Compare the wall time of training DeepFM on Frappe_x1 with FuxiCTR and DeepCTR-Torch.
 
-``make peers-frappe``, then ``python benchmarks/frappe_peers.py DIR`` with the directory of the three files. Every side
-runs in a process of its own, in the interpreter that has its libraries, with the same keys, settings, number of epochs
-and threads, and trains in turns with the others: from a new model to the last epoch, with an evaluation after each.
-The peers have the data in memory in the form that their loaders take; terarec reads its files in every epoch. The
-program ends if a side's test AUC after enough epochs is not that of the published model.
+Run ``make peers-frappe``, then ``python benchmarks/frappe_peers.py DIR`` with the directory of the three files. Every
+side runs in a process of its own, in the interpreter that has its libraries, with the same keys, settings, number of
+epochs and threads. The sides take turns; each trains a new model to the last epoch, with an evaluation after each
+epoch. The peers have the data in memory in the form that their loaders take; terarec reads its files in every epoch.
+The program exits with an error if a side's test AUC after `LEAST_EPOCHS` or more is below `LEAST_AUC`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST_AUC, LEAST_EPOCHS = 0.98, 10  # the published AUC is 0.9842, that of FM 0.
 
 @dataclass(frozen=True, kw_only=True)
 class FrappePeerRow(Row):
-    """A row with the fastest runs, the number of runs, what the models score on the test split, and the versions."""
+    """A row with the fastest runs, the number of runs, the models' test AUC and logloss, and the versions."""
 
     minimum: float
     peer_minimum: float
@@ -52,7 +52,7 @@ class FrappePeerRow(Row):
 
 
 def make_job(files: Path, folder: Path) -> FrappeJob:
-    """Prepare the data set and write its keys for the peers."""
+    """Prepare the data set, and write its keys as arrays for the peers."""
     data, source, run = folder / "data", load_recipe_data(DATA), load_recipe(DATA, MODEL).run
     prepare(Workflow.of(source.workflow), find_recipe_files(source, files), data)
     for split in SPLITS:
@@ -84,11 +84,11 @@ def make_job(files: Path, folder: Path) -> FrappeJob:
 
 
 Answers = Mapping[str, Sequence[Mapping[str, float]]]
-"""By side, what each training took and gave."""
+"""The time and the test figures of each training, by side."""
 
 
 def in_turns(sides: Mapping[str, JsonProcess], options: argparse.Namespace) -> Answers:
-    """Train every side again and again."""
+    """Train all sides in turns."""
     answers: dict[str, list[Mapping[str, float]]] = {name: [] for name in sides}
     for name in sides:
         sides[name].request("train", seed=0, epochs=1)
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, help="the directory of the three files")
     parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--epochs", type=int, default=15, help="of every training; the published run had 15")
+    parser.add_argument("--epochs", type=int, default=15, help="epochs of every training; the published run had 15")
     parser.add_argument("--repeats", type=int, default=3, help="trainings of each side")
     parser.add_argument("--python", type=Path, default=FRAPPE_PYTHON, help="the interpreter that has the peers")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")

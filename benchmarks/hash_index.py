@@ -1,11 +1,11 @@
-"""The hash index against a Python dict, Polars and TorchRec's managed collisions: find, insert with growth, memory.
+"""Compare the hash index with a Python dict, Polars and TorchRec's managed collisions: search, insertion, memory.
 
-Keys are random int64. An insertion is of all keys in batches of the usual size (26 features x 16384), from an empty
-index on, so it includes all growth: the median of three such runs, one of a peer. The limit of a search is a probe that
-reads a random cache line a key, of as much memory as the index takes, in turns with the search. Polars does what a user
-of it would write: a join with a table of keys and rows, and for insertion an anti-join, unique and concatenation per
-batch. TorchRec runs where `.venv-peers` has it (``make peers``), in that interpreter. ``--large`` adds 100 M keys,
-which take 4 GB.
+Keys are random int64. An insertion inserts all keys in batches of the usual size (26 features x 16384) into an empty
+index, so it includes all growth. Its figure is the median of three such runs, or one run for a peer. The limit of a
+search is a probe that reads one random cache line per key, from as much memory as the index takes, in turns with the
+search. Polars runs what its users would write: a join with a table of keys and rows, and for insertion an anti-join,
+unique and concatenation per batch. TorchRec runs in the interpreter of `.venv-peers`, if it is installed there
+(``make peers``). ``--large`` adds 100 M keys, which take 4 GB.
 """
 
 import argparse
@@ -33,17 +33,17 @@ NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 def keys_of(count: int) -> Tensor:
-    """Random keys, nearly all distinct."""
+    """Return random keys, nearly all distinct."""
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(0))
 
 
 def searched_of(keys: Tensor) -> Tensor:
-    """Some of the keys, in random order."""
+    """Return some of the keys, in random order."""
     return keys[torch.randint(keys.numel(), (SEARCHED,), generator=torch.Generator().manual_seed(1))]
 
 
 def median_rate(function: Callable[[], object], count: int) -> float:
-    """Return the millions a second."""
+    """Return the median rate in millions per second."""
     return count / measure(function, REPEATS).median / 1e6
 
 
@@ -59,14 +59,14 @@ def insert_ours(keys: Tensor) -> tuple[object, list[float]]:
 
 
 def lines_of(num_bytes: int) -> Callable[[], None]:
-    """Return a function that reads `SEARCHED` random cache lines of so much memory."""
+    """Return a function that reads `SEARCHED` random cache lines from this many bytes of memory."""
     lines = torch.from_numpy(allocate_rows((num_bytes // 64, 16))).fill_(1.0)
     places = torch.randint(lines.shape[0], (SEARCHED,), generator=torch.Generator().manual_seed(2))
     return row_visitor(READ, lines, places)
 
 
 def ours(keys: Tensor) -> dict[str, float]:
-    """Return the figures of the index for so many keys."""
+    """Return the figures of the index for these keys."""
     index, seconds = insert_ours(keys)
     runs = [seconds, insert_ours(keys)[1], insert_ours(keys)[1]]
     recurring = [min(batch) for batch in zip(*runs, strict=True)]  # growth comes at the same batch in each run
@@ -82,7 +82,7 @@ def ours(keys: Tensor) -> dict[str, float]:
 
 
 def python_dict(keys: Tensor) -> dict[str, float]:
-    """Return the same with a dict."""
+    """Return the same figures of a dict."""
     held: dict[int, int] = {}
     start = time.perf_counter()
     for key in keys.tolist():
@@ -94,7 +94,7 @@ def python_dict(keys: Tensor) -> dict[str, float]:
 
 
 def polars(keys: Tensor) -> dict[str, float]:
-    """Return the same with joins; empty where Polars is missing."""
+    """Return the same figures of Polars' joins; empty if Polars is not installed."""
     try:
         import polars as pl
     except ModuleNotFoundError:
@@ -114,7 +114,7 @@ def polars(keys: Tensor) -> dict[str, float]:
 
 
 def torchrec(count: int) -> dict[str, float]:
-    """Return the figures of `MCHManagedCollisionModule`, by the interpreter of `.venv-peers`; empty where missing."""
+    """Return the figures of `MCHManagedCollisionModule` by the Python of `.venv-peers`; empty if not installed."""
     if not PEERS.exists():
         return {}
     script = Path(__file__).with_name("hash_index_torchrec.py")
@@ -127,7 +127,7 @@ def torchrec(count: int) -> dict[str, float]:
 
 
 def rows_of(count: int, with_peers: bool) -> list[Row]:
-    """Return the figures for so many keys."""
+    """Return the result rows for this many keys."""
     keys = keys_of(count)
     figures = ours(keys)
     peers = {"dict": python_dict(keys), "polars": polars(keys), "torchrec": torchrec(count)} if with_peers else {}
@@ -146,7 +146,7 @@ def rows_of(count: int, with_peers: bool) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="100 M keys, too")
+    parser.add_argument("--large", action="store_true", help="also run 100 M keys")
     parser.add_argument("--without-peers", action="store_true", help="ours alone")
     chosen = parser.parse_args()
     for count in (1_000_000, 10_000_000):

@@ -1,8 +1,8 @@
-"""The TorchRec side of hash_index.py, for the interpreter of `.venv-peers`: prints its figures as JSON.
+"""Print the TorchRec figures of hash_index.py as JSON; runs in the interpreter of `.venv-peers`.
 
-`MCHManagedCollisionModule` keeps its keys sorted and sorts them anew when it inserts others; the table, of a fixed
-size, gets 1.5 slots a key, so that nothing is evicted. It takes the keys in four calls at most, which favours it. (Its
-multi-probe hash, `HashZchManagedCollisionModule`, inserts keys on a GPU alone.)
+`MCHManagedCollisionModule` keeps its keys sorted and sorts them again at each insertion. Its table has a fixed size,
+here of 1.5 slots per key, so that nothing is evicted. It gets the keys in four calls at most, which favours it. (Its
+multi-probe hash, `HashZchManagedCollisionModule`, inserts keys only on a GPU.)
 """
 
 import json

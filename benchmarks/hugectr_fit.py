@@ -1,7 +1,8 @@
-"""`Model.fit` of the HugeCTR facade, and `Trainer` on its graph, against another commit's or a plain loop.
+"""Compare `Model.fit` of the HugeCTR facade, and `Trainer` on its graph, with another commit or a plain loop.
 
-Deep & Cross on Criteo-shaped samples in a Raw file: 13 numbers, 26 slots. Each side is a process of its own with a
-reader of its own, and they take turns; `fit` also displays, follows its schedule and checks its workspace.
+The model is Deep & Cross on Criteo-shaped samples in a Raw file: 13 numbers, 26 slots. Each side has its own process
+and its own reader, and the sides take turns. `fit` also displays losses, applies its learning rate schedule and checks
+its workspace.
 """
 
 import argparse
@@ -24,7 +25,7 @@ CASE = "DCN, 26 slots of 40 k keys, width 16, 6 cross layers, deep 1024-1024, Ad
 
 
 def write_data(path: Path, samples: int) -> None:
-    """Random samples with power-law keys."""
+    """Write random samples with power-law keys."""
     rng = np.random.default_rng(0)
     keys = [(ROWS * rng.random(samples) ** 4).astype(np.int64) for _ in range(SLOTS)]
     label = (rng.random((samples, 1)) < 0.25).astype(np.float32)
@@ -49,7 +50,7 @@ def importing_from(source: Path | None) -> Iterator[None]:
 
 
 def time_sides(batch: int, iterations: int, repeats: int, other: Path | None) -> list[Row]:
-    """Return the rates of `fit` and of `Trainer.train_step`, their peer a loop, of the other commit if there is one."""
+    """Return the rates of `fit` and `Trainer.train_step`; their peer is a loop, at the other commit if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         path, samples = Path(folder) / "train.bin", batch * iterations
         write_data(path, samples)
@@ -66,7 +67,7 @@ def time_sides(batch: int, iterations: int, repeats: int, other: Path | None) ->
         for turn in range(repeats + 1):
             for name, side in sides.items():
                 took = side.request("run", iterations=iterations)
-                if turn:  # the first warms up, and inserts the keys
+                if turn:  # the first turn warms up, and inserts the keys
                     seconds[name].append(took)
         losses = {name: side.request("loss") for name, side in sides.items()}
         for side in sides.values():
@@ -98,9 +99,9 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--other", type=Path, help="src of a checkout of 9e651d5, the last commit with GraphTrainer")
-    parser.add_argument("--dry", action="store_true", help="print alone")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
-    if options.other is not None:  # that commit multiplies by torch's own library, and losses are held to its bits
+    if options.other is not None:  # that commit uses torch's own matmul, and the losses must be equal bit for bit
         os.environ["TERAREC_LINEAR"] = "torch"
     for batch in options.batches:
         rows = time_sides(batch, options.iterations, options.repeats, options.other)

@@ -1,6 +1,6 @@
-"""A side of `hugectr_fit.py`, in a process of its own: training of the same model, by `Model.fit` or in a loop.
+"""Train the model of `hugectr_fit.py` as one side of the comparison, by `Model.fit` or in a loop.
 
-It runs on other commits of terarec, too: up to 0.2.0 a graph was trained by `GraphTrainer`.
+It also runs at other commits of terarec: up to 0.2.0 a graph was trained by `GraphTrainer`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DENSE, SLOTS, ROWS, WIDTH = 13, 26, 40_000, 16
 
 
 def layout() -> RecordLayout:
-    """The content of a sample."""
+    """Return the layout of a sample."""
     slots = SparseInput(name="data", nnz_per_slot=(1,) * SLOTS, is_fixed_length=True)
     return RecordLayout(label_dim=1, dense_dim=DENSE, inputs=(slots,), key_bytes=4, slot_sizes=(ROWS,) * SLOTS)
 
 
 def script(path: str, samples: int, batch: int) -> hugectr.Model:
-    """Return the model as a script builds it."""
+    """Return the model as a HugeCTR script builds it."""
     optimizer = hugectr.CreateOptimizer(update_type=hugectr.Update_t.Local)
     model = hugectr.Model(
         hugectr.CreateSolver(batchsize=batch, batchsize_eval=batch, lr=0.001, seed=1),
@@ -75,7 +75,7 @@ def script(path: str, samples: int, batch: int) -> hugectr.Model:
 
 
 class Loop:
-    """The graph in a plain loop over a reader of its own."""
+    """The graph in a plain loop over its own reader."""
 
     def __init__(self, path: str, samples: int, batch: int) -> None:
         keep_freed_memory()
@@ -110,7 +110,7 @@ class Loop:
 
 
 class Fit:
-    """`Model.fit`, with displays, its schedule and the check of its workspace."""
+    """`Model.fit`, with displays, its learning rate schedule and the check of its workspace."""
 
     def __init__(self, path: str, samples: int, batch: int) -> None:
         self._model = script(path, samples, batch)

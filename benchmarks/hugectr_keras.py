@@ -1,12 +1,12 @@
-"""A training step of Wide & Deep and DCN against Keras on TensorFlow: `make peers`, then this.
+"""Compare a training step of Wide & Deep and DCN with Keras on TensorFlow; run `make peers` first.
 
-The comparison that HugeCTR publishes of itself: two layers of 1024 with dropout, vectors of 16, Adam, the tables of
-Criteo's Kaggle data, batches of 512 to 16384. Each side runs in a process of its own, one at a time, in the interpreter
-that has its libraries, with the same threads, batches and allocator settings; a step of Keras is one `tf.function`,
-compiled by XLA. Before anything is timed, both must give the same losses from the same weights.
+This is the comparison that HugeCTR publishes of itself: two layers of 1024 with dropout, vectors of 16, Adam, the
+tables of Criteo's Kaggle data, batches of 512 to 16384. Each side runs in a process of its own, one at a time, in the
+interpreter that has its libraries, with the same threads, batches and allocator settings; a step of Keras is one
+`tf.function`, compiled by XLA. Before the timing, both must give the same losses from the same weights.
 
-Adam of Keras moves every row of the tables in every step. terarec's mode "global" does exactly that; "lazy_global"
-moves a row when it is met again, by all that it missed (docs/optimizers.md); "local" leaves out what it missed.
+Keras's Adam updates every row of the tables in every step. terarec's mode "global" does exactly that. "lazy_global"
+applies all missed updates to a row when a batch next uses it (docs/optimizers.md); "local" never applies them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PYTHONS = {"terarec": Path(sys.executable), KERAS: PEERS_PYTHON}
 
 @dataclass(frozen=True, kw_only=True)
 class KerasRow(Row):
-    """A row with the fastest steps, the number of steps, and the peer's versions; the limit is that of the products."""
+    """A row with the fastest steps, the number of steps and the peer's versions; the limit is the products' time."""
 
     minimum: float
     runs: int
@@ -65,7 +65,7 @@ Seconds = dict[tuple[str, int], list[float]]
 
 
 def time_sides(workload: Workload, options: argparse.Namespace) -> tuple[Seconds, str]:
-    """Return the seconds by (mode, batch), also of Keras and of the products of a step, and the versions of Keras."""
+    """Return the seconds by (mode, batch), also of Keras and of a step's matrix products, and the versions of Keras."""
     seconds: Seconds = defaultdict(list)
     settings = {"budget": options.seconds, "most": options.runs}
     version = ""
@@ -115,10 +115,14 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=("wdl", "dcn"), default=["wdl", "dcn"])
     parser.add_argument("--batch", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--most-rows", type=int, help="cut tables down to so many; by default to what the memory holds")
+    parser.add_argument(
+        "--most-rows", type=int, help="most rows of a table; larger ones are cut (default: what fits in memory)"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
-    parser.add_argument("--seconds", type=float, default=2.0, help="a figure's turn ends after this time, or --runs")
-    parser.add_argument("--runs", type=int, default=20, help="steps of a turn at most")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds after which a turn of a figure ends, if not after --runs"
+    )
+    parser.add_argument("--runs", type=int, default=20, help="most steps of a turn")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     for model in options.model:

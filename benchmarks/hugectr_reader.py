@@ -1,10 +1,10 @@
-"""Samples a second from HugeCTR's files to `Batch`, on Criteo-shaped rows, against what NumPy, PyArrow and torch offer.
+"""Compare the samples per second from HugeCTR's files to `Batch` with NumPy, PyArrow and torch, on Criteo-shaped rows.
 
-The limit is what one thread takes to read the bytes and to do nothing with them; for Parquet, to read and decompress
+The limit is the time in which one thread reads the bytes without using them; for Parquet, it reads and decompresses
 the row groups with PyArrow. The peers give the same label, dense numbers and keys (float32, int64 slot by slot, offsets
 added), but no offsets of bags. They are ``numpy.memmap`` under a torch ``DataLoader`` of two worker processes for files
-of records of one size, and ``pyarrow.dataset`` for Parquet. The peer of Norm knows that all records are alike, and
-looks at no checksum. Files are in the page cache.
+of records of one size, and ``pyarrow.dataset`` for Parquet. The peer of Norm assumes records of one size, and does not
+verify checksums. Files are in the page cache.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kinds", default="raw,raw_async,norm,parquet")
-    parser.add_argument("--dry", action="store_true", help="print, record nothing")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = [compare(kind, Path(directory) / kind, options) for kind in options.kinds.split(",")]

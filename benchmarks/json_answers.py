@@ -1,4 +1,4 @@
-"""The other end of `json_process`: reads commands, answers them. Standard library alone, as each side has its own."""
+"""Read and answer the commands of `json_process`. It imports only the standard library, as sides differ in packages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import IO, Any
 
 
 def open_answers() -> IO[str]:
-    """Return the pipe for answers; what libraries print goes to standard error from now on."""
+    """Return the pipe for answers, and redirect what libraries print to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def serve(worker: object, version: str, answers: IO[str]) -> None:
-    """Tell the version, then answer each line by the method of `worker` that it names, until there are no more."""
+    """Send the version, then answer each line by the method of `worker` that it names, until the input ends."""
     _answer(answers, version)
     for line in sys.stdin:
         command = json.loads(line)

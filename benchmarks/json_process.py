@@ -1,4 +1,4 @@
-"""A side of a comparison in a process of its own, which answers a line of JSON for each that it reads."""
+"""Run a side of a comparison in its own process, which answers each line of JSON with one line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class JsonProcess:
-    """A process ``python -m module arguments`` in the folder of this file; its first line has its versions.
+    """A process ``python -m module arguments`` in the folder of this file, whose first line has its versions.
 
     Attributes:
-        version: that line.
+        version: The first line.
     """
 
     def __init__(self, python: Path, module: str, arguments: Sequence[str]) -> None:
@@ -53,19 +53,19 @@ class JsonProcess:
 
 
 def median_of(answers: Sequence[Mapping[str, float]], figure: str) -> float:
-    """Return the median of a figure that each of several answers has."""
+    """Return the median of a figure over several answers."""
     return statistics.median(answer[figure] for answer in answers)
 
 
 def threads() -> int:
-    """Return the threads of every side: one a core."""
+    """Return the number of threads of every side: one per core."""
     return len(os.sched_getaffinity(0))
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of every side: one thread a core, and a C allocator that keeps freed memory."""
+    """Return the environment of every side: one thread per core, and a C allocator that keeps freed memory."""
     count = str(threads())
-    # A result of peers.py has 0.4 GiB at most. Blocks above the first bound are mapped and cleared anew for each step.
+    # A result of peers.py has 0.4 GiB at most. Blocks above the first bound are mapped and cleared again in each step.
     kept = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **kept, **quiet, "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}

@@ -1,4 +1,4 @@
-"""Tables between marks in a page of docs/, such as those that are written from the rows of results/."""
+"""Write tables between marks into a page of docs/, such as those of the rows of results/."""
 
 import csv
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class MarkedPage(NamedTuple):
     end: str
 
     def read_rows(self) -> list[Found]:
-        """Return all rows of the results, oldest first; none where nothing was measured yet."""
+        """Return all rows of the results, oldest first; none if nothing has been measured."""
         if not self.rows.exists():
             return []
         with self.rows.open(newline="") as file:

@@ -1,8 +1,8 @@
-"""Peak memory of training steps: what the process grows by, from before the tables to the highest point of the steps.
+"""Measure the peak memory of training steps: the growth of the process from before the tables exist to the peak.
 
-The limit of a row is what the tables must take (weights, optimizer state, and the index of dynamic ones) and twice the
-vectors of the batch's keys: for one key a bag, the pooled vectors and their gradient. Each case runs in a process of
-its own.
+The limit of a row is the memory that the tables must take (weights, optimizer state, and the index of dynamic ones)
+plus twice the vectors of the batch's keys: for one key per bag, the pooled vectors and their gradient. Each case runs
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Tables, their rule and a batch."""
+    """Tables, their optimizer and a batch."""
 
     shape: Shape
     rule: str
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def vector_bytes(self) -> int:
-        """Of the vectors of all keys of the batch."""
+        """Bytes of the vectors of all keys of the batch."""
         return 4 * self.shape.tables * self.batch * self.shape.hotness * self.shape.width
 
 
@@ -59,13 +59,13 @@ def grown_bytes(case: Case) -> tuple[int, int]:
 
     tiny = Shape(tables=2, rows=10, width=case.shape.width, hotness=1)
     warm = Tables(tiny, case.rule, is_dynamic=case.is_dynamic)
-    run_steps(warm, draw(tiny, 2, "uniform"))  # loads and starts what a process does once
+    run_steps(warm, draw(tiny, 2, "uniform"))  # does the one-time initialization of the process
     inputs = draw(case.shape, case.batch, case.keys)
     names = names_of(case.shape)
     samples = min(case.batch, case.shape.rows)
     first_batches = one_hot(names, torch.zeros(len(names), samples, dtype=torch.int64))
     before = _status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest point
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     tables = Tables(case.shape, case.rule, is_dynamic=case.is_dynamic)
     if case.is_dynamic:
         tables.meet_all(first_batches)

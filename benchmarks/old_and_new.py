@@ -1,8 +1,8 @@
-"""Two checkouts against each other: ``python benchmarks/old_and_new.py OLD``, a checkout of a commit, built in place.
+"""Compare this checkout with another: ``python benchmarks/old_and_new.py OLD``, where OLD is built in place.
 
-Every case runs in two processes, one of each checkout, with the same threads and allocator settings, and their runs
-take turns: what disturbs one disturbs both. The speed of a row is the median over the turns of the old time by the new
-one, so that more than 1 is faster. Processor time is compared, too: waiting for the machine does not add to it.
+Every case runs in two processes, one of each checkout, with the same threads and allocator settings. Their runs take
+turns, so that other load on the machine affects both alike. The speed of a row is the median over the turns of the old
+time divided by the new time, so a value above 1 is faster. Processor time is compared too; it does not include waiting.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NEW = HERE.parent
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsRow(Row):
-    """Medians of both; the peer is the old commit.
+    """A row with the medians of both checkouts; the peer is the old commit.
 
     Attributes:
-        turns: Runs of each.
-        speed: Median over the turns of old by new seconds.
-        speed_by_cpu: The same of processor time.
+        turns: Number of runs of each checkout.
+        speed: Median over the turns of old seconds / new seconds.
+        speed_by_cpu: The same ratio of processor time.
     """
 
     turns: int
@@ -44,7 +44,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def python_of(checkout: Path) -> Path:
-    """Return the interpreter of a checkout: that of its own environment, if it has one."""
+    """Return the interpreter of a checkout: the one in its ``.venv`` if there is one."""
     own = checkout / ".venv" / "bin" / "python"
     return own if own.exists() else Path(sys.executable)
 
@@ -68,7 +68,7 @@ class Turns:
         self.names: list[str] = [process.request("names") for process in self._sides.values()][-1]
 
     def measure(self, name: str, seconds: float, least: int) -> TurnsRow:
-        """Return the row of a function, after so many seconds of both sides and so many turns."""
+        """Return the row of a function, after at least this many seconds of both sides and this many turns."""
         turns: list[dict[str, tuple[float, float]]] = []
         spent = 0.0
         while len(turns) < least or spent < seconds:
@@ -98,13 +98,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="a checkout with a built core")
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--only", help="functions of the cases with this in their names")
-    parser.add_argument(
-        "--seconds", type=float, default=6.0, help="of both sides for a figure, and five turns at least"
-    )
-    parser.add_argument("--turns", type=int, default=5, help="for a figure, at least")
-    parser.add_argument("--rows", type=int, default=500_000, help="of Criteo's log for the preparation")
-    parser.add_argument("--folder", type=Path, help="where files are written")
+    parser.add_argument("--only", help="only functions whose names contain this text")
+    parser.add_argument("--seconds", type=float, default=6.0, help="least seconds of both sides for a figure")
+    parser.add_argument("--turns", type=int, default=5, help="least number of turns for a figure")
+    parser.add_argument("--rows", type=int, default=500_000, help="rows of Criteo's log for the preparation")
+    parser.add_argument("--folder", type=Path, help="directory for files")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="terarec-turns-", dir=options.folder) as name:

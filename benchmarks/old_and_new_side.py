@@ -1,6 +1,6 @@
-"""Work of `old_and_new` in one checkout: ``python -m old_and_new_side CHECKOUT CASE FOLDER``, for `json_process`.
+"""Run a case of `old_and_new` in one checkout: ``python -m old_and_new_side CHECKOUT CASE FOLDER``.
 
-A case is built from the benchmarks of the checkout itself, which know its interfaces.
+A case is built from the benchmarks of the checkout, which match its interfaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Work = Mapping[str, Callable[[], object]]
 
 
 def embedding(_: Path) -> Work:
-    """Yield lookups and updates of rows; each of them many times, or once where they take milliseconds."""
+    """Return lookups and row updates, each repeated many times, or run once if it takes milliseconds."""
     import embedding as script
 
     rule = script.row_rule if hasattr(script, "row_rule") else lambda kind, **given: script.RowRule(kind=kind, **given)
@@ -38,7 +38,7 @@ def embedding(_: Path) -> Work:
 
 
 def index(_: Path) -> Work:
-    """Insertion of 2 M keys with growth, and finding them."""
+    """Return the insertion of 2 M keys with growth, and their search."""
     import hash_index as script
 
     keys = script.keys_of(2_000_000)
@@ -48,7 +48,7 @@ def index(_: Path) -> Work:
 
 
 def calls(_: Path) -> Work:
-    """Yield calls of one sample, for inference and for training."""
+    """Return calls of one sample, for inference and for training."""
     import call_overhead as script
     import torch
 
@@ -68,7 +68,7 @@ def calls(_: Path) -> Work:
 
 
 def dlrm(_: Path, precision: str) -> Work:
-    """Yield steps of DLRM by `Trainer`."""
+    """Return steps of DLRM by `Trainer`."""
     import step_sides as script
 
     workload = script.WORKLOADS["gemm"]
@@ -77,7 +77,7 @@ def dlrm(_: Path, precision: str) -> Work:
 
 
 def keras(_: Path) -> Work:
-    """Yield steps of HugeCTR's graph models, the side of terarec in the comparison with Keras."""
+    """Return steps of HugeCTR's graph models, the side of terarec in the comparison with Keras."""
     from keras_sides.graph_model import Graph
     from keras_sides.workload import Workload, draw
 
@@ -91,7 +91,7 @@ def keras(_: Path) -> Work:
 
 
 def readers(folder: Path) -> Work:
-    """Data sets to batches."""
+    """Return readers of data sets."""
     import reader as script
 
     work: dict[str, Callable[[], object]] = {}
@@ -105,7 +105,7 @@ def readers(folder: Path) -> Work:
 
 
 def records(folder: Path) -> Work:
-    """HugeCTR's files to batches."""
+    """Return readers of HugeCTR's files."""
     import hugectr_reader as script
 
     work: dict[str, Callable[[], object]] = {}
@@ -119,7 +119,7 @@ def records(folder: Path) -> Work:
 
 
 def prepare(folder: Path) -> Work:
-    """Return a preparation of Criteo's text with and without fitting; the log is shared by both checkouts."""
+    """Return the preparation of Criteo's text with and without fitting; both checkouts share the log."""
     import prepare as script
 
     log = folder.parent / "log" / "day_0.tsv"
@@ -133,7 +133,7 @@ def prepare(folder: Path) -> Work:
 
 
 def workflow_records(_: Path) -> Work:
-    """Raw records encoded by a workflow."""
+    """Return the encoding of raw records by a workflow."""
     workflow, raw = _criteo()
     requests = {count: {name: values[:count] for name, values in raw.items()} for count in (1, 32, 1000)}
     repeats = {1: 300, 32: 100, 1000: 10}
@@ -144,7 +144,7 @@ def workflow_records(_: Path) -> Work:
 
 
 def serving(_: Path) -> Work:
-    """Raw records scored by a session."""
+    """Return the scoring of raw records by a session."""
     from terarec.models import build_model
     from terarec.serve import InferenceSession
     from terarec.spec import DLRMSpec, RunSpec
@@ -161,7 +161,7 @@ def serving(_: Path) -> Work:
 
 
 def _criteo() -> tuple[Any, dict[str, list[Any]]]:
-    """Return a fitted workflow of Criteo's columns, and raw records of it."""
+    """Return a fitted workflow of Criteo's columns, and raw records for it."""
     import numpy as np
     import workflow_records as script
 
@@ -201,22 +201,22 @@ class Worker:
     """Runs the functions of a case, one at a time.
 
     Args:
-        work: Name -> function.
+        work: Functions by name.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = work
 
     def names(self) -> Sequence[str]:
-        """Return the functions, each of which has run once."""
+        """Return the names of the functions, after one run of each."""
         for call in self._work.values():
             call()
         gc.collect()
-        gc.freeze()  # a collection among all that torch and pyarrow hold takes 0.2 s
+        gc.freeze()  # a garbage collection takes 0.2 s with torch and pyarrow imported
         return list(self._work)
 
     def time(self, *, name: str) -> Sequence[float]:
-        """Return the seconds of a run, and of the processor in all threads, without garbage of what came before."""
+        """Return the wall and CPU seconds of a run, the latter over all threads; collect garbage before it."""
         gc.collect()
         begin, cpu = time.perf_counter(), time.process_time()
         self._work[name]()

@@ -1,7 +1,7 @@
-"""Lookups of served tables in every tier, sessions behind a cache, and updates next to lookups.
+"""Measure lookups of served tables in every tier, sessions with a cache, and lookups during updates.
 
-The limit of lookups is the lookup of training: a dynamic table of the same rows, whose index and kernels the host tier
-shares. The limit of sessions is the same model with its tables in memory. Everything of a part is timed in turns.
+The limit of lookups is a lookup in training: a dynamic table of the same rows, whose index and kernels the host tier
+also uses. The limit of sessions is the same model with its tables in memory. All sides of a part are timed in turns.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from terarec.storage import Rows
 WIDTH = 128
 REQUESTED = 16_384
 CHUNK = 1 << 16
-BATCHES = 2  # in a turn, each new to the caches
-WARMING = 60  # batches that fill the caches
+BATCHES = 2  # in a turn, each of other keys, which the CPU caches do not hold
+WARMING = 60  # batches that fill the session's caches
 
 
 def filled(tier: Tier, rows: int, *, flushes: bool = True) -> Tier:
-    """Insert rows of the keys 0 <= key < rows."""
+    """Fill a tier with the rows of the keys 0 <= key < rows."""
     generator = torch.Generator().manual_seed(0)
     for begin in range(0, rows, CHUNK):
         keys = torch.arange(begin, min(begin + CHUNK, rows))
@@ -113,7 +113,7 @@ def lookups(rows: int, turns: int) -> Iterator[Row]:
 
 
 class Zipf:
-    """Batches of keys of 26 features, of Zipf 1.05."""
+    """Batches of keys of 26 features, by Zipf 1.05."""
 
     def __init__(self, rows: int, batch_size: int) -> None:
         self._shares = (np.arange(1, rows + 1, dtype=np.float64) ** -1.05).cumsum()
@@ -131,7 +131,7 @@ class Zipf:
 
 
 def sessions(rows: int, batch_size: int, turns: int) -> Iterator[Row]:
-    """DLRM of 26 tables, with 10 % of the rows in caches, over each tier."""
+    """Measure a DLRM of 26 tables with 10 % of the rows in caches, over each tier."""
     dataset = DatasetSpec(
         name="zipf",
         storage="parquet",
@@ -226,7 +226,7 @@ def updates(rows: int) -> Iterator[Row]:
     values = torch.randn(rows, WIDTH)
     requested = keys[:1024]
     waits: list[float] = []
-    delays: list[float] = []  # of each lookup, the time for which its thread could run but had no core
+    delays: list[float] = []  # for each lookup, the time for which its thread was runnable but had no core
     is_done = threading.Event()
 
     def look_up() -> None:
@@ -270,7 +270,7 @@ def updates(rows: int) -> Iterator[Row]:
 
 
 def without_core(counters: TextIO) -> float:
-    """Return the seconds that a thread waited for a core so far."""
+    """Return the seconds that a thread has waited for a core."""
     counters.seek(0)
     return 1e-9 * int(counters.read().split()[1])
 
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, default=20_000)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--dry", action="store_true", help="print the rows and keep none")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     parts = options.part or ["lookups", "sessions", "updates"]
     if "lookups" in parts:

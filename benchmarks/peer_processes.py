@@ -1,4 +1,4 @@
-"""The sides of peers.py: what there is to compare with, and the processes that run it."""
+"""The sides of peers.py: the systems that it compares, and the processes that run them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ OURS = "terarec"
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One system. `copies` counts by rule what it holds as large as its weights: these, dense state and gradients."""
+    """One system. `copies`: by rule, the number of arrays of the weights' size (weights, dense state, gradients)."""
 
     title: str
     python: Path
     copies: dict[str, int]
 
     def needed_bytes(self, rule: str, shape: Shape) -> int:
-        """Memory of the tables, their state and their dense gradients."""
+        """Return the bytes of the tables, their state and their dense gradients."""
         return self.copies[rule] * shape.table_bytes
 
     def fits(self, rule: str, shape: Shape) -> bool:
-        """Return whether this machine can hold that and a batch."""
+        """Return whether this machine's memory holds these bytes and a batch."""
         return self.needed_bytes(rule, shape) < 0.9 * MEMORY_BYTES
 
 
@@ -44,7 +44,7 @@ SIDES = {
 
 
 class Turns:
-    """The processes of one comparison: all at once if their tables fit, else the one whose turn it is."""
+    """The processes of one comparison: all at once if their tables fit in memory, else one at a time, in turns."""
 
     def __init__(self, names: Sequence[str], rule: str, shape: Shape) -> None:
         self.names = names

@@ -1,4 +1,4 @@
-"""The newest row of every cell of results/peers.csv as the tables of docs/benchmarks.md, which it rewrites.
+"""Rewrite the tables of docs/benchmarks.md from the newest row of every cell of results/peers.csv.
 
 Run it after `peers.py`: ``python benchmarks/peer_tables.py``.
 """
@@ -24,7 +24,7 @@ Cell = tuple[str, str, int]
 
 
 def newest(rows: Sequence[Found]) -> dict[str, dict[Cell, dict[str, Found]]]:
-    """Peer -> cell -> what was timed -> its last row, in the order of the tables."""
+    """Return the last row by peer, cell and metric, in the order of the tables."""
     found: dict[str, dict[Cell, dict[str, Found]]] = {}
     for row in rows:
         shape, batch, keys = row["case"].rsplit(", ", 2)
@@ -40,7 +40,7 @@ def _place(cell: Cell) -> tuple[int, str, str, int]:
 
 
 def page_tables(rows: Sequence[Found]) -> str:
-    """Markdown: a heading and a table for each peer."""
+    """Return Markdown: a heading and a table for each peer."""
     return "\n\n".join("\n".join(_table(peer, cells)) for peer, cells in newest(rows).items())
 
 

@@ -1,12 +1,12 @@
-"""Lookup and row update against FBGEMM, torch and TensorFlow: `make peers`, then ``python benchmarks/peers.py``.
+"""Compare lookup and row update with FBGEMM, torch and TensorFlow: `make peers`, then ``python benchmarks/peers.py``.
 
 Every side runs in a process of its own, in the interpreter that has its libraries, on the same keys, threads and
-allocator settings. Sides take turns; where their tables exceed the memory, each is started anew for its turn. Before a
-peer is timed it must compute what terarec computes. The same batch is timed again and again, so a small one lies in the
-caches for every side. The limit of a forward pass is the time in which the probe of ``row_probe.cpp`` reads the same
-rows of terarec's tables, right after terarec's turn; that of a step is this and the times of reading and writing each
-distinct row once and of reading the gradient while a result is written. Options choose parts, and ``--resume`` goes on
-with a run that was interrupted.
+allocator settings. Sides take turns; if their tables exceed the memory, each is started again for its turn. Before a
+peer is timed, its results must equal terarec's. All runs time the same batch, so a small batch is in the caches for
+every side. The limit of a forward pass is the time in which the probe of ``row_probe.cpp`` reads the same rows of
+terarec's tables, right after terarec's turn. The limit of a step adds two times: reading and writing each distinct row
+once, and reading the gradient while a result is written. Options select parts, and ``--resume`` continues an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PeerRow(Row):
 
 @cache
 def check(peer: str, rule: str) -> None:
-    """End the program unless both sides give the same vectors and, after two steps, the same tables."""
+    """Exit unless both sides give the same vectors and, after two steps, the same tables."""
     sides = Turns((OURS, peer), rule, CHECKED)
     with tempfile.TemporaryDirectory() as folder:
         paths = [f"{folder}/{name}.npz" for name in sides.names]
@@ -87,11 +87,11 @@ def check(peer: str, rule: str) -> None:
 
 
 Seconds = Mapping[tuple[Cell, str], Sequence[float]]
-"""Of all runs, by what was timed: a side's name, or a visit of the probe."""
+"""Seconds of all runs by the name of a side or of an access of the probe."""
 
 
 def in_turns(sides: Turns, cells: Sequence[Cell], options: argparse.Namespace) -> Seconds:
-    """Let all sides time the cells, again and again."""
+    """Time the cells on all sides, in turns."""
     seconds: dict[tuple[Cell, str], list[float]] = defaultdict(list)
     for _, side, cell in product(range(options.rounds), sides.names, cells):
         settings = {"batch": cell.batch, "keys": cell.keys, "least": options.least, "most": options.runs}
@@ -102,7 +102,7 @@ def in_turns(sides: Turns, cells: Sequence[Cell], options: argparse.Namespace) -
 
 
 def compare(cells: Sequence[Cell], peers: Sequence[str], options: argparse.Namespace) -> Iterator[PeerRow]:
-    """Yield the rows of cells of one shape and rule. A peer too large is not run; its row has the memory it needs."""
+    """Yield the rows of cells of one shape and rule. Peers that exceed the memory are not run; see `needed_bytes`."""
     shape, rule = cells[0].shape, cells[0].rule
     fitting = [peer for peer in peers if SIDES[peer].fits(rule, shape)]
     for peer in fitting:
@@ -154,12 +154,12 @@ Timed = set[tuple[str, str, str]]
 
 
 def timed_before() -> Timed:
-    """Return the cases that this commit's rows have."""
+    """Return the (case, metric, peer) of which this commit has rows."""
     return {(row["case"], row["metric"], row["peer"].split(":")[0]) for row in rows_of_this_commit("peers")}
 
 
 def timed_of(cell: Cell, peers: Sequence[str]) -> Timed:
-    """Return the cases that a cell's rows will have."""
+    """Return the (case, metric, peer) of a cell's rows."""
     return {(cell.case, cell.metric, SIDES[peer].title) for peer in peers}
 
 
@@ -172,10 +172,12 @@ def main() -> None:
     parser.add_argument("--keys", nargs="+", choices=KEYS, default=list(KEYS))
     parser.add_argument("--what", nargs="+", choices=("forward", "step"), default=["forward", "step"])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
-    parser.add_argument("--seconds", type=float, default=0.4, help="a turn ends after this time, or after --runs")
-    parser.add_argument("--least", type=int, default=2, help="runs of a turn at least")
-    parser.add_argument("--runs", type=int, default=20, help="of a turn at most")
-    parser.add_argument("--resume", action="store_true", help="leave out cells of which this commit has rows")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, help="seconds after which a turn ends, if not after --runs"
+    )
+    parser.add_argument("--least", type=int, default=2, help="least runs of a turn")
+    parser.add_argument("--runs", type=int, default=20, help="most runs of a turn")
+    parser.add_argument("--resume", action="store_true", help="skip cells of which this commit has rows")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     timed = timed_before() if options.resume else set()
@@ -185,7 +187,7 @@ def main() -> None:
             print(f"{shape.name}, {rule}: not run, the weights and their state alone exceed the memory")
             continue
         cells = [Cell(shape, rule, *of) for of in product(options.batch, options.keys, options.what)]
-        cells = [cell for cell in cells if timed_of(cell, peers) - timed]  # one rule's forward passes are another's
+        cells = [cell for cell in cells if timed_of(cell, peers) - timed]  # forward passes do not depend on the rule
         timed.update(*(timed_of(cell, peers) for cell in cells))
         if cells:
             append_rows("peers", compare(cells, peers, options), dry=options.dry)

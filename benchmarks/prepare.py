@@ -1,7 +1,7 @@
-"""Criteo text -> Parquet with ids by frequency, compared with Polars doing the same, scans, and reading the bytes.
+"""Encode Criteo text to Parquet with ids by frequency; compare with the same job in Polars, scans, and a bare read.
 
-terarec does it twice: by the preset, and by a second run of that with what it has fitted. Scans by Polars, DuckDB and
-PyArrow parse the same text and do nothing with it.
+terarec runs the job twice: by the preset, and then with the workflow that the first run fitted. Scans by Polars, DuckDB
+and PyArrow only parse the same text.
 Every side runs in a process of its own, in turns, on the same generated log (in the page cache).
 """
 
@@ -32,7 +32,7 @@ def with_terarec(log: Path, out: Path) -> None:
 
 
 def with_fitted_workflow(log: Path, out: Path) -> None:
-    """Transform in a second run, by the workflow that `with_terarec` has fitted."""
+    """Transform in a second run, with the workflow that `with_terarec` has fitted."""
     from terarec.etl import prepare
     from terarec.etl.workflow import Workflow
 
@@ -48,7 +48,7 @@ def lines_by_polars(log: Path):
 
 
 def with_polars(log: Path, out: Path) -> None:
-    """Lazy, hexadecimal kept as text, ids by joins: the fastest formulation of six that were tried."""
+    """Run the job in lazy Polars with hexadecimal as text and ids by joins: the fastest of six formulations."""
     import polars as pl
 
     lines = lines_by_polars(log)
@@ -98,7 +98,7 @@ def scan_with_pyarrow(log: Path, out: Path) -> None:
 
 
 def scan_with_duckdb(log: Path, out: Path) -> None:
-    """Count the values of every column, so that all of them are parsed."""
+    """Count the values of every column, so that all columns are parsed."""
     import duckdb
 
     types = dict.fromkeys(["label", *INTEGERS], "INTEGER") | dict.fromkeys(CATEGORIES, "VARCHAR")
@@ -123,7 +123,7 @@ SIDES: dict[str, Callable[[Path, Path], None]] = {
 }
 
 SCANS = ("Polars scan", "pyarrow.csv scan", "DuckDB scan")
-"""Sides that only parse: preparation is to reach 60 % of the fastest of them."""
+"""Sides that only parse. The goal of preparation is 60 % of the fastest of them."""
 
 MODULES = {
     "terarec": ["terarec.etl.engine", "terarec.etl.ready"],
@@ -134,17 +134,17 @@ MODULES = {
     "DuckDB scan": ["duckdb"],
     "reading the bytes": [],
 }
-"""What a side imports before the clock starts."""
+"""Imports of a side, which are not timed."""
 
 
 def load_side(name: str) -> None:
-    """Import what a side needs, which its time is not to include."""
+    """Import the modules of a side before the timing."""
     for module in MODULES[name]:
         importlib.import_module(module)
 
 
 def run_side(name: str, log: Path, out: Path) -> None:
-    """Run one side in this process; print seconds (imports left out) and peak memory."""
+    """Run one side in this process; print its seconds without imports, and its peak memory."""
     from terarec.kernels.memory import peak_bytes
 
     load_side(name)
@@ -155,7 +155,7 @@ def run_side(name: str, log: Path, out: Path) -> None:
 
 
 def time_sides(names: list[str], log: Path, out: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Name -> median seconds and most memory over `repeats` turns; what a side wrote last stays in ``out/<name>``."""
+    """Return median seconds and peak memory over `repeats` turns, by name; the last output is in ``out/<name>``."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(repeats):
         for name in names:
@@ -205,8 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--alone", action="store_true", help="without the peers, for logs too large for them")
-    parser.add_argument("--scans", action="store_true", help="of the peers only those that parse and do nothing else")
+    parser.add_argument("--alone", action="store_true", help="leave out the peers, for logs too large for them")
+    parser.add_argument("--scans", action="store_true", help="leave out the peers that do more than parse")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

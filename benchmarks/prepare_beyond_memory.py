@@ -1,9 +1,9 @@
-"""Group-bys, sorts and joins of more rows than a memory bound holds: terarec's files by hash against DuckDB and Polars.
+"""Compare group-bys, sorts and joins of more rows than fit a memory bound with DuckDB and Polars.
 
-All sides read the same uncompressed Parquet file, have the same bound (Polars takes none; its engine streams) and must
-give the same bits: counts of values by falling count, sums of floats in the order of the rows, rows in the order of a
-shuffle, and differences by group joined back to the rows. Every side runs in a process of its own, in turns. It needs
-``pip install duckdb polars``.
+terarec partitions the rows into files by hash. All sides read the same uncompressed Parquet file, have the same memory
+bound (Polars takes none; its engine streams) and must give the same bits: counts of values by falling count, sums of
+floats in the order of the rows, rows in the order of a shuffle, and differences by group joined back to the rows. Every
+side runs in a process of its own, in turns. It needs ``pip install duckdb polars``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LibraryRow(Row):
 
 
 class Digest:
-    """A checksum of arrays in their order, however they are cut into batches."""
+    """A checksum of arrays in their order, independent of the batches."""
 
     def __init__(self) -> None:
         self._sums: dict[str, int] = {}
@@ -67,14 +67,14 @@ class Digest:
 
 
 def write_values(path: Path, rows: int) -> None:
-    """Write integers, most of them distinct, and floats."""
+    """Write mostly distinct integers, and floats."""
     generator = np.random.default_rng(0)
     values = (generator.random(rows) ** 2 * 0.7 * rows).astype(np.int64) * 2654435761
     _write(path, {"value": values, "x": generator.standard_normal(rows)})
 
 
 def write_rows(path: Path, rows: int) -> None:
-    """Encoded rows of a data set as wide as Criteo's, with their places in a shuffle."""
+    """Write encoded rows of a data set as wide as Criteo's, with their positions in a shuffle."""
     from terarec.kernels.cpu.encoding import xxh64_int64
 
     generator = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def sum_by_value(path: Path, work: Path, bound: int) -> str:
 
 
 class _Rows:
-    """A sink that only looks at the rows."""
+    """A sink that only adds the rows to a checksum."""
 
     def __init__(self) -> None:
         self.digest = Digest()
@@ -181,7 +181,7 @@ def shuffle(path: Path, work: Path, bound: int) -> str:
 
 
 def _blocks(path: Path) -> Iterator[tuple[np.ndarray, np.ndarray, ColumnBlock]]:
-    """Yield the ids, places and rows, as preparation has them."""
+    """Yield ids, positions and rows, in the form that preparation has them."""
     from terarec.formats import ColumnBlock
 
     for batch in _batches(path):
@@ -227,7 +227,7 @@ def _duckdb(sql: str, path: Path, work: Path, bound: int, threads: int | None = 
 
 
 def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
-    """Return a sink over DuckDB: it takes the blocks of preparation one by one, and gives blocks in the new order."""
+    """Shuffle by a sink over DuckDB, which takes blocks of preparation one by one and returns them in the new order."""
     import duckdb
 
     from terarec.etl.shuffle import block_from_table, block_to_batch
@@ -248,7 +248,7 @@ def shuffle_by_duckdb(path: Path, work: Path, bound: int) -> str:
 
 
 def lag_by_duckdb(path: Path, work: Path, bound: int) -> str:
-    """DuckDB sorts rows by user, and results back; the operator is terarec's, as a workflow's step is."""
+    """Sort the rows by user, and the results back, in DuckDB; the operator is terarec's, as in a workflow."""
     import duckdb
 
     from terarec.etl.columns import Rows, from_arrow
@@ -324,7 +324,7 @@ def polars_lag(path: Path, work: Path, bound: int) -> str:
 
 
 def _digest(tables: Iterable[pa.Table]) -> str:
-    """Return the checksum of a result: of wide rows two columns."""
+    """Return the checksum of a result; of wide rows, only of two columns."""
     digest = Digest()
     for table in tables:
         for name in table.column_names:
@@ -341,7 +341,7 @@ Side = Callable[[Path, Path, int], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A task: its input, and the sides, of which terarec is the first."""
+    """A task: its input and its sides; the first side is terarec."""
 
     title: str
     rows: int
@@ -401,11 +401,11 @@ _MODULES = {
     "DuckDB": ("duckdb",),
     "Polars": ("polars",),
 }
-"""What a side imports before the clock starts."""
+"""Imports of a side, which are not timed."""
 
 
 def run_side(case: str, side: str, path: Path, bound: int) -> None:
-    """Run one side in this process; print its seconds (imports left out), peak memory and checksum."""
+    """Run one side in this process; print its seconds without imports, its peak memory and its checksum."""
     from terarec.kernels.memory import peak_bytes
 
     for module in _MODULES[side.split(",")[0]]:
@@ -418,7 +418,7 @@ def run_side(case: str, side: str, path: Path, bound: int) -> None:
 
 
 def compare(name: str, folder: Path, bound: int, repeats: int, chosen: list[str]) -> Iterator[LibraryRow]:
-    """Yield the rows of one case, all sides in turns."""
+    """Yield the result rows of one case, with all sides in turns."""
     case, path = CASES[name], folder / f"{name}.parquet"
     case.write(path, case.rows)
     sides = [side for side in case.sides if side == "terarec" or side.split(",")[0] in chosen]
@@ -462,9 +462,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peer", nargs="+", choices=("DuckDB", "Polars"), default=["DuckDB", "Polars"])
-    parser.add_argument("--bound", type=int, default=128, help="of memory, in MiB")
+    parser.add_argument("--bound", type=int, default=128, help="bound of memory in MiB")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on a disk with room for a few times the rows")
+    parser.add_argument("--folder", type=Path, help="directory on a disk with space for a few times the rows")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)

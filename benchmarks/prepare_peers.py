@@ -1,10 +1,10 @@
-"""Criteo text -> encoded files against PySpark, NVTabular, DLRM's NumPy script and Polars, against scans of the text.
+"""Encode Criteo text; compare with PySpark, NVTabular, DLRM's NumPy script, Polars, and scans of the text.
 
-``make peers-prepare``, then ``python benchmarks/prepare_peers.py --dlrm PATH/data_utils.py``. Every side runs in a
+Run ``make peers-prepare``, then ``python benchmarks/prepare_peers.py --dlrm PATH/data_utils.py``. Every side runs in a
 process of its own, in the interpreter that has its libraries, in turns, on the same generated log (in the page cache).
-Slow ones may get only its first rows (``--rows-of pyspark=1000000``): rates are compared, and a row says how many rows
-each had. Before a peer that gives ids by frequency is timed, its ids on a small log must be those of as many rows as
-terarec's.
+Slow sides may get only its first rows (``--rows-of pyspark=1000000``): rates are compared, and a result row has the
+number of rows of each side. Before a peer that assigns ids by frequency is timed, each of its ids on a small log must
+have as many rows as terarec's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHECKED_ROWS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A system to compare with. `does`: differences of its work; `is_checked`: whether its ids follow the same rule."""
+    """A peer. `does`: how its job differs; `is_checked`: whether its ids follow the same rule."""
 
     title: str
     python: Path
@@ -57,7 +57,7 @@ PEERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRow(Row):
-    """A row with the rows that each side had, peak memory of each side's processes, and the peer's versions."""
+    """A row with the number of rows and the peak memory of each side, and the peer's versions."""
 
     rows: int
     peer_rows: int
@@ -68,7 +68,7 @@ class PrepareRow(Row):
 
 
 class Logs:
-    """The first rows of one generated log, whole and in its two parts.
+    """The first rows of one generated log, as a whole and in its two parts.
 
     Args:
         folder: Directory of all files.
@@ -81,7 +81,7 @@ class Logs:
         self._log = folder / "log" / "day_0.tsv"
 
     def first(self, rows: int) -> dict[str, str]:
-        """Return the paths of the first `rows` rows: whole, train and valid."""
+        """Return the paths of the first `rows` rows: all, train and valid."""
         parts = {name: self.folder / str(rows) / f"{name}.tsv" for name in ("whole", "train", "valid")}
         if not parts["whole"].exists():
             parts["whole"].parent.mkdir()
@@ -122,7 +122,7 @@ def run(side: str, logs: Logs, rows: int, options: argparse.Namespace, *, counte
 
 
 def check(peer: str, logs: Logs, options: argparse.Namespace) -> None:
-    """End the program unless as many training rows have each id of the peer's as of terarec's, column by column."""
+    """Exit unless each id has as many training rows in the peer's output as in terarec's, in every column."""
     rows = min(_CHECKED_ROWS, options.rows)
     ours, theirs = (run(side, logs, rows, options, counted=True)["counts"] for side in (OURS, peer))
     for column, counts in ours.items():
@@ -131,7 +131,7 @@ def check(peer: str, logs: Logs, options: argparse.Namespace) -> None:
 
 
 def compare(peer: str, logs: Logs, options: argparse.Namespace) -> PrepareRow:
-    """Return the row of one peer, all sides in turns."""
+    """Return the result row of one peer, with all sides in turns."""
     if PEERS[peer].is_checked:
         check(peer, logs, options)
     rows = {OURS: options.rows, LIMIT: options.rows, peer: options.rows_of.get(peer, options.rows)}
@@ -169,13 +169,15 @@ def _rows_of(text: str) -> tuple[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rows", type=int, default=2_000_000, help="of terarec and of peers that are not named below")
+    parser.add_argument(
+        "--rows", type=int, default=2_000_000, help="rows of terarec and of peers that --rows-of does not name"
+    )
     parser.add_argument(
         "--rows-of", nargs="+", type=_rows_of, default=[], metavar="PEER=ROWS", help="fewer for slow ones"
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dlrm", type=Path, help="data_utils.py of a checkout of facebookresearch/dlrm")
-    parser.add_argument("--folder", type=Path, help="on a disk with room for six times the log")
+    parser.add_argument("--folder", type=Path, help="directory on a disk with space for six times the log")
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     options.rows_of = dict(options.rows_of)

@@ -1,8 +1,9 @@
-"""Criteo text -> Parquet by Spark on this machine's cores, against the local engine and PySpark's DataFrames.
+"""Encode Criteo text to Parquet by Spark on this machine; compare with the local engine and PySpark's DataFrames.
 
-``python benchmarks/prepare_spark.py``. Each side runs in a process of its own, in turns, on the same generated log in
-the page cache. Imports and the start of Spark and Java are not timed; the start of its Python workers is. PySpark may
-get only the first rows (``--peer-rows``), as it is slow: rates are compared, and a row says how many rows each had.
+Run ``python benchmarks/prepare_spark.py``. Each side runs in a process of its own, in turns, on the same generated log
+in the page cache. Imports and the start of Spark and Java are not timed; the start of its Python workers is. PySpark is
+slow, so it may get only the first rows (``--peer-rows``): rates are compared, and a result row has the number of rows
+of each side.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MASTER = f"local[{THREADS}]"
 
 @dataclass(frozen=True, kw_only=True)
 class SparkRow(Row):
-    """A row with the rows that each side had, the turns, and the version of PySpark."""
+    """A row with the number of rows of each side, the number of turns, and the version of PySpark."""
 
     rows: int
     peer_rows: int | None = None
@@ -57,7 +58,7 @@ def by_spark_engine(job: Job) -> float:
 
 
 def by_pyspark(job: Job) -> float:
-    """Return the seconds of the fastest formulation by DataFrames that was found."""
+    """Return the seconds of the fastest known formulation in DataFrames."""
     from peer_sides.prepare_pyspark import DataFrames
 
     side = DataFrames(job.threads)
@@ -96,7 +97,7 @@ def seconds_of(side: str, folder: Path) -> float:
 
 
 def cut(log: Path, rows: int, folder: Path) -> Path:
-    """Write the first rows of a log to `folder`, cut into train and valid."""
+    """Write the first rows of a log to `folder`, split into train and valid."""
     folder.mkdir()
     train = rows - round(rows * VALID_FRACTION)
     with log.open("rb") as text:
@@ -111,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--peer-rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--generated", type=Path, help="a generated log of so many rows")
+    parser.add_argument("--generated", type=Path, help="rows of the generated log")
     parser.add_argument("--peers", nargs="+", choices=(LOCAL, PYSPARK), default=[LOCAL, PYSPARK])
     parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

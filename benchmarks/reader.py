@@ -1,10 +1,10 @@
-"""Samples a second from disk to `Batch`, on Criteo-shaped rows, against a bare scan of the same files.
+"""Compare the samples per second from disk to `Batch` with a bare scan of the same files, on Criteo-shaped rows.
 
-The limit is what one thread takes to read and decompress the row groups and to do nothing with them: PyArrow's
+The limit is the time in which one thread reads and decompresses the row groups without using them: PyArrow's
 ``read_row_group`` for Parquet, plain reads into memory for raw shards. Files are in the page cache.
 
-``--case ranks`` takes what one of several ranks reads of the same batches instead: rows that it decodes, CPU time
-compared with a reader of whole batches, in turns, and the samples of the fullest rank in a batch.
+``--case ranks`` measures instead how much one of several ranks reads of the same batches: the rows that it decodes, its
+CPU time compared with a reader of whole batches, in turns, and the samples of the fullest rank in a batch.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from terarec.spec import CategoricalColumn, DatasetSpec, DenseColumn, LabelColum
 
 BATCH = 8192
 SHARDS = 2
-# Distinct values of the Criteo Kaggle columns, the large ones cut to what half a million samples can show.
+# Distinct values of the Criteo Kaggle columns; large ones are reduced to what half a million samples can contain.
 CARDINALITIES = (
     *(1459, 583, 300_000, 200_000, 305, 24, 12_513, 633, 3, 92_719, 5681, 266_265, 3193),
     *(27, 14_986, 209_368, 10, 5652, 2173, 4, 258_596, 18, 15, 182_062, 105, 141_594),
@@ -73,7 +73,7 @@ def compare(directory: Path, spec: DatasetSpec, repeats: int) -> list[Row]:
 
 
 class CountedSource(DatasetSource):
-    """A data set that counts the rows that are decoded."""
+    """A data set that counts the rows that it decodes."""
 
     decoded = 0
 
@@ -115,7 +115,7 @@ def shared(directory: Path, size: int, options: argparse.Namespace) -> list[Row]
 
 
 def write(directory: Path, storage: str, num_rows: int) -> DatasetSpec:
-    """Return a data set of power-law keys; every shard holds the same rows."""
+    """Write and return a data set of power-law keys; every shard has the same rows."""
     spec = DatasetSpec(
         name="criteo-shaped",
         storage=storage,

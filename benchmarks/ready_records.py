@@ -1,4 +1,4 @@
-"""Raw records of the presets, as a server would get those of a log's rows."""
+"""Raw records for the presets, as a server would get them for the rows of a log."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from terarec.spec import PrepareOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """A generator, and the files of what it writes that the workflow of its name takes."""
+    """A generator of a log, and which of its files the preset of the same name reads."""
 
     generator: ModuleType
     sources: tuple[str, ...]
@@ -44,7 +44,7 @@ ROWS = 20_000
 
 
 def fitted_with_records(name: str, directory: Path) -> tuple[Workflow, dict[str, list[Any]]]:
-    """Return a preset, fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
+    """Return a preset that is fitted on a generated log of `ROWS` rows, and the raw records of all its samples."""
     log, raw = LOGS[name], directory / name
     log.generator.generate(raw, rows=ROWS)
     files = [raw / file for file in log.sources]

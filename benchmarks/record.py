@@ -1,6 +1,6 @@
 """Timing and result rows, shared by all benchmarks.
 
-A ratio is always of two figures that one run took in turns, since the machines that run this are shared.
+A ratio always compares two figures that one run measured in turns, since the machines are shared.
 """
 
 import csv
@@ -19,7 +19,7 @@ import torch
 import terarec
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_COSTS = {"s", "ms", "us", "MiB", "nat", "bytes a byte", "bytes a live byte"}  # units of which less is better
+_COSTS = {"s", "ms", "us", "MiB", "nat", "bytes a byte", "bytes a live byte"}  # units for which less is better
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure. The fields that a subclass adds become further columns.
+    """One figure. The fields of a subclass become further columns.
 
     Attributes:
-        case: what ran, with sizes.
-        metric: what was measured.
-        value: the figure.
-        unit: those of `_COSTS` are better when less, all others when more.
-        peer: what a user would otherwise run.
-        peer_value: the same figure of the peer, from the same run.
-        limit: the same figure that the hardware would allow, from the same run.
+        case: Workload, with sizes.
+        metric: Measured quantity.
+        value: The figure.
+        unit: Unit of the figure; less is better for the units in `_COSTS`, more for all others.
+        peer: Alternative that a user would otherwise run.
+        peer_value: The peer's figure, from the same run.
+        limit: Best figure that the hardware allows, from the same run.
     """
 
     case: str
@@ -54,12 +54,12 @@ class Row:
 
 
 def measure(function: Callable[[], object], repeats: int) -> Timing:
-    """Time `function` after one run to warm up."""
+    """Time `function` after a warm-up run."""
     return measure_in_turns({"": function}, repeats)[""]
 
 
 def measure_in_turns(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Time several functions in turns, so that what disturbs one disturbs all."""
+    """Time several functions in turns, so that other load on the machine affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -90,7 +90,7 @@ def append_rows(name: str, rows: Iterable[Row], *, dry: bool = False) -> None:
 
 
 def rows_of_this_commit(name: str) -> list[dict[str, str]]:
-    """Return the rows of ``results/<name>.csv`` that the commit of this tree gave."""
+    """Return the rows of ``results/<name>.csv`` that have the commit of this tree."""
     path, version = RESULTS / f"{name}.csv", str(_context()["terarec"])
     with path.open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["terarec"] == version]
@@ -128,7 +128,7 @@ def _text(value: object) -> object:
 
 
 def _better(row: Row, other: float) -> float:
-    """Return the ratio by which the row's figure is better than `other`."""
+    """Return the factor by which the row's figure is better than `other`."""
     return other / row.value if row.unit in _COSTS else row.value / other
 
 
@@ -142,7 +142,7 @@ def _line(row: Row) -> str:
 
 
 def _commit() -> str:
-    """Return the commit, with "-dirty" where more than the results differs: a run of many rows changes those itself."""
+    """Return the commit, with "-dirty" if more than the results differs: a run of many rows changes those itself."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
     return (commit + "-dirty" * bool(changed)) or "unknown"

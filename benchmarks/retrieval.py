@@ -1,11 +1,11 @@
-"""Exact retrieval metrics of all users over all items, seen items masked, against torch and faiss.
+"""Compare exact retrieval metrics of all users over all items, with seen items masked, with torch and faiss.
 
-Ours is `terarec.metrics.evaluate_retrieval`, which computes Recall, NDCG, HitRate and MRR. The peers compute Recall
-alone, which the run compares: a script that masks the whole matrix of scores and takes `torch.topk`; the same by
-blocks with a full sort; and faiss' exact index (`IndexFlatIP`), searched for the list and as many items as the
-longest list of seen ones, which are then left out. Faiss runs where `.venv-peers` has it (``make peers``), in that
-interpreter. The limit is the product of the vectors alone, in the blocks of ours. Runs are in turns; the figure is
-the median.
+Our side is `terarec.metrics.evaluate_retrieval`, which computes Recall, NDCG, HitRate and MRR. The peers compute only
+Recall, which must be equal: a script that masks the whole matrix of scores and calls `torch.topk`; the same by blocks
+with a full sort; and faiss' exact index (`IndexFlatIP`), searched for k items plus as many as the longest list of seen
+items, which are then left out. Faiss runs in the interpreter of `.venv-peers`, if it is installed there
+(``make peers``). The limit is the product of the vectors alone, in the same blocks as ours. Runs are in turns; the
+figure is the median.
 """
 
 import argparse
@@ -33,7 +33,7 @@ Pairs = npt.NDArray[np.int64]
 
 
 def pairs_of(num_users: int, num_items: int, mean: int, seed: int) -> Pairs:
-    """Distinct (user, item) pairs [N, 2], rising; popular items are in many of them."""
+    """Return distinct (user, item) pairs [N, 2] in rising order; popular items are in many of them."""
     rng = np.random.default_rng(seed)
     users = np.repeat(np.arange(num_users), rng.poisson(mean, num_users))
     items = (num_items * rng.random(len(users)) ** 3).astype(np.int64)
@@ -41,13 +41,13 @@ def pairs_of(num_users: int, num_items: int, mean: int, seed: int) -> Pairs:
 
 
 def lists_of(pairs: Pairs, num_users: int) -> Ragged[np.ndarray, np.ndarray]:
-    """Return the same as lists."""
+    """Return the items of each user as lists."""
     offsets = np.concatenate([[0], np.bincount(pairs[:, 0], minlength=num_users).cumsum()])
     return Ragged(pairs[:, 1], offsets)
 
 
 def recall_of(found: Tensor, relevant: Pairs, num_items: int) -> float:
-    """Mean share of a user's relevant items among those `found` [U, K]."""
+    """Return the mean recall: the share of a user's relevant items that is in `found` [U, K]."""
     users = torch.from_numpy(relevant[:, 0])
     hits = (found[users] == torch.from_numpy(relevant[:, 1])[:, None]).any(dim=1).numpy()
     counts = np.bincount(relevant[:, 0], minlength=len(found))
@@ -56,14 +56,14 @@ def recall_of(found: Tensor, relevant: Pairs, num_items: int) -> float:
 
 
 def by_topk(users: Tensor, items: Tensor, seen: Pairs) -> Tensor:
-    """Return the whole matrix, masked, and `torch.topk`."""
+    """Mask the whole matrix of scores, and call `torch.topk`."""
     scores = users @ items.T
     scores[seen[:, 0], seen[:, 1]] = -torch.inf
     return scores.topk(LENGTH).indices
 
 
 def by_sort(users: Tensor, items: Tensor, seen: Pairs, block: int = 1024) -> Tensor:
-    """Return the blocks of users, masked and sorted."""
+    """Mask and sort the scores of blocks of users."""
     found = []
     for start in range(0, len(users), block):
         scores = users[start : start + block] @ items.T
@@ -74,7 +74,7 @@ def by_sort(users: Tensor, items: Tensor, seen: Pairs, block: int = 1024) -> Ten
 
 
 def faiss(users: Tensor, items: Tensor, seen: Pairs, repeats: int) -> tuple[float, Tensor] | None:
-    """Return the median seconds and the items of faiss; None where it is missing."""
+    """Return the median seconds and the items of faiss; None if it is not installed."""
     if not PEERS.exists():
         return None
     script = Path(__file__).with_name("retrieval_faiss.py")
@@ -89,7 +89,7 @@ def faiss(users: Tensor, items: Tensor, seen: Pairs, repeats: int) -> tuple[floa
 
 
 def products(users: Tensor, items: Tensor) -> Callable[[], None]:
-    """Return the product of all vectors in the blocks of ours."""
+    """Compute the products of all vectors, in the same blocks as ours."""
     block = BLOCK_BYTES // (4 * len(items))
     held = torch.empty(block, len(items))
 
@@ -101,7 +101,7 @@ def products(users: Tensor, items: Tensor) -> Callable[[], None]:
 
 
 def rows_of(num_users: int, num_items: int, repeats: int, *, with_sort: bool) -> list[Row]:
-    """Return the figures for so many users and items."""
+    """Return the figures for this many users and items."""
     torch.manual_seed(0)
     users, items = torch.randn(num_users, WIDTH), torch.randn(num_items, WIDTH)
     seen = pairs_of(num_users, num_items, SEEN, seed=1)
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=40_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--without-sort", action="store_true", help="without the full sort, which takes minutes")
-    parser.add_argument("--dry", action="store_true", help="append no rows to the results")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     chosen = parser.parse_args()
     rows = rows_of(chosen.users, chosen.items, chosen.repeats, with_sort=not chosen.without_sort)
     append_rows("retrieval", rows, dry=chosen.dry)

@@ -1,7 +1,7 @@
-"""The faiss side of retrieval.py, for the interpreter of `.venv-peers`: median seconds as JSON, and the items found.
+"""Print the median seconds of faiss for retrieval.py as JSON, and write the items; runs in `.venv-peers`.
 
-`IndexFlatIP` is exact. It cannot leave out other items for each query, so it is searched for as many items more as the
-longest list of seen ones has, and these are taken out of what it finds. Making the index is not timed.
+`IndexFlatIP` is exact. It cannot exclude different items for each query, so it returns as many more items as the
+longest list of seen items has, and the seen ones are removed from the result. Building the index is not timed.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Row files compared with the disk itself, RocksDB and plain ``np.memmap``: reads, writes, opening, space.
+"""Compare row files with the disk itself, RocksDB and plain ``np.memmap``: reads, writes, opening, space.
 
-Cold means that the files' pages were dropped from the page cache before (or that O_DIRECT goes past it). The limit of
-cold reads is a loop of as many random reads of a row's bytes past the page cache (random_reads.cpp) in the same turn;
-that of what is sequential is the same bytes read or written in order by plain calls of 4 MiB.
+Cold means that the files' pages were dropped from the page cache before, or that O_DIRECT bypasses it. The limit of
+cold reads is a loop of as many random reads of a row's bytes that bypass the page cache (random_reads.cpp), in the same
+turn. The limit of sequential work is the same bytes read or written in order by plain calls of 4 MiB.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def read_in_order(directory: Path) -> int:
-    """Read all segments past readahead's beginnings, in large pieces; returns their bytes."""
+    """Read all segments sequentially in large pieces; return their bytes."""
     total = 0
     for path in sorted(directory.glob("segment-*.rows")):
         with path.open("rb", buffering=0) as file:
@@ -103,7 +103,7 @@ class Table:
         if not with_peers:
             self.fill_row_file()
             return
-        # In turns: the first writes of a run take up to four times as long as the next ones.
+        # In turns: the first writes of a run take up to four times as long as later ones.
         seconds: dict[str, list[float]] = {"row file": [], "plain writes": []}
         for _ in range(FILL_TURNS):
             shutil.rmtree(root / "rows", ignore_errors=True)
@@ -128,7 +128,7 @@ class Table:
         store.close()
 
     def fill(self, store: RowStore, *, commits: bool) -> float:
-        """Return the seconds without those that making the rows takes."""
+        """Write all rows; return the seconds without the generation of the rows."""
         seconds = 0.0
         for first in range(0, self.num_rows, BATCH):
             keys = self.keys[first : first + BATCH]
@@ -198,7 +198,7 @@ def cold_reads(table: Table, turns: int) -> list[Row]:
 
 
 def warm_reads(table: Table, turns: int) -> list[Row]:
-    """Return the rows of reads whose pages are in the page cache."""
+    """Return the result rows of reads from the page cache."""
     stores: dict[str, RowStore] = {
         "io_uring": RowFile.open(table.root / "rows", read_only=True, options=RowFileOptions(io="io_uring")),
         "threads": RowFile.open(table.root / "rows", read_only=True, options=RowFileOptions(io="threads")),
@@ -227,7 +227,7 @@ def warm_reads(table: Table, turns: int) -> list[Row]:
 
 
 def cached_reads(table: Table, turns: int) -> list[Row]:
-    """Return the rows of reads that a cache in host memory has; the limit is torch's gather of as many rows."""
+    """Return the result rows of reads that hit a cache in host memory; the limit is torch's gather of as many rows."""
     store = RowFile.open(table.root / "rows", read_only=True)
     budget = table.num_rows * (ROW_BYTES + SLOT_BYTES) + ROW_BYTES
     cache = CachedRows(
@@ -299,7 +299,7 @@ def filling(table: Table) -> list[Row]:
 
 
 def overwriting(table: Table, skew: float) -> list[Row]:
-    """Overwrite rows, drawn by a power law, twice the table's bytes."""
+    """Overwrite rows that are drawn by a power law, in all twice the table's bytes."""
     store = RowFile.open(table.root / "rows")
     weights = np.arange(1, table.num_rows + 1, dtype=np.float64) ** -skew
     shares = np.cumsum(weights / weights.sum())

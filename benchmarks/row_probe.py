@@ -1,7 +1,7 @@
-"""The time of random rows at best on this machine: compiles ``row_probe.cpp`` and visits rows with it.
+"""Measure the least time of random row accesses on this machine, by ``row_probe.cpp``, which it compiles.
 
-A limit is only one next to the kernel that it limits: the same rows of the same memory in the same order, on the same
-threads, in turns. A probe from another process at another time was off by up to 1.7 x in both directions.
+A probe must run under the conditions of the kernel that it limits: the same rows of the same memory in the same order,
+on the same threads, in turns. A probe in another process at another time was off by up to 1.7 x in both directions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 CORE = HERE.parent / "csrc"
 READ, MODIFY, COPY, _COPY_PAST_CACHES = range(4)
 _DISTANCES = (0, 4, 8, 16, 32, 64)  # rows fetched ahead
-_TRIALS = 2  # of each way, the better one counts
+_TRIALS = 2  # runs of each way; the faster one counts
 
 
 class _Visit(ctypes.Structure):
@@ -38,12 +38,12 @@ class _Visit(ctypes.Structure):
 
 
 def row_visitor(access: int, table: Tensor, *orders: Tensor, dense: Tensor | None = None) -> Callable[[], None]:
-    """Return a function that visits rows once in the fastest way: order, prefetch distance, stores past the caches.
+    """Return a function that accesses rows once in the fastest way: order, prefetch distance, non-temporal stores.
 
     Args:
         access: READ, MODIFY (the rows keep their values), or COPY to `dense`.
         table: Rows float32[V, D], D 16, 64 or 128.
-        orders: Numbers int64[N] of rows of the table, each; distinct where they are written, since threads share them.
+        orders: Candidate orders, each int64[N] of row numbers; distinct if rows are written, since threads share them.
         dense: Vectors float32[N, D] of `allocate_rows`, for COPY.
     """
     library, threads = _library(), torch.get_num_threads()

@@ -1,10 +1,10 @@
-"""A model of the speed of many ranks: what one rank takes alone, and an alpha-beta model of the exchange.
+"""Model the speed of many ranks: the work of one rank, and an alpha-beta model of the exchange.
 
-A step of R ranks takes the work of B / R samples on each, a start of ``alpha`` for each of its collectives, and the
-bytes of each collective over the speed of the links. ``--case local`` measures the work of one process and the links
-between two, and compares what follows for 1, 2 and 4 processes with what they take. Processes that share a core share
-its time. ``--case plan`` says what follows for 8 to 1,024 GPUs, for which work and links are stated below, since none
-was measured; it draws ``results/scale_model.png``.
+The time of a step of R ranks is the sum of the work of B / R samples on each rank, a latency of ``alpha`` for each of
+its collectives, and the bytes of each collective divided by the speed of the links. ``--case local`` measures the work
+of one process and the links between two, and compares the model with measured steps of 1, 2 and 4 processes. Processes
+that share a core share its time. ``--case plan`` predicts steps of 8 to 1,024 GPUs from the work and links stated
+below, none of which was measured; it draws ``results/scale_model.png``.
 """
 
 import argparse
@@ -41,10 +41,10 @@ class Links:
 
     Attributes:
         alpha: Seconds of a collective.
-        peer: Seconds for each other rank besides.
+        peer: Additional seconds for each other rank.
         near: Bytes per second that a rank sends to ranks of its machine.
-        far: Bytes per second that it sends to other machines.
-        per_node: Ranks of a machine.
+        far: Bytes per second that a rank sends to other machines.
+        per_node: Number of ranks of a machine.
     """
 
     alpha: float
@@ -54,7 +54,7 @@ class Links:
     per_node: int
 
     def seconds(self, num_bytes: float, size: int) -> float:
-        """Return the seconds of a collective of `size` ranks, each with so many bytes for all of them alike."""
+        """Return the seconds of an all-to-all of `size` ranks, each of which sends this many bytes in equal parts."""
         if size == 1:
             return 0.0
         node = min(size, self.per_node)
@@ -62,22 +62,22 @@ class Links:
         return self.alpha + self.peer * (size - 1) + max(near / self.near, far / self.far)
 
     def sum_seconds(self, num_bytes: float, size: int) -> float:
-        """Return the seconds of a sum of so many bytes: rings inside a machine, then as many between machines."""
+        """Return the seconds of an all-reduce of this many bytes: rings inside machines, then between machines."""
         if size == 1:
             return 0.0
         node = min(size, self.per_node)
         near = 2 * num_bytes * (node - 1) / node
-        far = 2 * num_bytes * (size - node) / size / node  # a rank of a machine has a part of the sum
+        far = 2 * num_bytes * (size - node) / size / node  # each rank of a machine has a part of the sum
         return self.alpha + self.peer * (size - 1) + near / self.near + far / self.far
 
 
 def distinct(rows: int, samples: float) -> float:
-    """Return how many distinct keys so many uniform draws have: the most that a batch can request."""
+    """Return the expected distinct keys among this many uniform draws, the most that a batch can request."""
     return rows * -torch.expm1(samples * torch.log1p(torch.tensor(-1.0 / rows, dtype=torch.float64))).item()
 
 
 def exchange(workload: Workload, samples: float, size: int, links: Links, *, wire: int = 4) -> float:
-    """Return the seconds that the collectives of a step take, with so many samples on each rank."""
+    """Return the seconds of the collectives of a step, with this many samples on each rank."""
     keys = workload.features * distinct(workload.rows, samples)
     vectors = links.seconds(wire * workload.width * keys, size)
     layers = links.sum_seconds(4 * _layer_numbers(workload), size)
@@ -91,10 +91,10 @@ def _layer_numbers(workload: Workload) -> int:
     return sum((a + 1) * b for part in sizes for a, b in pairwise(part))
 
 
-# What GPUs are taken for. A100 of 80 GB: 156 TFLOP/s of TF32 and 2.0 TB/s, of which training kernels reach these shares
+# The assumed GPU: A100 of 80 GB, 156 TFLOP/s of TF32 and 2.0 TB/s, of which training kernels reach these shares
 # in published profiles; NVLink of 300 GB/s each way and a 200 Gbit/s port for each GPU.
 FLOPS, MEMORY = 0.45 * 156e12, 0.6 * 2.0e12
-LAUNCHES = 1.2e-3  # seconds of a step in which the device waits for the host, whatever the batch
+LAUNCHES = 1.2e-3  # seconds of a step in which the device waits for the host, for any batch
 GPU = Links(alpha=2e-5, peer=1e-6, near=0.7 * 300e9, far=0.8 * 25e9, per_node=8)
 LARGE = replace(WORKLOADS["gemm"], features=26, width=128, rows=80_000_000)  # 1.07 TB of float32 weights
 GPU_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -105,7 +105,7 @@ TORCHREC = {128: 3.4}  # ms of a step of DLRM-DCNv2 on 16 DGX H100 after its aut
 
 
 def gpu_work(workload: Workload, samples: float) -> float:
-    """Return the seconds of a rank's own work on a GPU: products three times, rows read once and updated."""
+    """Return the seconds of a rank's work on a GPU: forward and backward products, row reads and row updates."""
     flops = 3 * 2 * _layer_numbers(workload) * samples
     keys = workload.features * distinct(workload.rows, samples)
     row_bytes = 4 * workload.width * (workload.features * samples * 2 + keys * 4)
@@ -113,7 +113,7 @@ def gpu_work(workload: Workload, samples: float) -> float:
 
 
 def work() -> None:
-    """Be one process: step with a part of the batch, or time collectives."""
+    """Run one process: it steps with a part of the batch, or times collectives."""
     torch.set_num_threads(1)
     keep_freed_memory()
     ranks = join()
@@ -144,10 +144,10 @@ def work() -> None:
 
 
 def local_rows(repeats: int) -> list[Row]:
-    """Return the seconds of 1, 2 and 4 processes compared with those of the model."""
+    """Compare the measured seconds of 1, 2 and 4 processes with the model."""
     cores = len(os.sched_getaffinity(0))
     sides = {size: Side(size, script=__file__) for size in SIZES}
-    # Processes alone, as many at once as will step together: they share the memory's bandwidth.
+    # Independent processes, as many at once as will step together: they share the memory's bandwidth.
     alone = [sides[1], *(Side(1, script=__file__) for _ in range(min(cores, SIZES[-1]) - 1))]
     calls: dict[str, Callable[[], float]] = {
         f"work {size}": (lambda size=size: _seconds(alone[:size], f"step {size}")) for size in SIZES
@@ -186,7 +186,7 @@ def local_rows(repeats: int) -> list[Row]:
 
 
 def _seconds(sides: Sequence[Side], words: str) -> float:
-    """Return the seconds in which all sides carry a command out at once."""
+    """Return the seconds in which all sides run a command concurrently."""
     start = time.perf_counter()
     for side in sides:
         side.send(words)
@@ -196,7 +196,7 @@ def _seconds(sides: Sequence[Side], words: str) -> float:
 
 
 def planned_rows() -> list[Row]:
-    """Return the figures of 8 to 1,024 GPUs, and draw them."""
+    """Predict the figures of 8 to 1,024 GPUs, and draw them."""
     case = "DLRM 26 x 80,000,000 x 128, 1.07 TB, model of A100s"
     rows = []
     weak, strong = _curves(GPU_SIZES, wire=4), {}
@@ -241,7 +241,7 @@ def planned_rows() -> list[Row]:
 
 
 def _small() -> Workload:
-    """Return the tables that fit one GPU, which published scaling from one GPU is of."""
+    """Return a workload whose tables fit on one GPU, to compare with published scaling from one GPU."""
     return replace(LARGE, rows=1_000_000)
 
 
@@ -255,7 +255,7 @@ def _curves(sizes: Sequence[int], *, wire: int) -> dict[int, tuple[float, float]
 
 
 def draw(weak: dict[int, tuple[float, float]], strong: dict[int, tuple[float, float]]) -> None:
-    """Draw work and exchange of a step over the number of GPUs."""
+    """Draw the work and the exchange of a step by the number of GPUs."""
     halved = _curves(list(weak), wire=2)
     with plot_style():
         figure, axes = new_axes(3.2)
@@ -283,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", choices=("local", "plan"), default="local")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args(arguments)
     if options.worker:
         work()

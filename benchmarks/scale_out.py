@@ -1,8 +1,8 @@
-"""DLRM on several processes of one thread each against one such process, with the bytes that they send each other.
+"""Compare DLRM on several single-threaded processes with one such process, and count the bytes that they exchange.
 
-The sides take turns; those of several ranks step together. The limit of the speed is as many times that of one process
-as there are ranks; that of the bytes is what distinct keys, their vectors and gradients, and a ring of the layers'
-gradients take.
+The sides take turns; the ranks of one side step together. The limit of the speed is the speed of one process times the
+number of ranks. The limit of the bytes is the size of the distinct keys, their vectors and gradients, and a ring
+all-reduce of the layers' gradients.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Side:
     """Processes that step together.
 
     Args:
-        size: Number of them.
+        size: Number of processes.
         words: Options of the workers.
         interpreter: Python that has the libraries of the side.
         script: The program that they run.
@@ -71,23 +71,23 @@ class Side:
         self.request("ready")
 
     def request(self, words: str) -> list[float]:
-        """Send a command to all, and return the numbers that rank 0 answers."""
+        """Send a command to all processes, and return the numbers that rank 0 answers."""
         return self.ask_all(words)[0]
 
     def ask_all(self, words: str) -> list[list[float]]:
-        """Send a command to all, and return the numbers that each answers."""
+        """Send a command to all processes, and return the numbers that each answers."""
         self.send(words)
         return self.receive()
 
     def send(self, words: str) -> None:
-        """Send a command to all."""
+        """Send a command to all processes."""
         for process in self._processes:
             assert process.stdin is not None, "it is a pipe"
             process.stdin.write(words + "\n")
             process.stdin.flush()
 
     def receive(self) -> list[list[float]]:
-        """Return the numbers that each answers to the last command."""
+        """Return the numbers that each process answers to the last command."""
         answers = []
         for process in self._processes:
             assert process.stdout is not None, "it is a pipe"
@@ -98,7 +98,7 @@ class Side:
         return answers
 
     def step(self) -> float:
-        """Return the seconds of one step of all."""
+        """Return the seconds of one step of all processes."""
         start = time.perf_counter()
         self.request("step")
         return time.perf_counter() - start
@@ -112,7 +112,7 @@ class Side:
 
 
 def work(*, is_sharded: bool, is_whole: bool) -> None:
-    """Be one process: step, or tell the bytes sent since the last question and the fewest that they could be."""
+    """Run one process: it steps, or answers the bytes sent since the last question and their lower bound."""
     torch.set_num_threads(1)
     keep_freed_memory()
     ranks = join()
@@ -145,7 +145,7 @@ def work(*, is_sharded: bool, is_whole: bool) -> None:
             number += 1
             after = [_sent(ranks, name) for name in TRAFFIC]
             sent = [now - then for now, then in zip(after, before, strict=True)]
-            # The keys that went are those of the batch that follows.
+            # The keys that were sent are those of the next batch.
             fewest = [fewest_bytes(following, ranks, trainer)[0], *fewest_bytes(batch, ranks, trainer)[1:]]
             print(*sent, *fewest, flush=True)
     ranks.close()
@@ -156,7 +156,7 @@ def _sent(ranks: Ranks, name: str) -> int:
 
 
 def fewest_bytes(batch: Batch, ranks: Ranks, trainer: Trainer) -> list[float]:
-    """Return the fewest bytes of each of `TRAFFIC` that this rank has to send."""
+    """Return the lower bound of the bytes that this rank must send, for each of `TRAFFIC`."""
     keys = batch.sparse.keys.view(WORKLOAD.features, WORKLOAD.batch)
     shares = [keys[:, ranks.share(WORKLOAD.batch, rank)] for rank in range(ranks.size)]
     foreign = _foreign(shares[ranks.rank], ranks, owner=None, me=ranks.rank)
@@ -167,7 +167,7 @@ def fewest_bytes(batch: Batch, ranks: Ranks, trainer: Trainer) -> list[float]:
 
 
 def _foreign(keys: torch.Tensor, ranks: Ranks, *, owner: int | None, me: int) -> int:
-    """Return the distinct keys of a rank's share whose rows others have, or that `owner` has for it."""
+    """Return the distinct keys of a rank's share whose rows other ranks own, or that `owner` owns."""
     found = 0
     for mine in keys:
         owners = mine.unique() % ranks.size
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--bags", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args(arguments)
     if options.worker:
         if options.bags:
@@ -226,14 +226,14 @@ SKEW_CASE = (
 
 
 def skewed_keys(rows: int, batch: int, generator: torch.Generator) -> torch.Tensor:
-    """Return keys int64[batch], of which key k comes in proportion to (k + 1) ** -`ZIPF`."""
+    """Return keys int64[batch], where the probability of key k is proportional to (k + 1) ** -`ZIPF`."""
     cumulated = torch.arange(1, rows + 1, dtype=torch.float64).pow(-ZIPF).cumsum(0)
     drawn = torch.rand(batch, generator=generator, dtype=torch.float64) * cumulated[-1]
     return torch.searchsorted(cumulated, drawn).clamp_(max=rows - 1)
 
 
 def work_on_skew() -> None:
-    """Be one process that trains tables alone, by the planner's plan; tell the CPU seconds of some steps."""
+    """Run one process that trains only tables, by the planner's plan; it answers the CPU seconds of some steps."""
     torch.set_num_threads(1)
     keep_freed_memory()
     ranks = join()
@@ -270,7 +270,7 @@ def work_on_skew() -> None:
 
 
 def skew_rows(size: int, repeats: int) -> list[Row]:
-    """Return how much more CPU time than the mean the slowest rank takes, in the median of blocks of steps."""
+    """Measure the CPU time of the slowest rank over the mean, in the median of blocks of steps."""
     side = Side(size, ["--skewed"])
     side.request("3")
     found = []
@@ -293,7 +293,7 @@ POOLINGS: tuple[PooledOn, ...] = ("samples", "rows")
 
 
 def work_on_bags() -> None:
-    """Be one process that trains tables of bags; tell the seconds of a step and the bytes sent, by who pools."""
+    """Run one process that trains tables of bags; it answers a step's seconds and sent bytes, by which ranks pool."""
     torch.set_num_threads(1)
     keep_freed_memory()
     ranks = join()
@@ -324,7 +324,7 @@ def work_on_bags() -> None:
 
 
 def bag_rows(size: int, repeats: int) -> list[Row]:
-    """Return the bytes that all ranks send in a step and its time, with bags pooled by the ranks of rows or samples."""
+    """Measure the bytes and time of a step, with bags pooled by the ranks of the rows or of the samples."""
     side = Side(size, ["--bags"])
     seconds: dict[str, list[float]] = {pooling: [] for pooling in POOLINGS}
     sent: dict[str, float] = {}
@@ -344,7 +344,7 @@ def bag_rows(size: int, repeats: int) -> list[Row]:
 
 
 def speed_rows(size: int, repeats: int) -> list[Row]:
-    """Return the speed of several ranks and the bytes that one of them sends."""
+    """Measure the speed of several ranks and the bytes that one rank sends."""
     sides = {"one": Side(1), "ranks": Side(size, ["--sharded"])}
     seconds = measure(sides, repeats)
     counted = sides["ranks"].request("bytes")
@@ -372,7 +372,7 @@ def speed_rows(size: int, repeats: int) -> list[Row]:
 
 
 def placed_rows(repeats: int) -> list[Row]:
-    """Return what the exchange costs where there is one rank alone."""
+    """Measure the overhead of the exchange with a single rank."""
     sides = {"one": Side(1), "placed": Side(1, ["--sharded"])}
     seconds = measure(sides, repeats)
     for side in sides.values():
@@ -390,9 +390,9 @@ def placed_rows(repeats: int) -> list[Row]:
 
 
 def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
-    """Return the step of ranks compared with TorchRec's, and the bytes on the loopback device in it.
+    """Compare a step of several ranks with TorchRec's, and its bytes on the loopback device.
 
-    Run it in a network namespace of its own (``unshare -n sh -c "ip link set lo up; ..."``), where nobody else sends.
+    Run it in a separate network namespace (``unshare -n sh -c "ip link set lo up; ..."``) without other traffic.
     """
     script = str(Path(__file__).with_name("scale_out_torchrec.py"))
     sides = {
@@ -424,7 +424,7 @@ def torchrec_rows(size: int, repeats: int, interpreter: str) -> list[Row]:
 
 
 def _loopback_bytes() -> int:
-    """Return the bytes that were sent over the loopback device of this network namespace so far, headers included."""
+    """Return the bytes sent so far over the loopback device of this network namespace, headers included."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "lo":

@@ -1,7 +1,8 @@
-"""The TorchRec side of scale_out.py, for the interpreter of `.venv-peers`: one rank, on gloo.
+"""Run one rank of the TorchRec side of scale_out.py on gloo, in the interpreter of `.venv-peers`.
 
-The model is TorchRec's DLRM with the same layers, its layers under DistributedDataParallel, SGD for both. Its tables
-are whole on the ranks in turn: TorchRec places none by row on CPUs. It answers the words of `scale_out.Side`.
+The model is TorchRec's DLRM with the same layers, which are under DistributedDataParallel, and SGD for layers and
+tables. Whole tables are placed on the ranks in turn: TorchRec has no row-wise placement on CPUs. The program answers
+the commands of `scale_out.Side`.
 """
 
 import os

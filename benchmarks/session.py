@@ -1,4 +1,4 @@
-"""A session in this process, from raw records to scores: one record, and the rate of 1,024 next to the layers alone.
+"""Measure a session in this process, from raw records to scores: one record, and 1,024 next to the layers alone.
 
 The records are generated in Criteo's layout of 39 fields; the runs are DLRMs after one step. One record should take at
 most 150 us with the small model, and 1,024 records should reach 95 % of the rate of the layers of the large one.
@@ -24,7 +24,7 @@ from terarec.train.run import build
 
 SMALL = DLRMSpec(width=16, bottom=(64, 16), top=(64, 32))
 LARGE = DLRMSpec(width=128, bottom=(512, 256, 128), top=(1024, 1024, 512, 256))
-# Threads of OpenMP that wait busily take the cores from those of ONNX Runtime.
+# OpenMP threads that spin while they wait take the cores from ONNX Runtime's threads.
 WAITING = ", OMP_WAIT_POLICY=passive" if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" else ""
 NUMBERS = [f"I{number}" for number in range(1, 14)]
 CATEGORIES = [f"C{number}" for number in range(1, 27)]
@@ -92,7 +92,7 @@ def timed(session: InferenceSession, raw: dict[str, list[object]], case: str, si
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=25)
-    parser.add_argument("--dry", action="store_true", help="print the rows and keep none")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     append_rows("session", sessions(options.turns), dry=options.dry)
 

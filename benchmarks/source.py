@@ -1,4 +1,4 @@
-"""Read Criteo's text as typed columns: `Source.blocks`, against pyarrow.csv with the same types, and the parser alone.
+"""Read Criteo's text as typed columns: compare `Source.blocks` with pyarrow.csv with the same types; parser alone.
 
 All sides read the same generated log from the page cache, in turns, on one thread and on two.
 """
@@ -45,7 +45,7 @@ def with_arrow(log: Path, threads: int) -> int:
 
 
 def parser_alone(log: Path, rows: int) -> float:
-    """Return the rows a second of the parser, again and again on the first block."""
+    """Return the rows per second of the parser, repeated on the first block."""
     with log.open("rb") as file:
         text = file.read(BLOCK_BYTES)
     text = text[: text.rfind(b"\n") + 1]
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dry", action="store_true", help="print, and record nothing")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         generate(Path(directory) / "logs", rows=options.rows, days=1)

@@ -1,7 +1,7 @@
-"""Start-up time beyond Python's own: ``import terarec``, ``terarec --help``, and one command's help.
+"""Measure start-up time beyond Python's own: ``import terarec``, ``terarec --help``, and one command's help.
 
-Each is a process of its own, in turns with an empty Python. The limits are those that the project promises: 0.15 s and
-0.4 s. A command's help loads its options, and so the specs.
+Each runs in a process of its own, in turns with an empty Python. The limits are the project's promises: 0.15 s and
+0.4 s. A command's help loads its options, and therefore the specs.
 """
 
 import argparse
@@ -26,13 +26,13 @@ def main() -> None:
     """Time the starts and append the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--dry", action="store_true", help="print the rows only")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     programs = {"": "pass", **{case: program for case, (program, _) in CASES.items()}}
     timings = measure_in_turns(
         {case: lambda program=program: run(program) for case, program in programs.items()}, options.repeats
     )
-    own = timings[""].minimum  # of the fastest runs: whatever else the machine does only adds
+    own = timings[""].minimum  # of the fastest runs: other load on the machine only adds time
     rows = [
         Row(case=case, metric="time beyond Python's start", value=timings[case].minimum - own, unit="s", limit=limit)
         for case, (_, limit) in CASES.items()

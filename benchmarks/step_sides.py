@@ -1,7 +1,7 @@
-"""One training step of a workload: by terarec, by plain PyTorch, and the parts that no implementation can avoid.
+"""Run one training step of a workload: by terarec, by plain PyTorch, and the parts that no implementation can avoid.
 
-As a program it is a worker: it prints "ready", then does a step and prints its seconds for each line that it reads.
-Each side has a process of its own, so that neither's allocator settings touch the other's.
+As a program it is a worker: it prints "ready", then runs a step and prints its seconds for each line that it reads.
+Each side has a process of its own, so that the allocator settings of one side do not affect the other.
 """
 
 import argparse
@@ -57,12 +57,12 @@ class Workload:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One per feature."""
+        """Names of the features."""
         return tuple(f"C{index}" for index in range(self.features))
 
     @property
     def row_bytes(self) -> int:
-        """Of all rows that a step's keys name."""
+        """Bytes of all rows that a step's keys look up."""
         return self.batch * self.features * self.hotness * self.width * 4
 
 
@@ -139,7 +139,7 @@ class PlainModel(nn.Module):
         self.rows, self.columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
 
     def forward(self, dense: Tensor, keys: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
-        """Return the logits [B, 1]; keys and offsets feature by feature."""
+        """Return the logits [B, 1]; keys and offsets are lists by feature."""
         vectors = [bag(key, offset) for bag, key, offset in zip(self.bags, keys, offsets, strict=True)]
         if self.bottom is None:
             return self.top(torch.cat(vectors, dim=1))
@@ -157,7 +157,7 @@ def plain_mlp(sizes: Sequence[int], *, relu_last: bool) -> nn.Sequential:
 
 
 def terarec_step(workload: Workload, precision: Precision, *, is_compiled: bool = False) -> Callable[[Batch], object]:
-    """`Trainer.train_step`."""
+    """Return a function that runs `Trainer.train_step`."""
     keep_freed_memory()
     model = terarec_model(workload)
     spec = SGDSpec(lr=0.1) if workload.optimizer == "sgd" else AdaGradSpec(lr=0.01)
@@ -166,7 +166,7 @@ def terarec_step(workload: Workload, precision: Precision, *, is_compiled: bool 
 
 
 def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = False) -> Callable[[Batch], object]:
-    """Return the model and the optimizers of torch."""
+    """Return a function that runs a step of the plain model with torch's optimizers."""
     plain = PlainModel(workload)
     kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1), "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01)}
     optimizer = kinds[workload.optimizer](plain.parameters())
@@ -187,11 +187,11 @@ def plain_step(workload: Workload, precision: Precision, *, is_compiled: bool = 
 def floor_step(
     workload: Workload, precision: Precision, device: torch.device | None = None
 ) -> Callable[[Batch], object]:
-    """Return the matrix products of a step, written to memory that is already there. The rows come on top."""
+    """Return a function that computes only the matrix products of a step, into allocated memory; it leaves out rows."""
     keep_freed_memory()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     products = [product for shape in _layers(workload) for product in _layer_products(workload.batch, *shape)]
-    # The product of a transposed gradient reads it transposed, so the views go as they are.
+    # The product of a transposed gradient reads it transposed, so the views are passed without a copy.
     products = [tuple(tensor.to(device, dtype) for tensor in product) for product in products]
     multiply = [_fastest(_choices(*product)) for product in products]
     if workload.bottom:
@@ -216,7 +216,7 @@ def _fastest(choices: list[Callable[[], object]]) -> Callable[[], object]:
 
 
 def _choices(left: Tensor, right: Tensor, out: Tensor) -> list[Callable[[], object]]:
-    """Return the product by torch's library and by oneDNN, which takes matrices as they lie, or copies them."""
+    """Return the product by torch's library and by oneDNN, which takes matrices in their layout, or copies them."""
     by_torch = partial(torch.matmul, left, right, out=out)
     if left.device.type != "cpu":
         return [by_torch]
@@ -235,7 +235,7 @@ def _choices(left: Tensor, right: Tensor, out: Tensor) -> list[Callable[[], obje
 def _interactions(
     workload: Workload, dtype: torch.dtype, device: torch.device | None
 ) -> list[list[Callable[[], object]]]:
-    """Return the dots of all pairs and their gradients, by torch's product of matrices or by terarec's op."""
+    """Return the dot products of all pairs and their gradients, by torch's matrix product or by terarec's op."""
     count, width = workload.features + 1, workload.width
     vectors = torch.randn(workload.batch, count, width).to(device, dtype)
     dots = torch.randn(workload.batch, count, count).to(device, dtype)
@@ -253,7 +253,7 @@ def _interactions(
 
 
 def _layers(workload: Workload) -> list[tuple[int, int, bool]]:
-    """(in, out, whether the input needs a gradient) of each linear layer."""
+    """Return (in, out, whether the input needs a gradient) of each linear layer."""
     vectors = workload.features + 1
     in_width = workload.width + vectors * (vectors - 1) // 2 if workload.bottom else workload.features * workload.width
     bottom, top = (NUM_DENSE, *workload.bottom), (in_width, *workload.top, 1)

@@ -1,14 +1,15 @@
-"""Memory and checkpoints of a table in tiers that is much larger than its budget.
+"""Measure memory and checkpoints of a table in tiers that is much larger than its budget.
 
-Fills a table of 512-byte rows (64 weights and the state of AdaGrad) in a file tier, trains it on random keys, saves it,
-loads it into a new table and trains on. Memory is sampled every 10 ms: anonymous memory of the process, which is what a
-cgroup counts besides the page cache, beyond what it had when the table was made; and how much of the files the page
-cache holds at the end of training. With ``--cgroup 2GiB`` the process is in a cgroup of that much memory from the start
-(Linux, as root), so that the kernel enforces the bound: it drops page cache first, and ends a process that needs more.
+It fills a table of 512-byte rows (64 weights and the state of AdaGrad) in a file tier, trains it on random keys, saves
+it, loads it into a new table and continues to train. Every 10 ms it samples the growth of the process' anonymous memory
+(the memory that a cgroup counts besides the page cache) since the table was created. At the end of training it measures
+how much of the files is in the page cache. With ``--cgroup 2GiB`` the process is in a cgroup of that size from the
+start (Linux, as root), so that the kernel enforces the bound: it drops page cache first, and kills a process that needs
+more.
 
-The limit of a checkpoint is a sequential write of as many bytes with a flush, that of opening a sequential read past
-the page cache, at the rates of files of at most ``--disk-gb`` in the same run. A checkpoint on another file system
-(``--copy-to``) copies; on the same one it links. The delta after a step is compared with the bytes of its rows.
+The limit of saving is a sequential write of as many bytes with a flush; the limit of opening is a sequential read that
+bypasses the page cache, at the rates of files of at most ``--disk-gb`` in the same run. A checkpoint on another file
+system (``--copy-to``) copies; on the same one it links. The delta after a step is compared with the bytes of its rows.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PAGE = mmap.PAGESIZE
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow(Row):
-    """A row with what the process and the page cache held; MiB."""
+    """A row with the memory of the process and the page cache in MiB."""
 
     budget_mib: float
     access: str
@@ -62,10 +63,10 @@ class MemoryRow(Row):
 
 
 class MemoryGroup:
-    """A cgroup of this process with a limit of memory; leaves it at the end.
+    """A cgroup with a memory limit for this process, which leaves it at the end.
 
     Raises:
-        OSError: The system has no such cgroups, or does not let this process make one.
+        OSError: The system has no such cgroups, or does not let this process create one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -82,7 +83,7 @@ class MemoryGroup:
             raise
 
     def most_bytes(self) -> int:
-        """Return the most memory that the group had, page cache included."""
+        """Return the peak memory of the group, page cache included."""
         return int((self._path / ("memory.max_usage_in_bytes" if self._has_v1 else "memory.peak")).read_text())
 
     def leave(self) -> None:
@@ -91,7 +92,7 @@ class MemoryGroup:
 
 
 class Sampler:
-    """The most anonymous memory that the process had."""
+    """Sampler of the peak anonymous memory of the process."""
 
     def __init__(self) -> None:
         self.most = self.first = anonymous_bytes()
@@ -136,7 +137,7 @@ def timed(into: dict[str, float], name: str):
 
 
 def disk_rates(directory: Path, num_bytes: int) -> tuple[float, float]:
-    """Return the bytes a second of writing a file with a flush, and of reading it past the page cache."""
+    """Return the bytes per second of writing a file with a flush, and of reading it without the page cache."""
     path, piece = directory / "probe", mmap.mmap(-1, PIECE)
     piece.write(os.urandom(PIECE))
     pieces = max(1, num_bytes // PIECE)
@@ -167,14 +168,14 @@ class Table:
         self.optimizer = RowOptimizer(self.embedding, AdaGradSpec(lr=0.01))
 
     def fill(self) -> None:
-        """Give all rows values."""
+        """Initialize all rows."""
         for first in range(0, self.rows, FILL_ROWS):
             keys = torch.arange(first, min(first + FILL_ROWS, self.rows))
             weights = torch.rand(len(keys), WIDTH)
             self.embedding.tables["t"].import_(Rows(keys=keys, weights=weights, state={"sum": weights}))
 
     def train(self, steps: int, seed: int) -> int:
-        """Train on random keys; return the number of rows that changed in all steps."""
+        """Train on random keys; return the total number of changed rows over all steps."""
         generator, changed = torch.Generator().manual_seed(seed), 0
         for _ in range(steps):
             keys = torch.randint(0, self.rows, (1, BATCH), generator=generator)
@@ -216,7 +217,7 @@ def run(options: argparse.Namespace, root: Path, group: MemoryGroup | None) -> l
     seconds: dict[str, float] = {}
     keep_freed_memory()
     table = Table(1000, Tiers(host="1MiB", file=str(root / "warm")))
-    table.train(1, 0)  # what the process needs whatever the size of the table
+    table.train(1, 0)  # memory that the process needs for a table of any size
     table = Table(rows, tiers)
 
     def fill_and_train() -> None:
@@ -283,22 +284,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=20.0, help="bytes of all rows")
     parser.add_argument("--host", default="1GiB", help="budget of host memory")
-    parser.add_argument("--cgroup", help="memory of a cgroup to run in, such as 2GiB")
+    parser.add_argument("--cgroup", help="memory limit of a cgroup to run in, such as 2GiB")
     parser.add_argument("--direct", action="store_true", help="bypass the page cache")
     parser.add_argument("--steps", type=int, default=100, help="training steps")
-    parser.add_argument(
-        "--disk-gb", type=float, default=4.0, help="size of the file that the disk's rate is taken from"
-    )
-    parser.add_argument("--dir", type=Path, default=None, help="where the files lie")
-    parser.add_argument("--copy-to", type=Path, default=None, help="directory on another file system, to save there")
-    parser.add_argument("--dry", action="store_true", help="print the rows alone")
+    parser.add_argument("--disk-gb", type=float, default=4.0, help="size of the file that measures the disk's rate")
+    parser.add_argument("--dir", type=Path, default=None, help="directory of the files")
+    parser.add_argument("--copy-to", type=Path, default=None, help="directory on another file system, for a checkpoint")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args(arguments)
     group = None
     if options.cgroup is not None:
         try:
             group = MemoryGroup(parse_size(options.cgroup))
         except OSError as error:
-            print(f"skipped: no cgroup with a limit of memory can be made here ({error})")
+            print(f"skipped: cannot create a cgroup with a memory limit here ({error})")
             return
     try:
         with TemporaryDirectory(dir=options.dir) as directory:

@@ -1,22 +1,21 @@
-"""Sides of DLRM training over tables larger than memory, and turns of them.
+"""Sides of DLRM training over tables larger than memory, which take turns.
 
-`beyond_memory.py` draws a curve of the tiers' shares of fast memory; `tiered_training.py` compares two of them with
+`beyond_memory.py` draws a curve over the share of rows in fast memory; `tiered_training.py` compares two shares with
 other ways to train such tables.
 
-All rows are on the disk before, with the state of AdaGrad (512 bytes a row). Sides take turns of a few steps: tables
-in memory, and tables in tiers, which read the rows of the next batches while one trains, as `Trainer.fit` does. "Page
-cache dropped": the files' pages are written and dropped before a turn, so that nearly all rows that a turn reads come
-from the disk; otherwise the kernel may keep what it likes in free memory. Turns with dropped pages come after the
-others.
+All rows are on the disk before training, with the state of AdaGrad (512 bytes a row). Sides take turns of a few steps:
+tables in memory, and tables in tiers, which prefetch the rows of the next batches during a step, as `Trainer.fit` does.
+"Page cache dropped" means that the files' pages are written and dropped before a turn, so that a turn reads nearly all
+rows from the disk. In other turns the kernel may keep any pages in free memory. Turns with dropped pages come last.
 
-A share counts rows: with 0.01, one row of a hundred has a slot in the fast tier. The indexes of rows in files count in
-the budget beyond 64 MiB, so the budget is that of the rows' slots and of that excess; `rows_mib` is what rows in the
-fast tier take, `table_mib` all that the tables take of host memory, indexes and buffers included. A turn is timed from
-its second step on and has two more after it, so that as many batches are read ahead in it as it trains.
+A share counts rows: with 0.01, one row of a hundred has a slot in the fast tier. Indexes of rows in files count in the
+budget only beyond 64 MiB, so the budget is the size of the rows' slots plus that excess. `rows_mib` is the memory of
+rows in the fast tier; `table_mib` is all host memory of the tables, including indexes and buffers. The timing of a turn
+starts at its second step and ends two steps before its last, so that it reads ahead as many batches as it trains.
 
-The limit is the slower of the step in memory and of the disk: as many random reads of a page as the side read rows, at
-the rate of a loop of such reads past the page cache (O_DIRECT) in the same run. A share that does not hold the rows of
-one batch is left out.
+The limit is the slower of two: the step in memory, and the disk, with one random page read for each row that the side
+read, at the rate of a loop of such reads that bypass the page cache (O_DIRECT) in the same run. A share that does not
+hold the rows of one batch is left out.
 """
 
 from __future__ import annotations
@@ -70,23 +69,23 @@ NAMES = tuple(f"C{number}" for number in range(FEATURES))
 ROW_BYTES = 2 * 4 * WIDTH  # weights and AdaGrad's sums
 LR = 0.01
 FILL_ROWS = 65_536
-WARM_KEYS = 8192  # of each table at a time
+WARM_KEYS = 8192  # rows of each table at a time
 CACHES = ("used", "dropped")
 _PAGE = 4096
 _READERS = 64  # threads of the disk's probe
-_PROBE_BYTES = 4 << 30  # of the file that the disk's reads are taken from
-_UNTIMED_STEPS = 3  # of a turn: the first, and two whose rows are read while others train
+_PROBE_BYTES = 4 << 30  # size of the file that measures the disk's reads
+_UNTIMED_STEPS = 3  # steps of a turn: the first, and two whose rows are prefetched during other steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierRow(Row):
-    """A row with what the tiers did. Rows are counted a step.
+    """A row with statistics of the tiers. Counts of rows are per step.
 
     Attributes:
-        share: rows in the fast tier.
-        table_mib: host memory of the tables: rows, indexes and buffers.
-        rows_mib: host memory of the rows in the fast tier.
-        budget_mib: the budget.
+        share: Share of the rows in the fast tier.
+        table_mib: Host memory of the tables: rows, indexes and buffers.
+        rows_mib: Host memory of the rows in the fast tier.
+        budget_mib: Budget of host memory.
     """
 
     skew: float
@@ -105,7 +104,7 @@ class Side(Protocol):
     """One way to train."""
 
     def train(self, batches: Sequence[Batch], done: Callable[[], object] = lambda: None) -> None:
-        """Do a step for each batch; call `done` after each."""
+        """Run a step for each batch; call `done` after each step."""
 
 
 class Keys:
@@ -127,7 +126,7 @@ class Keys:
         return [self._batch(generator, shares / shares[-1]) for _ in range(count)]
 
     def of_ranks(self, first: int, end: int) -> Jagged:
-        """Return the keys of these ranks, of all tables."""
+        """Return the keys of these frequency ranks, of all tables."""
         keys = torch.from_numpy(self._order[first:end])
         return one_hot(NAMES, keys.expand(FEATURES, -1))
 
@@ -173,7 +172,7 @@ class Tables:
             fill(table)
 
     def warm(self, keys: Keys, share: float) -> None:
-        """Look the most frequent rows up, the rarest of them first, so that a long run's rows are in the fast tier."""
+        """Look up the most frequent rows, the rarest of them first, so that the fast tier is as after a long run."""
         end = int(share * keys.rows)
         at_once = max(1, min(WARM_KEYS, end // 4))
         with torch.no_grad():
@@ -200,7 +199,7 @@ def initial_values() -> np.ndarray:
 
 
 class FilledTables:
-    """All rows in files that nobody writes; tables in tiers begin with hard links to them.
+    """All rows in read-only files; tables in tiers start with hard links to them.
 
     Args:
         directory: Directory of the files.
@@ -226,15 +225,15 @@ class FilledTables:
             flush(directory / name)
 
     def open(self, tables: Mapping[str, AnyTable]) -> None:
-        """Let tables hold these rows."""
+        """Load these rows into tables."""
         for name, table in tables.items():
             assert table.adopt(self._directory / name)
 
 
 def flush(directory: Path, *, drops: bool = False) -> None:
-    """Write what the page cache has of files, and drop it if requested."""
+    """Write dirty pages of files to the disk, and drop the pages if requested."""
     for path in directory.rglob("*"):
-        # Compaction in the background may remove a file meanwhile.
+        # Background compaction may remove a file at the same time.
         with suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
             os.fsync(file.fileno())
             if drops:
@@ -242,7 +241,7 @@ def flush(directory: Path, *, drops: bool = False) -> None:
 
 
 def disk_reads(directory: Path, num_bytes: int) -> float:
-    """Random reads a second of a page past the page cache, with `_READERS` under way, of a file of so many bytes."""
+    """Return the random page reads per second of a file of this size, with `_READERS` concurrent reads and O_DIRECT."""
     path, piece = directory / "probe", initial_values().tobytes()
     with path.open("wb") as file:
         for _ in range(-(-min(num_bytes, _PROBE_BYTES) // len(piece))):
@@ -260,7 +259,7 @@ def _probe(path: Path, count: int = 20_000) -> float:
     parts = np.array_split(np.random.default_rng(1).integers(0, pages, count) * _PAGE, _READERS)
 
     def read(offsets: np.ndarray) -> None:
-        buffer = mmap.mmap(-1, _PAGE)  # aligned, as O_DIRECT wants it
+        buffer = mmap.mmap(-1, _PAGE)  # aligned, as O_DIRECT requires
         for offset in offsets.tolist():
             os.preadv(file, [buffer], offset)
 
@@ -278,12 +277,12 @@ class Plan:
 
     Attributes:
         rows: Rows of each table.
-        memory_rows: of each table in memory.
+        memory_rows: Rows of each table in memory.
         batch: Samples of a batch.
-        steps: timed in a turn.
-        warm_steps: of each side before the turns of a skew.
-        turns: with the page cache, and as many with dropped pages.
-        direct: whether files bypass the page cache; then there is one kind of turns, "direct".
+        steps: Timed steps of a turn.
+        warm_steps: Steps of each side before the turns of a skew.
+        turns: Turns with the page cache, and as many with dropped pages.
+        direct: Whether files bypass the page cache; then there is one kind of turns, "direct".
     """
 
     rows: int
@@ -311,22 +310,24 @@ class Plan:
 def plan_options(
     *, rows: int, batch: int, steps: int, warm_steps: int, shares: Sequence[float]
 ) -> argparse.ArgumentParser:
-    """Return a parser of the options that every script of tiers has, with its defaults."""
+    """Return a parser of the options that all scripts of tiers share, with the defaults of one script."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--rows", type=int, default=rows, help="of all tables; 512 bytes each")
+    parser.add_argument("--rows", type=int, default=rows, help="rows of all tables; 512 bytes each")
     parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--steps", type=int, default=steps, help="timed in a turn")
+    parser.add_argument("--steps", type=int, default=steps, help="timed steps of a turn")
     parser.add_argument("--warm-steps", type=int, default=warm_steps)
-    parser.add_argument("--turns", type=int, default=3, help="with the page cache, and as many with dropped pages")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="turns with the page cache, and as many with dropped pages"
+    )
     parser.add_argument("--shares", type=share_of, nargs="+", default=list(shares))
-    parser.add_argument("--dir", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--plot", type=Path, help="where to draw; next to the rows if not given")
-    parser.add_argument("--dry", action="store_true", help="print the figures alone")
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure")
+    parser.add_argument("--plot", type=Path, help="file of the figure (default: next to the result rows)")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     return parser
 
 
 def plan_of(options: argparse.Namespace, *, memory_rows: int | None = None, direct: bool = False) -> Plan:
-    """Return the plan of the options; `memory_rows` are of all tables in memory, None for as many."""
+    """Return the plan of the options; `memory_rows`: rows of all tables in memory, None for as many as in tiers."""
     return Plan(
         rows=options.rows // FEATURES,
         memory_rows=(memory_rows or options.rows) // FEATURES,
@@ -376,7 +377,7 @@ class Turns:
         return made
 
     def _budget(self, share: float, index_bytes: int) -> int:
-        """Return the bytes of the slots of a share of the rows and of what indexes take beyond their allowance."""
+        """Return the bytes of the slots of a share of the rows, plus the bytes of indexes beyond their allowance."""
         rows = FEATURES * self.plan.rows
         slots = int(share * rows)
         if (excess := index_bytes - INDEX_ALLOWANCE) > 0 and share < 1:
@@ -384,7 +385,7 @@ class Turns:
         return slots * (ROW_BYTES + SLOT_BYTES) + 1  # what their slots take
 
     def rows_of(self, sides: Mapping[float, Tables], skew: float) -> list[TierRow]:
-        """Train tables of several shares and those in memory in turns; a row for each share and use of the cache."""
+        """Train tables of several shares and tables in memory in turns; return rows by share and use of the cache."""
         plan = self.plan
         length = plan.steps + _UNTIMED_STEPS
         batches = self.keys.batches(skew, plan.warm_steps + len(plan.caches) * plan.turns * length, 2)
@@ -395,7 +396,9 @@ class Turns:
         uses = dict.fromkeys(rates, TierUse())
         memory_rates: dict[str, list[float]] = {cache: [] for cache in plan.caches}
         for number, turn in enumerate(turns):
-            cache = plan.caches[number // plan.turns]  # not in turns: pages that one drops would be missing in the next
+            cache = plan.caches[
+                number // plan.turns
+            ]  # not in turns: pages that one turn drops would be missing in the next
             for share, side in sides.items():
                 if cache == "dropped":
                     flush(self.directory, drops=True)
@@ -438,7 +441,7 @@ class Turns:
 
 
 def rate(side: Side, batches: Sequence[Batch], *, untimed: int = 0) -> float:
-    """Return the samples a second of all steps but `untimed`, of which one is the first and the others are the last."""
+    """Return the samples per second of all steps but `untimed` ones: the first step, and the others at the end."""
     stamps = [time.perf_counter()]
     side.train(batches, lambda: stamps.append(time.perf_counter()))
     first, end = min(1, untimed), len(batches) - max(0, untimed - 1)
@@ -446,7 +449,7 @@ def rate(side: Side, batches: Sequence[Batch], *, untimed: int = 0) -> float:
 
 
 def share_of(text: str) -> float:
-    """Read a share from the command line."""
+    """Parse a share of the command line."""
     share = float(text)
     if not 0 < share <= 1:
         raise argparse.ArgumentTypeError(f"got {text}, expected a share above 0, at most 1")

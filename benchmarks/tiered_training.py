@@ -1,11 +1,12 @@
-"""DLRM over a table of 20 GB on the disk: tiers with a tenth and a hundredth of its rows in memory, and other ways.
+"""Train DLRM over a table of 20 GB on the disk: tiers with a tenth and a hundredth of its rows in memory, and peers.
 
-The others are plain PyTorch that gathers the rows of a batch from an ``np.memmap`` and writes them back, and the same
-on RocksDB where ``rocksdict`` is installed. They are slow, so that their turns are shorter, and each has its files for
-itself. See `tiered_sides.py` for turns, shares and limits.
+One peer is plain PyTorch that gathers the rows of a batch from an ``np.memmap`` and writes them back. Another does the
+same with RocksDB, if ``rocksdict`` is installed. They are slow, so their turns are shorter, and each has its own files.
+See `tiered_sides.py` for turns, shares and limits.
 
-With ``--memory-rows``, the tables in memory are smaller than those in tiers, for machines whose memory does not hold
-all: their rate then represents that of all rows in memory, which is a little lower (more distinct rows in a batch).
+With ``--memory-rows``, the tables in memory are smaller than the tables in tiers, for machines whose memory does not
+hold all rows. Their rate then stands in for the rate of all rows in memory, which is a little lower (more distinct rows
+in a batch).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SORTED_ROWS = 1 << 18  # of a file that RocksDB ingests, 128 MiB
 
 
 class RowPlace(Protocol):
-    """Storage of the plain side's rows: float32[n, 2 * D] each time."""
+    """Storage of the plain side's rows, read and written as float32[n, 2 * D]."""
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """Return copies of rows."""
@@ -65,7 +66,7 @@ class RowPlace(Protocol):
         """Set rows."""
 
     def drop(self) -> None:
-        """Let go of pages of files, so that the page cache can drop them."""
+        """Unmap pages of files, so that the page cache can drop them."""
 
     def close(self) -> None:
         """Close the files."""
@@ -89,7 +90,7 @@ class MapRows:
         self._map[numbers] = rows
 
     def drop(self) -> None:
-        self._map._mmap.madvise(mmap.MADV_DONTNEED)  # what is mapped stays in the page cache
+        self._map._mmap.madvise(mmap.MADV_DONTNEED)  # mapped pages stay in the page cache
 
     def close(self) -> None:
         del self._map
@@ -111,7 +112,7 @@ class RocksRows:
         options = rocksdict.Options(raw_mode=True)
         rows = [row.tobytes() for row in initial_values()]
         keys = np.arange(num_rows)
-        keys = keys[np.argsort(keys.byteswap().view(np.uint64))]  # the store's keys are bytes, least first
+        keys = keys[np.argsort(keys.byteswap().view(np.uint64))]  # the store sorts keys as bytes
         files = []
         for first in range(0, num_rows, SORTED_ROWS):
             part = keys[first : first + SORTED_ROWS]
@@ -187,7 +188,7 @@ PEERS: dict[str, Callable[[Path, int], RowPlace]] = {"np.memmap": MapRows, "Rock
 
 
 def peer_rows(turns: Turns, name: str, skew: float, *, steps: int, count: int) -> Iterable[TierRow]:
-    """Plain PyTorch on what a peer keeps its rows in, next to tables in memory: `count` turns of a few steps each."""
+    """Measure plain PyTorch with a peer's storage of rows next to tables in memory, in `count` turns of a few steps."""
     folder = turns.directory / "peer"
     folder.mkdir()
     try:
@@ -218,7 +219,7 @@ def peer_rows(turns: Turns, name: str, skew: float, *, steps: int, count: int) -
 
 
 def draw(rows: Sequence[TierRow], path: Path) -> None:
-    """Draw the samples a second of each side, with and without the page cache, and in memory."""
+    """Draw the samples per second of each side, with and without the page cache, and in memory."""
     names = {row.case: row.case.split(", ")[-1].replace("plain ", "") for row in rows}
     labels = [f"tiers, {100 * row.share:.2g} %" if row.share else names[row.case] for row in rows]
     with plot_style():
@@ -248,8 +249,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[plan_options(rows=40_000_000, batch=8192, steps=5, warm_steps=4, shares=(0.1, 0.01))],
     )
-    parser.add_argument("--memory-rows", type=int, help="of all tables in memory to compare with; as many as --rows")
-    parser.add_argument("--peer-steps", type=int, default=1, help="in a turn of np.memmap and RocksDB")
+    parser.add_argument(
+        "--memory-rows", type=int, help="rows of all tables in memory to compare with (default: as --rows)"
+    )
+    parser.add_argument("--peer-steps", type=int, default=1, help="steps in a turn of np.memmap and RocksDB")
     parser.add_argument("--skew", type=float, default=1.05)
     parser.add_argument("--no-peers", action="store_true", help="leave out plain PyTorch on np.memmap and RocksDB")
     parser.add_argument("--direct", action="store_true", help="let the files of tiers bypass the page cache")

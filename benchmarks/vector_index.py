@@ -1,15 +1,15 @@
-"""Approximate search of the largest dot products: recall against time of faiss and usearch over 1 M vectors of 64.
+"""Compare the recall and time of faiss and usearch in approximate search of the largest dot products, 1 M x 64.
 
-The vectors are as trained ones are: their spectrum decays (the standard deviation of direction i is i^-0.5), they lie
+The vectors resemble trained ones: their spectrum decays (the standard deviation of direction i is i^-0.5), they cluster
 around 2,000 centres, and their lengths differ (log-normal, 0.2). Queries are drawn the same way. The indices search by
-Euclidean distance among vectors of equal length, which one more number gives the items (Bachrach et al. 2014).
+Euclidean distance; one more number per item gives all items the same length (Bachrach et al. 2014).
 
-The truth is an exact search, as `terarec.serve.ItemIndex` does it for small catalogues; its time is the peer of each
-row. The row of an index is that of the least effort whose mean recall of the best 100 reaches 0.95, or else the
-greatest effort; the recall of all efforts is printed. Searches of a batch run in turns; the figure is the median.
+The reference is an exact search, as `terarec.serve.ItemIndex` does for small catalogues; its time is the peer of each
+row. The row of an index has the least effort whose mean recall of the best 100 reaches 0.95, or else the greatest
+effort; the recall of all efforts is printed. Searches of a batch run in turns; the figure is the median.
 
-Building takes minutes of one thread. ``--folder`` keeps what is built, 50,000 items at a time, so that a run can go on
-where the one before ended, and so that searches can be measured by themselves.
+Building takes minutes on one thread. ``--folder`` keeps indices, and saves every 50,000 items, so that a run can
+continue where the previous one ended, and so that searches can be measured separately.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRow(Row):
-    """A row with what the search found, and what the index costs."""
+    """A row with the recall of the search, and the build time and size of the index."""
 
     recall: float
     effort: int
@@ -83,7 +83,7 @@ class FaissGraph:
 
 
 class FaissLists(FaissGraph):
-    """Inverted lists of faiss."""
+    """Inverted lists (IVF) of faiss."""
 
     name, efforts = "faiss IVF4096", PROBES
 
@@ -138,25 +138,25 @@ Side = FaissGraph | USearch
 
 
 def of_equal_length(items: Floats) -> Floats:
-    """With one more number."""
+    """Append one number to each vector, so that all have the same length."""
     squares = np.square(items).sum(1, keepdims=True)
     return np.concatenate([items, np.sqrt(squares.max() - squares)], axis=1)
 
 
 def exact(items: Floats, queries: Floats) -> Integers:
-    """Return the best items by all products."""
+    """Return the best items of each query by all products."""
     held = torch.from_numpy(items).T
     parts = [(part @ held).topk(K).indices for part in torch.from_numpy(queries).split(16)]
     return torch.cat(parts).numpy()
 
 
 def recall_of(found: Integers, best: Integers) -> float:
-    """Mean share of the best items among those found."""
+    """Return the mean recall: the share of the best items among the found ones."""
     return float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, best, strict=True)]))
 
 
 def built(kind: type[Side], items: Floats, folder: Path) -> tuple[Side, float]:
-    """Return an index of all items, and the CPU seconds that it took."""
+    """Return an index of all items, and the CPU seconds of its construction."""
     spent_file = folder / f"{kind.__name__}.json"
     spent = json.loads(spent_file.read_text()) if spent_file.exists() else 0.0
     started = time.process_time()
@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--kinds", help="indices to compare, such as FaissGraph,FaissLists; all if unset")
-    parser.add_argument("--dry", action="store_true", help="print the rows only")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     options = parser.parse_args()
     faiss.omp_set_num_threads(torch.get_num_threads())
     with tempfile.TemporaryDirectory() as made:

@@ -1,7 +1,8 @@
-"""Time of a fitted workflow for raw records that a server has as lists.
+"""Measure the time of a fitted workflow for raw records that a server has as lists.
 
-Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a fitted shift, 26 hexadecimal categories
-through Categorify. A record of them should take at most 100 us, and 15 us among 1,000. Then the other ready workflows.
+A record has Criteo's 39 fields: 13 numbers go through FillMissing, Clip and LogOp with a fitted shift, 26 hexadecimal
+categories through Categorify. The goal is at most 100 us for a single record, and 15 us per record for 1,000 records.
+The other presets follow.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def training_block(generator: np.random.Generator) -> Rows:
 
 
 def fitted(workflow: Workflow, block: Rows) -> Workflow:
-    """`workflow`, fitted on one block in memory."""
+    """Return `workflow`, fitted on one block in memory."""
     plan = workflow.plan
     with tempfile.TemporaryDirectory() as directory:
         for phase, steps in enumerate(plan.fit_phases):
@@ -69,7 +70,7 @@ def fitted(workflow: Workflow, block: Rows) -> Workflow:
 
 
 def records(block: Rows, first: int, count: int) -> dict[str, list[Any]]:
-    """Raw values as a request holds them, one in ten missing."""
+    """Return raw values as in a request, one in ten missing."""
     rows = slice(first, first + count)
     raw: dict[str, list[Any]] = {name: numpy_values(block.columns[name])[rows].tolist() for name in NUMBERS}
     for name in CATEGORIES:
@@ -83,7 +84,7 @@ def records(block: Rows, first: int, count: int) -> dict[str, list[Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--dry", action="store_true", help="print only")
+    parser.add_argument("--dry", action="store_true", help="print the figures without appending them to the results")
     arguments = parser.parse_args()
     block = training_block(np.random.default_rng(0))
     workflow = fitted(criteo(), block)
@@ -101,7 +102,7 @@ def main() -> None:
 
 
 def row_of(case: str, workflow: Workflow, columns: dict[str, list[Any]], count: int, repeats: int) -> Row:
-    """Return the time to encode `count` records at once, of the first ones in `columns`, no one twice in a row."""
+    """Measure the time to encode `count` records of `columns` at once, with other records in each call."""
     calls = max(1, 64 // count)
     requests = [
         {name: values[first : first + count] for name, values in columns.items()}

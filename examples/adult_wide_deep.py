@@ -1,7 +1,7 @@
-"""Wide & Deep on UCI Adult: does a person earn more than 50,000 dollars a year?
+"""Train Wide & Deep on UCI Adult: does a person earn more than 50,000 dollars a year?
 
-Prepares the CSV files under examples/data/adult/, trains, and scores the test file once. Columns and settings were
-chosen on the end of the training file, which the valid split holds out here.
+It prepares the CSV files under examples/data/adult/, trains, and scores the test file once. Columns and settings were
+chosen on the end of the training file, which is the valid split here.
 
     python examples/adult_wide_deep.py --out adult-output
 """
@@ -28,14 +28,14 @@ NAMES = (
 
 COLUMNS = CsvOptions(
     label="income",
-    positives=(">50K", ">50K."),  # the test file ends its labels with a dot
+    positives=(">50K", ">50K."),  # labels of the test file end with a dot
     dense=("age", "education_num", "hours_per_week"),
     log=("capital_gain", "capital_loss"),
     categorical=(
         *("workclass", "education", "marital_status", "occupation"),
         *("relationship", "race", "sex", "native_country"),
     ),
-    # Tax forms leave few exact gains and losses, and some of them give the income away.
+    # There are few distinct gains and losses, and some of them reveal the income.
     ids=("capital_gain", "capital_loss"),
     buckets={"age": 20, "hours_per_week": 20},
     split=SplitByFiles(valid=0, test=1, valid_fraction=0.1),
@@ -46,7 +46,7 @@ MODEL = WideDeepSpec(width=8, hidden=(64, 32), dropout=0.2)
 
 
 def train(out: Path, seed: int, epochs: int) -> dict:
-    """Prepare, train, score; returns the figures."""
+    """Prepare, train and score; return the figures."""
     started = time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
     files = [ADULT / "adult.data.gz", ADULT / "adult.test.gz"]
@@ -74,7 +74,9 @@ def train(out: Path, seed: int, epochs: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("adult-output"), help="replaced if it exists")
+    parser.add_argument(
+        "--out", type=Path, default=Path("adult-output"), help="output directory; replaced if it exists"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")

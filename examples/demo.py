@@ -1,6 +1,6 @@
-"""terarec's whole job, first on real data, then on logs in the Criteo layout: `make demo`.
+"""Prepare, train, evaluate and serve, first on real data, then on logs in the Criteo layout: `make demo`.
 
-Every step is a command that you can type yourself; each is printed before it runs. Results go to demo-output/.
+Every step is a command that you can run yourself; each is printed before it runs. Results go to demo-output/.
 """
 
 import json
@@ -21,7 +21,7 @@ ADULT_GATE = 0.905  # about what logistic regression on one-hot features reaches
 ROWS, DAYS = 600_000, 4
 MODEL = ["--model", "dlrm", "--width", "16", "--bottom", "64-16", "--top", "128-64"]
 TRAINING = ["--batch-size", "1024", "--sparse-lr", "0.05"]
-CURVE = ["--set", "training.eval_every=110"]  # four points of the AUC curve in the one epoch
+CURVE = ["--set", "training.eval_every=110"]  # four points of the AUC curve in one epoch
 
 
 def show(command: list[str]) -> None:
@@ -30,7 +30,7 @@ def show(command: list[str]) -> None:
 
 
 def run(command: list[str]) -> dict:
-    """Run one command; its report for people goes to the terminal, its JSON comes back."""
+    """Run one command; show its log in the terminal, and return its JSON result."""
     show(command)
     process = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     if process.returncode:
@@ -58,7 +58,7 @@ def criteo() -> dict:
 
 
 def first_record(path: Path) -> dict:
-    """Return the first line of a raw day as columns, which is what a request carries; an empty field is missing."""
+    """Return the first line of a raw day as the columns of a request; an empty field is a missing value."""
     with path.open() as lines:
         fields = lines.readline().rstrip("\n").split("\t")
     numbers = {f"I{i}": [float(fields[i]) if fields[i] else None] for i in range(1, 14)}
@@ -66,7 +66,7 @@ def first_record(path: Path) -> dict:
 
 
 def serve() -> float:
-    print("\n== 3. Serve the model and ask it about one raw record")
+    print("\n== 3. Serve the model and score one raw record")
     command = [TERAREC, "serve", str(OUT / "run"), "--port", "0", "--name", "dlrm", "--json"]
     show(command[:-1])
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -1,11 +1,11 @@
-"""Tables of 10 TB on one machine: 26 features, 80 G rows of 32 floats, in 2 GiB of host memory and a directory.
+"""Train tables of 10 TB on one machine: 26 features, 80 G rows of 32 floats, 2 GiB of host memory and a directory.
 
-A row takes space once a batch has trained it, so the disk holds the rows that were touched, with their optimizer state
+A row takes space only after a batch has trained it. The disk holds these touched rows with their optimizer state
 (AdaGrad, 256 bytes a row), and at most 1.5 times that while old versions wait for compaction. The 2 GiB are for rows;
-the indexes of the keys that were touched, the layers and the batches take memory beside them.
+the indexes of touched keys, the layers and the batches take additional memory.
 
 The keys follow a power law: feature f draws a rank r < R, one of its R = 80 G / 26 keys, with density ~ (r + 1)^-skew
-(1.05 unless given; the inverse of its distribution function at a uniform number, rounded down). The key is
+(1.05 by default; sampled by the inverse distribution function at a uniform number, rounded down). The key is
 mix(f * 2^40 + r) by the finalizer of SplitMix64, which is one to one on 64 bits, so keys are spread over all of int64
 and no two ranks or features share one. A label is 1 with probability sigmoid(x_0 + 0.5 * (signs of the first four
 keys)), which the model has to learn.
@@ -66,7 +66,7 @@ def power_law_ranks(uniform: np.ndarray, skew: float) -> np.ndarray:
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer: a one-to-one function from 64 bits to 64 bits that look random; int64 to int64."""
+    """Apply SplitMix64's finalizer, a one-to-one function of 64 bits with random-looking results; int64 to int64."""
     bits = numbers.astype(np.uint64)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -74,7 +74,7 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 class PowerLawReader:
-    """Batches of random samples: what a reader of files would give. Implements `terarec.data.BatchReader`."""
+    """Batches of random samples in place of a reader of files. Implements `terarec.data.BatchReader`."""
 
     repeat = False
 
@@ -114,11 +114,11 @@ class PowerLawReader:
         self.position = int(str(state["position"]))
 
     def close(self) -> None:
-        """There are no threads."""
+        """Do nothing: there are no threads."""
 
 
 class Space(Callback):
-    """Prints throughput and space every few steps."""
+    """A callback that prints throughput and space every few steps."""
 
     def __init__(self, directory: Path, out: TextIO, every: int) -> None:
         self.directory, self.out, self.every = directory, out, every
@@ -144,7 +144,7 @@ class Space(Callback):
         self.start, self.samples = time.perf_counter(), trainer.samples
 
     def space(self) -> dict[str, int]:
-        """Return the rows that were touched, and their bytes with the optimizer state in them; bytes of the files."""
+        """Return the number of touched rows, their bytes including the optimizer state, and the bytes of the files."""
         rows = sum(len(table) for table in self.tables.values())
         return {
             "touched_rows": rows,
@@ -156,7 +156,7 @@ class Space(Callback):
 
 
 def train(directory: Path, steps: int, batch_size: int, host: str, skew: float, seed: int, out: TextIO) -> dict:
-    """Train; returns the figures. The tables' files are removed with the model."""
+    """Train and return the figures. The tables' files are removed with the model."""
     spec = DLRMSpec(
         width=WIDTH,
         bottom=(64, WIDTH),
@@ -186,9 +186,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=8192)
-    parser.add_argument("--dir", type=Path, help="where rows go that do not fit; a temporary directory unless given")
+    parser.add_argument(
+        "--dir", type=Path, help="directory for rows that exceed the host memory (default: a temporary one)"
+    )
     parser.add_argument("--host", default="2GiB", help="host memory for rows (default: %(default)s)")
-    parser.add_argument("--skew", type=float, default=1.05, help="of the power law (default: %(default)s)")
+    parser.add_argument("--skew", type=float, default=1.05, help="exponent of the power law (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     arguments = parser.parse_args()

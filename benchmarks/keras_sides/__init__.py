@@ -1,1 +1,1 @@
-"""The sides of hugectr_keras.py, each run by `worker` in a process and an interpreter of its own."""
+"""The sides of hugectr_keras.py; `worker` runs each in its own process and interpreter."""

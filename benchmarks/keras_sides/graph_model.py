@@ -1,4 +1,4 @@
-"""terarec: the model as a graph, its step by `Trainer`, which is what the HugeCTR facade runs, too."""
+"""terarec: the model as a graph, trained by `Trainer` as in the HugeCTR facade."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from terarec.train.devices import keep_freed_memory
 
 
 def graph_of(workload: Workload) -> GraphSpec:
-    """Return the layers of HugeCTR's samples."""
+    """Return the graph of the layers in HugeCTR's samples."""
     deep = len(workload.slot_rows) * sizes.WIDTH
     layers = [
         GraphLayer(kind="concat", bottoms=("deep", "dense"), tops=("x",)),
@@ -84,7 +84,7 @@ def _embedding(name: str, slot_rows: tuple[int, ...], width: int) -> GraphEmbedd
 
 
 class Graph:
-    """Implements `Side`; the mode of `RowOptions` says which rows Adam moves."""
+    """Implements `Side`; the mode of `RowOptions` selects the rows that Adam updates."""
 
     version = f"terarec {terarec.__version__}, torch {torch.__version__}"
 
@@ -122,7 +122,7 @@ class Graph:
         return self.trainer.train_step(self.batches[number])
 
     def products(self, batch: int) -> Callable[[], None]:
-        """Return the matrix products of a step alone, written to memory that is already there."""
+        """Return a function that computes only the matrix products of a step, into allocated memory."""
         layers = [module.linear for module in self.model.layers if isinstance(module, InnerProduct)]
         given = []
         for out_width, in_width in (layer.weight.shape for layer in layers):

@@ -27,7 +27,7 @@ class Cross(keras.layers.Layer):
 
 
 class KerasModel:
-    """Implements `Side`. All slots share one table and one gather, which takes less time than a layer a slot."""
+    """Implements `Side`. All slots share one table and one gather, which is faster than a layer for each slot."""
 
     version = f"tensorflow-cpu {tf.__version__}, keras {keras.__version__}"
 

@@ -1,4 +1,4 @@
-"""Runs one side: ``python -m keras_sides.worker SIDE MODEL MOST_ROWS DROPOUT MODE``, as `json_process` asks."""
+"""Run one side for `json_process`: ``python -m keras_sides.worker SIDE MODEL MOST_ROWS DROPOUT MODE``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Worker:
         self.batch = 0
 
     def time(self, *, batch: int, budget: float, most: int) -> list[float]:
-        """Return the seconds of steps after one to warm up: at least two, until `budget` seconds or `most` steps."""
+        """Return the seconds of each step after a warm-up: at least two, until `budget` seconds or `most` steps."""
         if self.batch != batch:
             self.side.prepare(draw(self.workload, batch, _NUM_BATCHES))
             self.batch = batch
@@ -33,13 +33,13 @@ class Worker:
         return _timed(lambda: float(self.side.step(next(numbers))), budget, most)
 
     def products(self, *, batch: int, budget: float, most: int) -> list[float]:
-        """Return the seconds of the matrix products alone, as `time`; terarec's side has them."""
+        """Return the seconds of the matrix products alone, as `time` does; only terarec's side has them."""
         run = self.side.products(batch)  # type: ignore[attr-defined]
         run()
         return _timed(run, budget, most)
 
     def losses(self, *, batch: int, steps: int) -> list[float]:
-        """Return the loss of each of the first steps from weights that only the workload fixes."""
+        """Return the loss of each of the first steps, from initial weights that depend only on the workload."""
         self.side.load(initial_weights(self.workload))
         self.side.prepare(draw(self.workload, batch, _NUM_BATCHES))
         return [float(self.side.step(number % _NUM_BATCHES)) for number in range(steps)]

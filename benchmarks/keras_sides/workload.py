@@ -1,4 +1,4 @@
-"""Inputs of both sides: the model's sizes, batches and initial weights, all from seeds. NumPy only."""
+"""Inputs of both sides: the model's sizes, batches and initial weights, all from seeds. It needs NumPy only."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ CROSSED_ROWS = (278899, 355877)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Wide & Deep or DCN in the layers of HugeCTR's samples: two of 1024, vectors of 16, and here six cross layers.
+    """Wide & Deep or DCN with the layers of HugeCTR's samples: two of 1024, vectors of 16, and six cross layers in DCN.
 
     Attributes:
         model: "wdl" or "dcn".
-        most_rows: no table has more.
-        dropout: rate after each of the two layers.
+        most_rows: Most rows of a table.
+        dropout: Dropout rate after each of the two layers.
     """
 
     model: Literal["wdl", "dcn"]
@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def num_weights(self) -> int:
-        """Of all tables."""
+        """Number of weights of all tables."""
         return sum(self.slot_rows) * WIDTH + sum(self.wide_rows)
 
 
@@ -71,17 +71,17 @@ class Side(Protocol):
     version: str
 
     def load(self, weights: dict[str, Floats]) -> None:
-        """Take what `initial_weights` gives."""
+        """Set the weights of `initial_weights`."""
 
     def prepare(self, batches: list[Inputs]) -> None:
-        """Turn batches into what the library takes, outside the measured time."""
+        """Convert batches to the input of the library; this is not timed."""
 
     def step(self, number: int) -> SupportsFloat:
         """Train on batch `number` and return the loss. Reading its value waits for the end of the step."""
 
 
 def draw(workload: Workload, batch: int, count: int) -> list[Inputs]:
-    """`count` batches, the same in every process; the keys of each slot follow a Zipf law."""
+    """Return `count` batches, the same in every process; the keys of each slot follow a Zipf law."""
     random = np.random.default_rng(batch)
     columns = {"keys": workload.slot_rows, "wide_keys": workload.wide_rows}
     return [
@@ -110,7 +110,7 @@ def _cumulative_zipf(rows: int) -> NDArray[np.float64]:
 
 
 def initial_weights(workload: Workload) -> dict[str, Floats]:
-    """Name -> weights, matrices as (inputs, outputs); for small tables, as it makes copies."""
+    """Return the weights by name, matrices as (inputs, outputs). It makes copies, so it is for small tables."""
     random = np.random.default_rng(1)
     in_width = NUM_DENSE + WIDTH * len(workload.slot_rows)
     last_width = HIDDEN + (in_width if workload.model == "dcn" else 0)

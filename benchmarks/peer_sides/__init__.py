@@ -1,1 +1,1 @@
-"""The sides of peers.py, each run in a process of its own by `worker`, in the interpreter that has its libraries."""
+"""The sides of peers.py; `worker` runs each in its own process, in the interpreter that has its libraries."""

@@ -1,4 +1,4 @@
-"""Inputs of every side of a comparison: tables of one size, keys and a gradient from a seed. NumPy only."""
+"""Inputs of every side: tables of one size, keys and a gradient from a seed. It needs NumPy only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LR = 0.01
-INITIAL_ACCUMULATOR = 0.1  # of AdaGrad; TensorFlow takes no zero
+INITIAL_ACCUMULATOR = 0.1  # of AdaGrad; TensorFlow does not accept zero
 SCALE = 0.01  # first weights are this, terarec's uniform up to it: drawing them all takes some peers a minute
 ZIPF_EXPONENT = 1.05
 
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def table_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return 4 * self.tables * self.rows * self.width
 
 
@@ -61,7 +61,7 @@ class Side(Protocol):
         """Take the weights float32[T, V, D]."""
 
     def prepare(self, inputs: Inputs) -> None:
-        """Turn a batch into what the library takes, outside the measured time."""
+        """Convert a batch to the input of the library; this is not timed."""
 
     def forward(self) -> object:
         """Look up as in evaluation."""
@@ -70,7 +70,7 @@ class Side(Protocol):
         """Lookup, backward with the prepared gradient, and update."""
 
     def pooled(self) -> NDArray[np.float32]:
-        """Return what `forward` returns as float32[B, T * D]."""
+        """Return the result of `forward` as float32[B, T * D]."""
 
     def tables(self) -> NDArray[np.float32]:
         """Return the weights float32[T, V, D]."""

@@ -1,4 +1,4 @@
-"""The job of every side of prepare_peers.py: a log in Criteo's layout to encoded files. Standard library alone."""
+"""The job of every side of prepare_peers.py: encode a log in Criteo's layout. It needs only the standard library."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Protocol
 INTEGERS = [f"I{number}" for number in range(1, 14)]
 CATEGORIES = [f"C{number}" for number in range(1, 27)]
 MIN_COUNT = 15
-"""Values that the training rows hold more rarely share one id."""
+"""Least count in the training rows; values with a lower count share one id."""
 VALID_FRACTION = 0.1
-"""Share of the last rows, to which nothing is fitted."""
+"""Share of the last rows, which are not used to fit."""
 
 Counts = Mapping[str, Sequence[int]]
-"""Category -> training rows of each id: missing, rare, then the kept values by falling count."""
+"""Number of training rows of each id, by category: missing, rare, then the kept values by falling count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    r"""One log, whole and cut where its validation part begins.
+    r"""One log, as a whole and split into its training and validation part.
 
     Attributes:
-        whole: all rows, ``label \t 13 integers \t 26 categories``.
-        train: its first rows.
-        valid: the others.
-        out: an empty directory for what is written.
-        threads: that may be used.
+        whole: All rows, ``label \t 13 integers \t 26 categories``.
+        train: The first rows.
+        valid: The other rows.
+        out: Empty directory for output.
+        threads: Number of threads to use.
     """
 
     whole: Path
@@ -38,7 +38,7 @@ class Job:
 
 
 class Side(Protocol):
-    """One system; built, with its processes started, from the threads that it may use."""
+    """One system; built from its number of threads, with its processes started."""
 
     version: str
 
@@ -46,4 +46,4 @@ class Side(Protocol):
         """Encode and write all rows: categories by falling count, logarithms of numbers."""
 
     def counts(self, job: Job) -> Counts | None:
-        """From what was written, to compare the sides by; None for one that gives other ids."""
+        """Return the counts of the written ids, to compare the sides; None if the side assigns ids differently."""

@@ -1,4 +1,4 @@
-"""DeepCTR-Torch: its DeepFM and its training loop, on arrays in memory."""
+"""DeepCTR-Torch: its DeepFM and training loop, on arrays in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer_sides.frappe_job import LABEL, SPLITS, FrappeJob
 
 
 class TrainingMode(Callback):
-    """Dropout and batch normalization as in training: an evaluation leaves the model in its other mode."""
+    """A callback that sets the model to training mode: an evaluation leaves it in evaluation mode."""
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self.model.train()
@@ -38,7 +38,7 @@ class DeepCTRTorch:
 
     def train(self, *, seed: int, epochs: int) -> None:
         job = self.job
-        # It sums the loss over the batch and has w^2 without the half.
+        # It sums the loss over the batch, and its L2 term is w^2 instead of w^2 / 2.
         l2 = job.l2 / 2 * job.batch_size
         self.model = DeepFM(
             self.columns,

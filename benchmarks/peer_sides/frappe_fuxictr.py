@@ -1,4 +1,4 @@
-"""FuxiCTR: its layers as its model zoo puts them together, its training loop, its loader of arrays in memory."""
+"""FuxiCTR: its layers as in its model zoo, its training loop, and its loader of arrays in memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeepFM(BaseModel):
 
 
 class FuxiCTR:
-    """Implements `Side`. The data lie in memory; its loader has no worker processes, which take longer on few cores."""
+    """Implements `Side`. The data are in memory; the loader has no worker processes, which are slower on few cores."""
 
     version = f"FuxiCTR {version('fuxictr')}, torch {torch.__version__}"
 

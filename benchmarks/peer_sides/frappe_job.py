@@ -1,4 +1,4 @@
-"""Inputs of every side of frappe_peers.py: the settings of DeepFM and the keys. NumPy and standard library."""
+"""Inputs of every side of frappe_peers.py: the settings of DeepFM and the keys. It needs NumPy only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ LABEL = "label"
 
 @dataclass(frozen=True, kw_only=True)
 class FrappeJob:
-    """DeepFM, how it is trained, and where its data lie.
+    """Settings of DeepFM, of its training and of its data.
 
     Attributes:
-        folder: the directory of ``<split>.npz``, each with int64[N] of keys for every field and float32[N] of labels.
-        data: the prepared data set of the same rows.
-        rows: field -> number of rows of its table.
-        width: length of an embedding vector.
-        hidden: widths of the MLP's hidden layers.
-        dropout: probability of zeroing a hidden unit.
-        init_scale: deviation of the first weights of the tables.
-        l2: weight of w^2 / 2 of all tables.
-        lr: learning rate of Adam.
-        batch_size: samples in a step.
-        threads: threads of the compute.
+        folder: Directory of ``<split>.npz``, each with int64[N] of keys for every field and float32[N] of labels.
+        data: Prepared data set of the same rows.
+        rows: Number of rows of each field's table.
+        width: Length of an embedding vector.
+        hidden: Widths of the MLP's hidden layers.
+        dropout: Probability of zeroing a hidden unit.
+        init_scale: Standard deviation of the initial weights of the tables.
+        l2: Weight of w^2 / 2 of all tables.
+        lr: Learning rate of Adam.
+        batch_size: Samples in a step.
+        threads: Number of compute threads.
     """
 
     folder: str
@@ -60,7 +60,7 @@ class Side(Protocol):
     version: str
 
     def train(self, *, seed: int, epochs: int) -> None:
-        """Train a new model, with an evaluation on the validation split after each epoch. This is what is timed."""
+        """Train a new model, with an evaluation on the validation split after each epoch. This call is timed."""
 
     def test(self) -> tuple[float, float]:
-        """Area under the ROC curve and logloss of the trained model on the test split."""
+        """Return the AUC and logloss of the trained model on the test split."""

@@ -1,4 +1,4 @@
-"""Runs one side of frappe_peers.py: ``python -m peer_sides.frappe_worker <side> <job as JSON>``."""
+"""Run one side of frappe_peers.py: ``python -m peer_sides.frappe_worker <side> <job as JSON>``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Worker:
         self.side = side
 
     def train(self, *, seed: int, epochs: int) -> dict[str, float]:
-        """Train a model; its wall time in seconds, and its figures on the test split."""
+        """Train a model; return its wall time in seconds, and its figures on the test split."""
         start = time.perf_counter()
         self.side.train(seed=seed, epochs=epochs)
         seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Counts of the ids in Parquet files, for the sides that write these."""
+"""Count the ids in Parquet files, for the sides that write Parquet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def id_counts(files: Sequence[Path], *, special: tuple[int, int], columns: Mappi
 
     Args:
         files: Files of the training rows.
-        special: Ids of missing and of rare values; those of kept ones follow.
-        columns: Category -> its name in the files, where that is another.
+        special: Ids of missing and of rare values; the ids of kept values follow.
+        columns: Names of categories in the files, if they differ.
     """
     names = {name: name if columns is None else columns[name] for name in CATEGORIES}
     held = pq.ParquetDataset(files).read(columns=list(names.values()))

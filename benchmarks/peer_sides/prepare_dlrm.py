@@ -1,7 +1,7 @@
-"""The preprocessing of facebookresearch/dlrm: `getCriteoAdData` of its data_utils.py, from a checkout elsewhere.
+"""The preprocessing of facebookresearch/dlrm: `getCriteoAdData` of data_utils.py in a separate checkout.
 
-Its path is in the environment variable DLRM_DATA_UTILS. It keeps every value, numbers them by first appearance, and
-writes the parsed rows, the dictionaries and the encoded rows as compressed NumPy files.
+The environment variable DLRM_DATA_UTILS has the path of that file. The function keeps every value, numbers the values
+by first appearance, and writes the parsed rows, the dictionaries and the encoded rows as compressed NumPy files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from peer_sides.criteo_job import Counts, Job
 
-_DAYS = 7  # into which it cuts the log, as its own default is
+_DAYS = 7  # number of pieces of the log, its default
 
 
 class DataUtils:
@@ -38,7 +38,7 @@ class DataUtils:
 
 
 class DataUtilsInProcesses(DataUtils):
-    """Run the job by its option for a process a day."""
+    """Run the job with its option of one process per day."""
 
     in_processes = True
 

@@ -18,7 +18,7 @@ _PARTITION = "128MB"
 
 
 class DaskWorkflow:
-    """Implements `Side`. Numbers become ln(1 + max(0, x)): there is no operator that learns the shift."""
+    """Implements `Side`. Numbers become ln(1 + max(0, x)): NVTabular has no operator that fits the shift."""
 
     version = f"nvtabular {nvtabular.__version__}, dask {dask.__version__}, pandas {pandas.__version__}"
 

@@ -28,7 +28,7 @@ class OwnSide:
 
 
 class Terarec(OwnSide):
-    """Run the job as it is compared."""
+    """Run the job by terarec."""
 
     name, package = "terarec", "terarec"
 
@@ -46,18 +46,18 @@ class Polars(OwnSide):
 
 
 class PolarsScan(OwnSide):
-    """Parsing alone."""
+    """Only parse the log."""
 
     name, package = "Polars scan", "polars"
 
 
 class PyArrowScan(OwnSide):
-    """Parsing alone."""
+    """Only parse the log."""
 
     name, package = "pyarrow.csv scan", "pyarrow"
 
 
 class Bytes(OwnSide):
-    """Reading alone."""
+    """Only read the bytes."""
 
     name, package = "reading the bytes", "terarec"

@@ -1,4 +1,4 @@
-"""PySpark on all cores of one machine: DataFrame functions alone, ids by broadcast joins."""
+"""PySpark on all cores of one machine: only DataFrame functions, ids by broadcast joins."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SHUFFLE_PARTITIONS_A_CORE = 4
 class DataFrames:
     """Implements `Side`.
 
-    All categories are counted in one shuffle, as rows of (column, value); a join a column is broadcast, so that the
-    rows themselves are never shuffled; both parts are joined and written in one job.
+    All categories are counted in one shuffle, as rows of (column, value). Each column has one broadcast join, so the
+    rows are never shuffled. Both parts are joined and written in one job.
     """
 
     version = f"pyspark {pyspark.__version__}"
@@ -63,7 +63,7 @@ def _log(name: str, low: int) -> Column:
 
 
 def _ids(train: DataFrame) -> DataFrame:
-    """(column, value, id) of the values that are kept."""
+    """Return (column, value, id) of the values that are kept."""
     pairs = train.select(F.posexplode(F.array(*CATEGORIES)).alias("column", "value")).filter("value is not null")
     counts = pairs.groupBy("column", "value").count().filter(F.col("count") >= MIN_COUNT)
     rank = F.row_number().over(Window.partitionBy("column").orderBy(F.desc("count"), "value"))
@@ -71,7 +71,7 @@ def _ids(train: DataFrame) -> DataFrame:
 
 
 def _encoded(rows: DataFrame, ids: DataFrame, name: str) -> DataFrame:
-    """`rows` with ids in the place of the values of a column."""
+    """Return `rows` with the values of a column replaced by ids."""
     table = F.broadcast(ids.select(F.col("value").alias(name), F.col("id")))
     found = F.when(F.col(name).isNull(), 0).otherwise(F.coalesce("id", F.lit(1))).cast("int")
     return rows.join(table, on=name, how="left").withColumn(name, found).drop("id")

@@ -1,7 +1,7 @@
-"""Runs one side of prepare_peers.py once: ``python -m peer_sides.prepare_worker <side> <job as JSON>``.
+"""Run one side of prepare_peers.py once: ``python -m peer_sides.prepare_worker <side> <job as JSON>``.
 
-It prints one JSON line: the side's version, the seconds of its work (imports and the start of clusters left out), peak
-memory, and the rows of each id if the job asks for them.
+It prints one JSON line: the side's version, the seconds of its work (without imports and the start of clusters), peak
+memory, and the rows of each id if the job requests them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorFlow: `embedding_lookup_sparse` a table, `GradientTape`, and an optimizer that takes `IndexedSlices`."""
+"""TensorFlow: `embedding_lookup_sparse` per table, `GradientTape`, and an optimizer that takes `IndexedSlices`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ tf.config.threading.set_inter_op_parallelism_threads(threads())
 
 
 class SparseLookups:
-    """Implements `Side`. One graph a step; the fast lookup, and the optimizers with kernels for touched rows."""
+    """Implements `Side`. A step is one graph, with the fast lookup and the optimizers that have sparse kernels."""
 
     version = f"tensorflow-cpu {tf.__version__}"
 
@@ -34,7 +34,7 @@ class SparseLookups:
             variable.assign(table)
 
     def prepare(self, inputs: Inputs) -> None:
-        """Few tensors, taken apart in the graph: to pass 100 of each kind takes 16 ms a call (two Zen 3 cores)."""
+        """Pack the inputs in few tensors; the graph splits them. To pass 100 of each takes 16 ms (two Zen 3 cores)."""
         batch, hotness = inputs.grad.shape[0], self.shape.hotness
         self.places = tf.constant(
             np.stack([np.repeat(np.arange(batch), hotness), np.tile(np.arange(hotness), batch)], axis=1)

@@ -32,7 +32,7 @@ def names_of(shape: Shape) -> tuple[str, ...]:
 
 
 class _GiveGradient(torch.autograd.Function):
-    """Stands for the model: its backward yields the prepared gradient as an operation would, owned by nobody else."""
+    """Replace the model: the backward returns the prepared gradient in a tensor with no other reference."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, pooled: Tensor, grad: NDArray[np.float32]) -> Tensor:
@@ -45,7 +45,7 @@ class _GiveGradient(torch.autograd.Function):
 
 
 class Tables:
-    """Implements `Side`; with `is_dynamic`, keys get their rows when a step or `meet_all` comes upon them."""
+    """Implements `Side`; with `is_dynamic`, a step or `meet_all` inserts the rows of new keys."""
 
     version = f"terarec {terarec.__version__}, torch {torch.__version__}"
 
@@ -60,7 +60,7 @@ class Tables:
         self.optimizer = RowOptimizer(self.collection, _RULES[rule])
 
     def meet_all(self, batch: Jagged) -> None:
-        """Look all keys up in training, one of each table in a sample, in equal batches that are written to `batch`."""
+        """Look up all keys in training mode, one of each table in a sample, in equal batches that reuse `batch`."""
         size = batch.batch_size
         for start in range(0, self.shape.rows, size):
             batch.keys.view(-1, size)[:] = torch.arange(size) + min(start, self.shape.rows - size)
@@ -86,7 +86,7 @@ class Tables:
         self.optimizer.step()
 
     def read(self) -> None:
-        """Read the rows of the batch, in its order or a rising one, as the limit of `forward`."""
+        """Read the rows of the batch, in its order or in rising order, as the limit of `forward`."""
         self._visit(READ)
 
     def modify(self) -> None:
@@ -94,7 +94,7 @@ class Tables:
         self._visit(MODIFY)
 
     def stream(self) -> None:
-        """Read the gradient of the pooled vectors and write as much, as a step must."""
+        """Read the gradient of the pooled vectors and write as many bytes, as a step must."""
         self._visit(COPY)
 
     def _visit(self, access: int) -> None:
@@ -115,7 +115,7 @@ class Tables:
         return row_visitor(MODIFY, arena, rising.unique_consecutive())
 
     def _arena(self) -> tuple[Tensor, Tensor]:
-        """Return the memory that all tables share, from the first of them on, and where in it each begins."""
+        """Return the memory that all tables share, from the first table on, and the offset of each table."""
         tables = [self.collection.table(name).detach() for name in self.names]
         starts = torch.tensor([table.storage_offset() // self.shape.width for table in tables])
         first = tables[int(starts.argmin())]

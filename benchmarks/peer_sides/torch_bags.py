@@ -1,4 +1,4 @@
-"""torch: an `nn.EmbeddingBag` a table, with sparse or with dense gradients, and the torch optimizer."""
+"""torch: an `nn.EmbeddingBag` for each table, with sparse or dense gradients, and the torch optimizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bags:
             for _ in range(shape.tables)
         ]
         weights = [bag.weight for bag in self.bags]
-        fused = None if self.sparse else True  # of both optimizers the fastest for dense gradients; none is for sparse
+        fused = None if self.sparse else True  # the fastest variant of both optimizers; it takes dense gradients only
         self.optimizer: torch.optim.Optimizer
         if rule == "sgd":
             self.optimizer = torch.optim.SGD(weights, lr=LR, fused=fused)
@@ -66,12 +66,12 @@ class Bags:
 
 
 class SparseBags(Bags):
-    """Gradients in COO tensors."""
+    """Bags with sparse gradients (COO tensors)."""
 
     sparse = True
 
 
 class DenseBags(Bags):
-    """Gradients as large as the tables."""
+    """Bags with dense gradients, as large as the tables."""
 
     sparse = False

@@ -1,4 +1,4 @@
-"""Peak memory of a process with all that it starts, such as a virtual machine or a cluster. Standard library alone."""
+"""Measure the peak memory of a process and its descendants, such as a JVM. It needs only the standard library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from types import TracebackType
 
-_SECONDS = 0.2  # between two looks
+_SECONDS = 0.2  # between two samples
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -16,7 +16,7 @@ class TreeMemory:
     """Within a ``with`` block, the most bytes that this process and its descendants held in memory at one time.
 
     Attributes:
-        peak: these bytes.
+        peak: Most bytes at one time.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Runs one side of a comparison: ``python -m peer_sides.worker <side> <rule> <tables> <rows> <width> <hotness>``.
+"""Run one side of a comparison: ``python -m peer_sides.worker <side> <rule> <tables> <rows> <width> <hotness>``.
 
-It prints one JSON line with the versions when the tables stand, then answers each JSON line that it reads with one.
+It prints one JSON line with the versions when its tables are ready, then answers each JSON line with one line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIDES = {
     "fbgemm": ("fbgemm", "TableBatched"),
     "tensorflow": ("tensorflow", "SparseLookups"),
 }
-_SLOW_SECONDS = 0.5  # runs this long need no run before them to warm the caches in every turn
+_SLOW_SECONDS = 0.5  # runs of at least this time need no warm-up run in every turn
 
 
 class Worker:
@@ -50,7 +50,7 @@ class Worker:
         return seconds
 
     def check(self, *, batch: int, keys: str, steps: int, path: str) -> str:
-        """Write the pooled vectors, and the tables after some steps, from weights that only the shape fixes."""
+        """Write the pooled vectors, and the tables after some steps, from weights that depend only on the shape."""
         shape = self.shape
         first = np.random.default_rng(1).standard_normal((shape.tables, shape.rows, shape.width), dtype=np.float32)
         self.side.load(first)
