@@ -109,7 +109,7 @@ def test_disk_full_at_every_file_operation(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 8, 100, 200, 300, 500, 700, 1000, 1200])
 @pytest.mark.parametrize("fate", ["killed", "rejected"])
-def test_no_more_than_so_many_bytes_in_a_file(tmp_path, limit, fate):
+def test_files_have_a_maximum_size(tmp_path, limit, fate):
     """The system itself stops a write in its middle: kills the process, or tells it that the file is too large."""
     save(tmp_path, OLD)
 

@@ -149,7 +149,7 @@ def test_where_it_is_not_known_what_changed_all_is_written(tmp_path: Path, chang
     assert read_manifest(save(tmp_path, state_of(held[0], 2), kind="delta")).delta.sequence == 1
 
 
-def test_a_loaded_chain_goes_on(tmp_path: Path) -> None:
+def test_a_loaded_chain_continues(tmp_path: Path) -> None:
     held = begun("dynamic", None)
     train(held, range(4))
     save(tmp_path / "run", state_of(held[0], 0), kind="base")

@@ -59,7 +59,7 @@ def saved(directory, tables):
 
 
 @pytest.mark.parametrize("shard_bytes", [2**20, 200], ids=["one piece", "many pieces"])
-def test_what_is_loaded_resumes_as_what_was_saved(tmp_path, monkeypatch, shard_bytes):
+def test_a_loaded_state_resumes_like_the_saved_one(tmp_path, monkeypatch, shard_bytes):
     monkeypatch.setattr(table_files, "SHARD_BYTES", shard_bytes)
     tables = trained()
     path = saved(tmp_path, tables)

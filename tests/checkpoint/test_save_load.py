@@ -13,7 +13,7 @@ from tests.checkpoint.small_state import ROWS, assert_holds, make_state, make_ta
 from tests.errors import at
 
 
-def test_what_is_saved_comes_back_to_the_bit(tmp_path):
+def test_saved_state_is_restored_bit_for_bit(tmp_path):
     state = make_state(7)
     path = save(tmp_path, state)
     assert path == tmp_path / "step-00000007"
@@ -81,7 +81,7 @@ def test_the_newest_stay_and_the_latest_is_found(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000300", "step-123456789"]
 
 
-def test_what_is_no_whole_checkpoint_is_passed_over(tmp_path):
+def test_incomplete_checkpoints_are_ignored(tmp_path):
     save(tmp_path, make_state(5))
     (tmp_path / "step-00000009").mkdir()
     (tmp_path / "step-00000011.partial").mkdir()
@@ -124,7 +124,7 @@ def test_a_newer_version_is_rejected(tmp_path):
         load(path)
 
 
-def test_a1_progress_that_is_no_json_is_rejected(tmp_path):
+def test_a1_progress_that_is_not_json_is_rejected(tmp_path):
     state = dataclasses.replace(make_state(1), progress={"rows": {"state": torch.zeros(2)}})
     with pytest.raises(ConfigError, check=at("progress")):
         save(tmp_path, state)

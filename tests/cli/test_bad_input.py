@@ -247,7 +247,7 @@ def test_a_last_day_of_one_file_names_the_option(workshop: Workshop, tmp_path: P
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "missing"])
-def test_quoted_text_is_no_row_of_the_data_set(tmp_path: Path, policy: str) -> None:
+def test_quoted_text_is_not_a_row_of_the_data_set(tmp_path: Path, policy: str) -> None:
     """A quoted field with line ends adds no row, even in a column that is not used."""
     path = tmp_path / "log.csv"
     path.write_text('label,x,note\n0,1,"a\n1,5,fake\nb"\n0,2,c\n')

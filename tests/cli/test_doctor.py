@@ -10,7 +10,7 @@ from terarec.ops import linear_choice
 from tests.cli.conftest import figures, terarec
 
 
-def test_doctor_tells_what_is_there() -> None:
+def test_doctor_describes_the_machine() -> None:
     reported = figures("doctor")
     assert reported["versions"]["terarec"] == __version__
     assert reported["versions"]["torch"] == torch.__version__

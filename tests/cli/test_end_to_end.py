@@ -10,7 +10,7 @@ from terarec.formats import read_dataset
 from tests.cli.conftest import Workshop, figures, rejected, terarec
 
 
-def test_generate_tells_what_it_wrote(workshop: Workshop) -> None:
+def test_generate_reports_its_files(workshop: Workshop) -> None:
     reported = workshop.generated
     assert (reported["rows"], reported["days"], reported["seed"]) == (2000, 2, 7)
     assert 0.6 < reported["best_auc"] < 1
@@ -19,7 +19,7 @@ def test_generate_tells_what_it_wrote(workshop: Workshop) -> None:
     assert 0 < reported["positives"] < 2000
 
 
-def test_prepare_tells_what_it_wrote(workshop: Workshop) -> None:
+def test_prepare_reports_its_files(workshop: Workshop) -> None:
     reported = workshop.prepared
     assert reported["rows"] == 2000
     assert reported["rows_per_second"] > 0
@@ -93,7 +93,7 @@ def test_a_run_description_trains_and_resumes(workshop: Workshop, tmp_path: Path
     assert (resumed["auc"], resumed["logloss"], resumed["loss"]) == (whole["auc"], whole["logloss"], whole["loss"])
 
 
-def test_what_is_shown_to_people_goes_to_stdout_without_json(workshop: Workshop) -> None:
+def test_readable_output_goes_to_stdout_without_json(workshop: Workshop) -> None:
     ended = terarec("evaluate", workshop.run, "--data", workshop.data)
     assert ended.code == 0
     assert ended.err == ""

@@ -58,7 +58,7 @@ def test_metrics_groups_and_slices_are_those_that_are_named(shop: Path) -> None:
     assert "slices of country" in shown
 
 
-def test_what_there_are_no_figures_of_is_not_printed(shop: Path) -> None:
+def test_absent_figures_are_not_printed(shop: Path) -> None:
     reported = terarec("evaluate", shop / "run", "--data", shop / "data")
     assert "retrieval" not in reported.out + reported.err
     assert max(map(len, (reported.out + reported.err).splitlines())) < 1000

@@ -76,7 +76,7 @@ def test_debug_shows_the_traceback_too(tmp_path) -> None:
         pytest.param(["doctor", "--json"], marks=pytest.mark.slow),
     ],
 )
-def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+def test_a_closed_pipe_is_not_an_error(arguments: list[str]) -> None:
     """``terarec --help | head -1`` ends with 0, in a shell that looks at every command of a pipe."""
     process = subprocess.Popen([*ENTRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()

@@ -253,7 +253,7 @@ def test_s3_a_data_set_cannot_name_a_split_elsewhere(workshop: Workshop, tmp_pat
         read_dataset(data)
 
 
-def test_s3_what_is_no_file_is_not_read(workshop: Workshop, tmp_path: Path) -> None:
+def test_s3_only_regular_files_are_read(workshop: Workshop, tmp_path: Path) -> None:
     data = shutil.copytree(workshop.data, tmp_path / "data")
     shard = next((data / "train").glob("*.parquet"))
     shard.unlink()

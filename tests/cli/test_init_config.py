@@ -60,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", in_every_run(["dlrm", "din", "graph", "two_tower"], KINDS))
-def test_the_written_run_trains_as_it_is(data: Path, tmp_path: Path, kind: str) -> None:
+def test_the_written_run_trains_without_changes(data: Path, tmp_path: Path, kind: str) -> None:
     config = tmp_path / "run.json"
     factory = ["--factory", "tests.models.factories:small_model"] if kind == "python" else []
     written = figures("init-config", kind, data, "--out", config, *factory)

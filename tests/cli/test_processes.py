@@ -211,7 +211,7 @@ print(codes)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="forks")
-def test_s3_a_fork_beside_lookups_in_threads_does_not_hang() -> None:
+def test_s3_a_fork_during_lookups_in_threads_does_not_hang() -> None:
     ended = run_python(FORK, timeout=120)  # one that hangs is ended and fails the test
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0, 0, 0, 0, 0]\n", ended.stderr

@@ -152,7 +152,7 @@ def test_labelled_new_rows_are_prepared_and_evaluated(shop: Path, tmp_path: Path
     np.testing.assert_allclose(scores(tmp_path / "raw.parquet"), scores(tmp_path / "data.parquet"), atol=1e-6)
 
 
-def test_ids_that_were_fitted_anew_are_rejected_still(shop: Path, tmp_path: Path) -> None:
+def test_ids_of_a_refitted_workflow_are_rejected(shop: Path, tmp_path: Path) -> None:
     options = ["--label", "bought", "--dense", "age", "--categorical", "city"]
     figures("prepare", "csv", shop / "valid.csv", shop / "test.csv", *options, "--out", tmp_path / "other")
     typed = ["evaluate", shop / "run", "--data", tmp_path / "other", "--split", "train"]

@@ -56,7 +56,7 @@ def test_every_figure_is_on_the_page(reported: dict[str, Any]):
     assert unnamed(reported["runs"][0], "reproduce") == set()
 
 
-def test_what_is_there_is_kept_unless_it_is_to_be_resumed(reported: dict[str, Any], files: Path, out: Path):
+def test_existing_content_is_kept_unless_it_is_resumed(reported: dict[str, Any], files: Path, out: Path):
     rejected(*ask(files, "--seeds", 2, "--out", out), where=out / "dnn" / "seed-0", problem="--resume")
     again = figures(*ask(files, "--seeds", 2, "--out", out, "--resume"))
     assert again == reported

@@ -167,7 +167,7 @@ def test_a_place_that_cannot_be_written_is_rejected_first(workshop: Workshop, tm
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["predict", "--out", "scores.parquet"]])
-def test_what_is_no_run_is_reported(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
+def test_a_directory_without_a_run_is_reported(workshop: Workshop, tmp_path: Path, command: list[str]) -> None:
     end = ["--data", workshop.data]
     rejected(*command, tmp_path / "nope", *end, error=DataNotFoundError, where=tmp_path / "nope")
     rejected(*command, workshop.data, *end, error=DataNotFoundError, where=workshop.data, problem="run.json")

@@ -80,7 +80,7 @@ def test_options_of_rows_end_in_figures_and_a_report(tmp_path: Path) -> None:
     assert "l2 0.05" in Path(trained["report"]).read_text()
 
 
-def test_a_report_that_fails_is_no_failure_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_report_does_not_fail_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are printed, and a line says why there is no report."""
     import terarec.train.report as report
 

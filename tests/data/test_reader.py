@@ -126,7 +126,7 @@ def test_a_split_without_samples(tmp_path):
     assert reader.state_dict()["epoch"] == 1
 
 
-def test_what_a_reader_says_of_itself(tmp_path):
+def test_a_reader_describes_itself(tmp_path):
     spec = make_spec()
     spec = write_split(tmp_path, spec, make_block(spec, 10))
     reader = Reader(str(tmp_path), batch_size=4, drop_last=True)

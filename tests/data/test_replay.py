@@ -100,7 +100,7 @@ def test_a_repeating_reader_gives_full_batches_across_epochs_and_replays_them(sh
         assert json.dumps(resumed.state_dict()) == states[-1]
 
 
-def test_resuming_reads_only_what_is_left():
+def test_resuming_reads_only_the_rest():
     source = TinyGroups((10,) * 8)
     reader = Reader(source, batch_size=10)
     reader.load_state_dict({**reader.state_dict(), "rows_read": 60})

@@ -29,7 +29,7 @@ def test_a_shuffle_is_a_permutation_and_differs_per_epoch_and_seed():
     assert len({tuple(first), tuple(second), tuple(third), tuple(epochs_of(1, shuffle=True, seed=2)[0])}) == 4
 
 
-def test_the_same_seed_gives_the_same_order_whatever_the_threads():
+def test_the_same_seed_gives_the_same_order_for_any_threads():
     expected = epochs_of(2, shuffle=True, seed=1, prefetch=0)
     for threads, prefetch in [(1, 1), (2, 2), (5, 7)]:
         assert epochs_of(2, shuffle=True, seed=1, threads=threads, prefetch=prefetch) == expected

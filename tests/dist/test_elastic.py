@@ -35,7 +35,7 @@ def agent(port: int, run: Path, out: Path, log: Path, *, is_host: bool) -> subpr
         return subprocess.Popen(command, stdout=file, stderr=file)
 
 
-def test_a_run_goes_on_with_fewer_ranks_where_a_host_is_lost(data: Path, tmp_path: Path) -> None:
+def test_a_run_continues_with_fewer_ranks_after_a_host_is_lost(data: Path, tmp_path: Path) -> None:
     spec = run_spec(data, epochs=40, checkpoint_every=20)
     save_run(spec, tmp_path / "run.json")
     with socket.socket() as free:

@@ -147,7 +147,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_link_that_is_cut_is_named_and_the_run_goes_on_from_its_checkpoint(
+def test_a_broken_link_is_named_and_the_run_continues_from_its_checkpoint(
     hosts: Hosts, data: Path, expected: Path, tmp_path: Path
 ) -> None:
     began: list[float] = []

@@ -98,7 +98,7 @@ def test_the_budget_of_a_rank_bounds_rows_with_their_states() -> None:
     assert rated.slowest_over_mean == pytest.approx(4.0, rel=0.4)
 
 
-def test_what_a_table_cannot_have_is_not_chosen(tmp_path: Path) -> None:
+def test_impossible_placements_are_not_chosen(tmp_path: Path) -> None:
     uneven = load("user", 9_001, 2, width=9)
     found = plan_tables([load("item", 5_000, 2), uneven], 2, COSTS)
     assert found.tables[1].placement != "column_wise"

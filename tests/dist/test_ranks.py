@@ -52,7 +52,7 @@ def found() -> list[dict[str, Any]]:
     return results
 
 
-def test_collectives_give_what_their_names_say(found: list[dict[str, Any]]) -> None:
+def test_collectives_compute_the_operation_of_their_name(found: list[dict[str, Any]]) -> None:
     for result in found:
         assert result["sum"] == [3.0, 3.0]
         assert result["max"] == [2]

@@ -67,7 +67,7 @@ def test_links_between_ranks_are_probed_and_rank_0_alone_writes_the_plan(data: P
     assert load_plan(path).placements.keys() == {"user", "item", "tags"}
 
 
-def test_a_rank_that_is_killed_comes_back_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_is_restarted_and_the_run_continues(data: Path, tmp_path: Path) -> None:
     spec = run_spec(data, epochs=40, checkpoint_every=20)
     save_run(spec, tmp_path / "run.json")
     plan("other", 2).save(tmp_path / "plan.json")

@@ -111,9 +111,7 @@ def check_same_weights(out: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("tables", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
-def test_a_run_on_ranks_equals_one_process_and_goes_on_on_any_number_of_them(
-    data: Path, tmp_path: Path, tables: str
-) -> None:
+def test_a_run_on_ranks_equals_one_process_and_continues_on_any_number(data: Path, tmp_path: Path, tables: str) -> None:
     spec = run_spec(data, tables=tables)
     expected = fit(Ranks(), spec, tmp_path / "one", None, False)
     half = run_spec(data, tables=tables, epochs=1)

@@ -56,7 +56,7 @@ def test_sequences_of_several_features_are_cut_apart() -> None:
     assert out.sequences["y"].offsets.tolist() == [0, 1, 3]
 
 
-def test_features_are_found_by_name_whatever_the_batch_holds() -> None:
+def test_features_are_found_by_name_in_any_batch() -> None:
     mine = collection()
     jagged = random_jagged(NAMES, ROWS, 6)
     names = ("f4", "extra", "f2", "f0", "f3", "f1")

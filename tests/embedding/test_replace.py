@@ -75,7 +75,7 @@ class Shifted(nn.Embedding):
         return super().forward(keys + 1)
 
 
-def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture):
+def test_modules_that_are_not_replaced_are_logged(caplog: pytest.LogCaptureFixture):
     patched = nn.Embedding(5, 4)
     patched.forward = lambda keys: keys
     wide = nn.Embedding(5, 4, dtype=torch.float64)

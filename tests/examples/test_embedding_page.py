@@ -52,7 +52,7 @@ REJECTED = {
     "memory for tables": lambda: EmbeddingCollection(
         [TableSpec(name="item", rows=10**12, width=16)], [FeatureSpec(name="f", table="item")]
     ),
-    "no place in, a dynamic": looked_up_in_a_full_table,
+    "memory for a dynamic table": looked_up_in_a_full_table,
 }
 
 

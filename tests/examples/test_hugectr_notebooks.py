@@ -33,7 +33,7 @@ def test_it_runs_and_shows_a_plot(path, tmp_path):
 
 
 @each
-def test_what_it_keeps_is_of_one_whole_run_and_names_no_machine(path):
+def test_saved_outputs_are_of_one_complete_run_and_name_no_machine(path):
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     shown = " ".join(output.get("text", "") for cell in cells for output in cell.outputs)

@@ -11,7 +11,7 @@ from terarec.spec import AdamSpec, RowOptions, RunSpec, from_data
 PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
 
 
-def test_the_python_runs_and_prints_what_its_comment_says(capsys):
+def test_the_python_runs_and_prints_the_output_in_its_comment(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 4
     for block in blocks:

@@ -9,7 +9,9 @@ import pytest
 PAGE = (Path(__file__).parents[2] / "docs" / "preparing.md").read_text()
 
 
-def test_the_python_runs_and_prints_what_its_comments_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_runs_and_prints_the_output_in_its_comments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     expected = re.findall(r"print\(.*\)  # (.+)", block)
     with chdir(tmp_path):

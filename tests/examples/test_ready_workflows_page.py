@@ -46,7 +46,7 @@ def test_label_and_made_columns_are_reported_of(name):
     assert {name for name in made if f"`{name}`" not in section} <= {"capital_gain_log", "capital_loss_log"}
 
 
-def test_the_python_runs_and_prints_what_its_comments_say(capsys):
+def test_the_python_runs_and_prints_the_output_in_its_comments(capsys):
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(block, "ready-workflows.md", "exec"), {})
         assert capsys.readouterr().out.strip() in re.sub(r"\n# |  # ", "\n", block).splitlines()

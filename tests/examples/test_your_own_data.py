@@ -29,7 +29,7 @@ def test_the_file_begins_as_shown(people):
     assert "\n".join(people.read_text().splitlines()[:3]) in PAGE
 
 
-def test_the_python_runs_and_prints_what_its_comments_say(people, capsys):
+def test_the_python_runs_and_prints_the_output_in_its_comments(people, capsys):
     (block,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "csv_workflow" in code)
     expected = re.findall(r"print\(.*\)\s+# (.+)", block)
     with chdir(people.parent):

@@ -167,7 +167,7 @@ def test_key_inputs_that_lack_something_are_rejected(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_c5_a_model_that_is_no_graph_is_rejected(tmp_path):
+def test_c5_a_model_that_is_not_a_graph_is_rejected(tmp_path):
     with pytest.raises(ConfigError, check=at("export_onnx")):
         export_onnx(torch.nn.Linear(2, 1), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -127,7 +127,7 @@ W = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 MALFORMED = {
     "not JSON": (b"{{", "the header is not JSON"),
     "nested deeply": (b"[" * 10**5, "the header is not JSON"),
-    "a list": ([], "the header is no object"),
+    "a list": ([], "the header is not an object"),
     "metadata of numbers": ({"__metadata__": {"a": 1}}, "holds something else than strings"),
     "a tensor of nothing": ({"w": None}, "tensor 'w' is described by None"),
     "unknown type": ({"w": {**W, "dtype": "F31"}}, "tensor 'w' is described by"),

@@ -67,7 +67,7 @@ def test_a_piece_comes_back(tmp_path: Path) -> None:
         ({}, {"first_row": "0"}, "first_row"),
     ],
 )
-def test_what_is_no_piece_is_rejected(tmp_path: Path, wrong, metadata, problem: str) -> None:
+def test_an_invalid_piece_is_rejected(tmp_path: Path, wrong, metadata, problem: str) -> None:
     write_changes(tmp_path / "changes", CHANGES)
     arrays, described = read_tensors(tmp_path / "changes")
     arrays = {name: array for name, array in {**arrays, **wrong}.items() if array is not None}

@@ -95,7 +95,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_found_on_opening(tmp_path, case):
+def test_damage_that_is_found_on_opening(tmp_path, case):
     spec = make_spec()
     change, place = BROKEN[case]
     path = tmp_path / "broken.parquet"
@@ -125,7 +125,7 @@ DAMAGED_ROWS = {
 
 
 @pytest.mark.parametrize("case", DAMAGED_ROWS)
-def test_what_is_found_on_reading(tmp_path, case):
+def test_damage_that_is_found_on_reading(tmp_path, case):
     spec = make_spec()
     name, value, problem = DAMAGED_ROWS[case]
     table = table_of(spec, make_block(spec, 20))

@@ -236,7 +236,7 @@ class TestSnapshots:
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
         assert (tmp_path / "file").read_text() == "mine"
 
-    def test_an_existing_one_is_replaced_but_for_files_of_others(self, few, tmp_path):
+    def test_an_existing_directory_is_replaced_except_files_of_others(self, few, tmp_path):
         made = started(dcn(few, few, **SMALL))
         made.train()
         made.save_params_to_files(f"{tmp_path}/", 1)

@@ -20,7 +20,7 @@ from tests.hugectr import families
         ([[0, 1], [0, 1]], 0, "cpu", "vvgpu names 4 devices: training runs on cpu, with the same results"),
     ],
 )
-def test_training_runs_on_what_is_there(vvgpu, num_gpus, device, message):
+def test_training_runs_on_the_available_device(vvgpu, num_gpus, device, message):
     assert placement(vvgpu, num_gpus) == (torch.device(device), message)
 
 

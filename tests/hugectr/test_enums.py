@@ -17,7 +17,7 @@ def test_members_are_names_of_the_package():
                 getattr(hugectr, name)
 
 
-def test_synonyms_are_no_members():
+def test_synonyms_are_not_members():
     assert hugectr.Layer_t.DotProduct is hugectr.Layer_t.ElementwiseMultiply
     assert hugectr.Layer_t.Multiply is hugectr.Layer_t.WeightMultiply
     assert not {"DotProduct", "Multiply"} & set(hugectr.Layer_t.__members__)

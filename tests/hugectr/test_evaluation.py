@@ -47,7 +47,7 @@ def test_of_two_classes_the_second_counts():
     assert found.finish() == [("HitRate", 0.5), ("AverageLoss", 0.5)]
 
 
-def test_each_finish_starts_anew():
+def test_each_finish_starts_again():
     found = SolverMetrics({LOSS: 0.0}, num_labels=1)
     for loss in (1.0, 3.0):
         found.update(torch.tensor(loss), {"a": column(0.5)}, {"a": column(1)})

@@ -40,7 +40,7 @@ def test_epochs_count_on_and_older_releases_count_the_end_of_data(planted, capsy
     assert not made.train()
 
 
-def test_epochs_find_what_is_planted(planted):
+def test_epochs_learn_the_planted_model(planted):
     *sources, best_auc = planted
     made = dcn(*sources, repeat_dataset=False)
     made.fit(num_epochs=3, display=0, eval_interval=0)
@@ -83,7 +83,7 @@ def test_a_target_that_is_met_but_not_passed_does_not_end_it(planted, capsys):
     assert "Finish 4 iterations" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_no_number_is_an_error_where_it_is_shown(planted):
+def test_a_nan_loss_is_an_error_when_it_is_displayed(planted):
     with pytest.raises(LossCannotConvergeError, check=at("fit")):
         diverging(planted).fit(max_iter=4, display=2)
     diverging(planted, gen_loss_summary=False).fit(max_iter=4, display=2, eval_interval=0)

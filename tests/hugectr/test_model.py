@@ -30,7 +30,7 @@ def losses_of(made, steps):
     return losses
 
 
-def test_a_script_finds_what_is_planted(planted, capsys):
+def test_a_script_learns_the_planted_model(planted, capsys):
     *sources, best_auc = planted
     made = dcn(*sources)
     made.summary()

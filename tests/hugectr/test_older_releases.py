@@ -151,7 +151,7 @@ def test_sizes_of_too_few_slots_are_rejected(planted):
         families.dlrm(made)
 
 
-def test_mixed_precision_and_a_scale_of_the_loss_find_what_is_planted(planted):
+def test_mixed_precision_with_loss_scaling_learns_the_planted_model(planted):
     made = dcn(*planted[:2], use_mixed_precision=True, scaler=1024.0)
     made.fit(max_iter=100, display=0, eval_interval=0)
     assert auc_of(made) > 0.95 * planted[2]

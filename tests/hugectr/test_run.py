@@ -160,7 +160,7 @@ def test_the_commands_take_it(saved, tmp_path):
     assert figures("inspect", path)["step"] == 30
 
 
-def test_a_session_serves_what_the_model_predicts(saved):
+def test_a_session_serves_the_predictions_of_the_model(saved):
     made, path = saved
     scores, _ = predictions(made, 1)
     batch = made._compiled("test").evaluation.batch

@@ -149,7 +149,7 @@ def test_passes_with_a_keyset_each_equal_training_without(planted, tmp_path):
         sess.train()
 
 
-def test_an_evaluation_exports_what_it_predicts(training, tmp_path):
+def test_an_evaluation_exports_its_predictions(training, tmp_path):
     sess = Session(config(max_eval_batches=2), training)
     sess.start_data_reading()
     sess.evaluation(str(tmp_path / "predictions"), str(tmp_path / "labels"))

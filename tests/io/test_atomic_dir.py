@@ -78,7 +78,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, number: int) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_existing_content_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, check=at("out")), atomic_dir(tmp_path):
         pass

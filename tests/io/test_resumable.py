@@ -110,7 +110,7 @@ def test_two_runs_at_once_are_rejected(tmp_path: Path) -> None:
     assert (out / "rows").exists()
 
 
-def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
+def test_control_c_keeps_committed_phases(tmp_path: Path) -> None:
     out = tmp_path / "data"
     with pytest.raises(RunInterruptedError, check=lambda error: error.phases == ("count",)):
         stop(out, KeyboardInterrupt())
@@ -118,7 +118,7 @@ def test_control_c_keeps_what_is_committed(tmp_path: Path) -> None:
         assert journal.phases == ("count",)
 
 
-def test_a_cluster_that_gives_up_keeps_what_is_committed(tmp_path: Path) -> None:
+def test_committed_phases_survive_a_failed_cluster(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ClusterError, check=lambda error: error.phases == ("count",)):
         stop(out, ClusterError("gone"))

@@ -143,7 +143,7 @@ def keys_of_one_segment():
     return torch.tensor([unmix(number * (2**56 // 20_000)) for number in range(20_000)])
 
 
-def test_churn_leaves_memory_and_rows_as_they_were():
+def test_churn_reuses_memory_and_rows():
     index, held = HashIndex(), 20_000
     keys = torch.arange(600_000) * 4096
     index.insert(keys[:held], NO_ROWS, 0)

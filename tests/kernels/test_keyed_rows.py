@@ -29,7 +29,7 @@ def keyed(keys, *, width=17, initializer="uniform", dtype=torch.float32, table="
 
 @pytest.mark.parametrize("initializer", ["uniform", "normal", "zeros"])
 @pytest.mark.parametrize("width", [1, 2, 17, 64])
-def test_keys_get_what_a_static_table_has(initializer, width):
+def test_keys_get_the_initial_rows_of_a_static_table(initializer, width):
     static = np.empty((5003, width), np.float32)
     initialise_rows(static, table="t", seed=3, initializer=initializer, scale=0.5)
     keys = torch.randperm(5003, generator=torch.Generator().manual_seed(1)).tolist()

@@ -70,7 +70,7 @@ def test_the_environment_puts_an_implementation_first():
     assert "TERAREC_KERNELS: got 'tpu', expected one of triton, cpu, ref" in rejected.stderr
 
 
-def test_the_environment_makes_triton_interpret_what_it_has():
+def test_the_environment_selects_triton_for_its_ops():
     pytest.importorskip("triton")
     program = (
         "from terarec.kernels.registry import active, choose\n"
@@ -107,7 +107,7 @@ def test_torchs_threads_are_shared():
     assert run_python(program).stdout.split() == ["2", "openmp", "0"]
 
 
-def test_plain_threads_do_where_there_is_no_openmp():
+def test_plain_threads_are_used_without_openmp():
     program = (
         "import importlib.util, sys\n"
         "spec = importlib.util.spec_from_file_location('_embedding', sys.argv[1])\n"

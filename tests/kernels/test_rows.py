@@ -66,7 +66,7 @@ def test_initial_values_depend_on_seed_table_and_row_alone(set_threads, initiali
     assert len(np.unique(whole[:, 0])) > 29_000
 
 
-def test_the_distributions_are_what_they_say():
+def test_the_distributions_match_their_names():
     rows = np.empty((40_000, 32), np.float32)
     initialise_rows(rows, table="t", seed=3, initializer="uniform", scale=0.5)
     assert -0.5 <= rows.min() < -0.499

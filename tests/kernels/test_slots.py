@@ -48,7 +48,7 @@ def test_rows_get_slots_and_lose_them(implementation: str) -> None:
     assert slots.by_table(torch.tensor([3, 2, 1, 0])).tolist() == [0, 2, 3, 1]
 
 
-def test_what_is_found_is_pinned_once_and_what_is_not_is_named(implementation: str) -> None:
+def test_found_rows_are_pinned_once_and_absent_ones_are_reported(implementation: str) -> None:
     slots = new_slot_map(4, CPU, implementation)
     slots.unpin(slots.assign(batch(5, 6, 7)))
     found, used, absent = slots.touch(torch.tensor([6, 9, 5, 6, 8, 9]), pins=True)

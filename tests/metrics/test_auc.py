@@ -76,7 +76,7 @@ def test_a_pair_counts_by_the_product_of_its_weights(samples, cut):
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=30))
-def test_a_whole_weight_is_so_many_samples(samples):
+def test_an_integer_weight_equals_repeated_samples(samples):
     scores, labels, weights = (np.array(column) for column in zip(*samples, strict=True))
     repeated = AUC().update(np.repeat(scores, weights), np.repeat(labels, weights)).compute()
     assert AUC().update(scores, labels, weights).compute() == pytest.approx(repeated, abs=1e-14, nan_ok=True)

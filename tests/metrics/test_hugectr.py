@@ -98,7 +98,7 @@ def test_equals_the_count_however_it_is_batched(pairs, batch):
         assert math.isnan(metric.compute())
 
 
-def test_the_threshold_itself_is_no_prediction():
+def test_the_threshold_itself_is_not_a_prediction():
     above = np.nextafter(np.float32(0.8), np.float32(1))
     assert HitRate().update(np.array([0.8, above]), np.array([0, 1])).compute() == 1.0
 

@@ -107,7 +107,7 @@ def test_it_learns_and_evaluation_leaves_dynamic_tables_alone():
     assert model.predict(batch).shape == (3, 1)
 
 
-def test_a_loop_of_ones_own_gives_what_the_trainer_gives():
+def test_a_custom_loop_equals_the_trainer():
     model = GraphModel(planted_graph(TableSpec(name="t", rows=6, width=4)), seed=1)
     dense, rows = torch.optim.SGD(model.parameters(), lr=0.1), RowOptimizer(model, AdaGradSpec(lr=0.1))
     losses = []

@@ -97,7 +97,7 @@ def test_a_batch_without_queries_has_no_loss_and_no_gradient() -> None:
     assert not users.grad.any()
 
 
-def test_a_sample_that_is_no_query_is_a_candidate() -> None:
+def test_a_sample_that_is_not_a_query_is_a_candidate() -> None:
     users, items, keys = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
     queries = torch.tensor([True, True, True, False])
     without = in_batch_softmax(users[:3], items[:3], keys[:3])

@@ -111,7 +111,7 @@ def test_softmax_under_a_mask_equals_the_formula(dims: tuple[int, ...], mask_dim
     assert_gradcheck(layer, draw(3, dims))  # type: ignore[arg-type]
 
 
-def test_a_mask_hides_what_it_covers() -> None:
+def test_a_mask_hides_the_masked_positions() -> None:
     layer = make("softmax", [(4,), (4,)]).float()
     out = layer(torch.randn(2, 4), torch.tensor([[1.0, 0, 1, 0], [0, 0, 0, 1]]))
     assert not out[0, [1, 3]].any()

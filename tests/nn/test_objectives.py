@@ -58,7 +58,7 @@ def test_multi_class(smoothing):
 
 
 @pytest.mark.parametrize("label", [4, -1, 0.5, math.nan])
-def test_a_label_that_is_no_class(label):
+def test_a_label_that_is_not_a_class(label):
     with pytest.raises(ConfigError, check=at("label")):
         loss_of(MultiClassSpec(classes=4), np.zeros((B, 4)), batch([0, 1, 2, 3, label, 0, 0]))
 

@@ -181,7 +181,7 @@ def test_fused_reshape_concat_splits_off_the_last_slot(slots: int, widths: tuple
 
 
 WRONG: list[tuple[str, list[tuple[int, ...]], dict[str, object], str]] = [
-    ("concat", [(3, 2), (4, 2)], {"axis": 2}, "[B, 3, 2], [B, 4, 2], axis=2, expected shapes equal but for"),
+    ("concat", [(3, 2), (4, 2)], {"axis": 2}, "[B, 3, 2], [B, 4, 2], axis=2, expected shapes equal except for"),
     ("concat", [(3,), (3, 2)], {}, "expected shapes equal"),
     ("concat", [(3,)], {"axis": 2}, "expected more than 2 dimensions"),
     ("concat", [], {}, "expected 1 or more inputs"),

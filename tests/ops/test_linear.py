@@ -126,7 +126,7 @@ def test_the_same_bits_every_time() -> None:
 
 
 @pytest.mark.usefixtures("onednn")
-def test_what_is_left_to_torch() -> None:
+def test_cases_that_use_torchs_own_product() -> None:
     x, weight, bias = draw(331, 211, 127)
     weight = nn.Parameter(weight)
     assert is_onednn(linear(x, weight, bias))

@@ -208,7 +208,7 @@ def test_no_gradient_changes_nothing():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", [2, 3])
-def test_an_empty_table_is_not_taken_for_the_one_that_begins_at_its_row(implementation, rows):
+def test_an_empty_table_is_not_confused_with_the_table_at_its_row(implementation, rows):
     layout = BagLayout(
         table_names=("s", "t"),
         table_base=(0, 0),

@@ -100,7 +100,7 @@ def test_what_matches_stays_and_learns_again(patterns: list[str], frozen: list[s
     assert not any(same(after[name], last[name]) for name in last)
 
 
-def test_a_gradient_from_before_does_not_move_what_is_frozen() -> None:
+def test_an_earlier_gradient_does_not_update_frozen_tables() -> None:
     model = Model()
     rows, dense = optimizers_of(model)
     train(model, rows, dense, range(2))

@@ -131,7 +131,7 @@ def test_a_dynamic_scale_skips_both_sides_and_falls(where: str, order: int) -> N
     assert scaler.current == 1024.0
 
 
-def test_what_a_row_optimizer_skips_is_no_step_of_layers() -> None:
+def test_layers_skip_a_step_that_the_row_optimizer_skips() -> None:
     model = Model()
     rows = RowOptimizer(model, SGDSpec(rows=RowOptions(non_finite="skip")))
     optimizers, scaler = [torch.optim.SGD(model.layer.parameters(), lr=0.1), rows], LossScaler()

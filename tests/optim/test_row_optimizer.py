@@ -218,6 +218,6 @@ def test_what_cannot_be_optimized_is_rejected() -> None:
         RowOptimizer(twins[0], SGDSpec()).load_step_state({"kind": "adam", "lr": 0.1, "num_steps": 3, "num_skipped": 0})
 
 
-def test_what_is_no_rule_is_rejected() -> None:
+def test_an_invalid_rule_is_rejected() -> None:
     with pytest.raises(ConfigError, check=at("row optimizer", "got 'sgd'")):
         RowOptimizer(EmbeddingCollection(TABLES, FEATURES), "sgd")

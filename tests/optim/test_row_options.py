@@ -236,7 +236,7 @@ def test_narrow_tables_train_as_wide_ones_and_resume_where_they_stopped(dtype) -
 
 
 @pytest.mark.parametrize("spec", get_args(SparseOptimizerSpec))
-def test_flags_of_a_spec_are_no_numbers_of_its_rule(spec) -> None:
+def test_flags_of_a_spec_are_not_numbers_of_its_rule(spec) -> None:
     """Triton compiles a kernel for the types of its arguments, and multiplies no flag."""
     rule = table_rules(spec())["default"].row_rule
     found = {name: type(getattr(rule, name)) for name in number_names(type(rule)) if name != "lr_in_momentum"}

@@ -163,7 +163,7 @@ def test_each_rule_is_a_group_with_its_rate_and_one_rate_sets_all() -> None:
     assert [group["lr"] for group in given.param_groups] == [0.7, 0.7]
 
 
-def test_one_rule_moves_all_tables_whatever_they_name() -> None:
+def test_one_rule_updates_all_tables_for_any_rule_names() -> None:
     named, plain = collection(), collection([replace(table, optimizer="default") for table in TABLES])
     for module in (named, plain):
         optimizer = RowOptimizer(module, AdamSpec(lr=0.1))

@@ -85,7 +85,7 @@ def test_keys_that_are_erased_twice_give_their_row_back_once() -> None:
     assert found.rows[:4, 0].tolist() == [20.0, 21.0, 22.0, 5.0]
 
 
-def test_insertions_beside_clears_leave_all_rows_or_none() -> None:
+def test_insertions_during_clears_leave_all_rows_or_none() -> None:
     tier = HostMemoryTier("t", 64)
     keys = torch.arange(1000)
 
@@ -102,7 +102,7 @@ def test_insertions_beside_clears_leave_all_rows_or_none() -> None:
     assert bool((tier.lookup(keys).rows == 2.0).all())
 
 
-def test_lookups_beside_insertions_see_whole_rows() -> None:
+def test_lookups_during_insertions_see_whole_rows() -> None:
     tier = HostMemoryTier("t", 64)
     keys = torch.arange(20_000)
     tier.insert(keys, torch.zeros(20_000, 64))

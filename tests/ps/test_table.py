@@ -31,7 +31,7 @@ def test_keys_without_a_row_get_the_default_vector() -> None:
     assert table.lookup(torch.tensor([2, -7, 50])).tolist() == [[1.0] * 4, [-7.0] * 4, [50.0] * 4]
 
 
-def test_a_tier_keeps_what_a_slower_one_had() -> None:
+def test_a_tier_keeps_rows_of_a_slower_tier() -> None:
     fast, slow = HostMemoryTier("t", 4), tier(torch.arange(8), 2.0)
     table = TableTiers([fast, slow], keeps_found=[True, False])
     table.lookup(torch.tensor([1, 1, 6, 70]))

@@ -359,7 +359,7 @@ def test_s3_idle_and_slow_connections_leave_room_for_others(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_s3_sigterm_answers_what_is_in_flight_and_rejects_what_is_new(
+def test_s3_sigterm_finishes_requests_in_flight_and_rejects_new_ones(
     start: Callable[..., Server], trained: TrainedRun
 ) -> None:
     server = start()

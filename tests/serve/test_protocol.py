@@ -190,6 +190,6 @@ def test_model_metadata_survives_the_way_there_and_back() -> None:
     assert decode_model_metadata(encode(metadata)) == metadata
 
 
-def test_a_tensor_holds_what_its_shape_says() -> None:
+def test_a_tensor_has_as_many_elements_as_its_shape() -> None:
     with pytest.raises(ConfigError, check=at("tensor 'a'")):
         Tensor(name="a", datatype="FP32", shape=(2, 3), data=[1.0])

@@ -135,7 +135,7 @@ def test_a_replica_follows_a_trainer_through_evictions_and_crashes(
 
 
 @POLLS_OFTEN
-def test_what_a_publisher_left_unfinished_is_published_again(
+def test_an_unfinished_publication_is_published_again(
     live: Live, trained: TrainedRun, stream: UpdateStream, spec: UpdateStreamSpec, tmp_path: Path
 ) -> None:
     UpdatePublisher(live.path, stream, every_seconds=None).poll()

@@ -196,7 +196,7 @@ def test_a_foreign_address_is_reported_in_one_line(trained: TrainedRun) -> None:
         serve(trained.path, ServingSpec(host="no such host", port=0))
 
 
-def test_what_is_no_run_is_reported_and_frees_the_port(tmp_path: Path) -> None:
+def test_a_directory_without_a_run_is_reported_and_frees_the_port(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

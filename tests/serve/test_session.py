@@ -83,7 +83,7 @@ def test_a_session_leaves_no_graph_and_no_gradient(trained: TrainedRun, session:
     assert all(not table.state_names for table in embedding.tables.values())  # no optimizer state was made
 
 
-def test_a_session_says_what_it_takes_and_gives(session: InferenceSession) -> None:
+def test_a_session_describes_its_inputs_and_outputs(session: InferenceSession) -> None:
     assert session.inputs == (
         *(InputColumn(name=name, kind="number") for name in DENSE),
         *(InputColumn(name=name, kind="string") for name in CATEGORICAL),
@@ -118,6 +118,6 @@ def test_an_unreadable_value_is_named(
         session.predict(trained.records(0, 1) | {column: values})
 
 
-def test_a_directory_that_is_no_run_is_named(tmp_path: object) -> None:
+def test_a_directory_that_is_not_a_run_is_named(tmp_path: object) -> None:
     with pytest.raises(DataNotFoundError):
         InferenceSession.open(tmp_path)

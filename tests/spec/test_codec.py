@@ -237,7 +237,7 @@ def test_the_root_has_the_name_that_the_caller_gives():
         from_data(RunSpec, {"data": 7}, "run.json: $")
 
 
-def test_whatever_is_wrong_with_the_text_is_a_value_error() -> None:
+def test_any_error_in_the_text_is_a_value_error() -> None:
     for text in ("[" * 100_000, b'{"a":' * 100_000):
         with pytest.raises(TooDeepError):
             parse_json(text)

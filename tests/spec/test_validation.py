@@ -154,7 +154,7 @@ def test_rejected(spec_type, fields, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_data_set_says_of_itself():
+def test_a_data_set_describes_its_splits():
     shards = (ShardSpec(file="train/a", rows=3), ShardSpec(file="train/b", rows=4))
     spec = DatasetSpec(**DATASET, splits={"train": shards, "valid": ()})
     assert spec.column_names == ("y", "I1", "C1")

@@ -209,7 +209,7 @@ def test_an_eviction_that_cannot_be_is_rejected() -> None:
     assert len(tracked) == 2
 
 
-def test_a_key_that_comes_back_starts_anew_and_is_not_reported(index: str) -> None:
+def test_a_key_that_returns_starts_from_initial_values_and_is_not_reported(index: str) -> None:
     held = table(index, track_uses=True)
     held.arena.attach_state((("sum", (held.arena.num_rows,)),), fills={"sum": 0.5})
     train(held, [1, 2])

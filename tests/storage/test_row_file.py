@@ -194,7 +194,7 @@ def test_a_missing_segment_or_manifest_is_an_error(tmp_path: Path) -> None:
         RowFile.open(tmp_path / "rows", read_only=True)
 
 
-def test_what_a_crash_leaves_behind_the_last_commit_is_removed(tmp_path: Path) -> None:
+def test_uncommitted_data_of_a_crash_is_removed(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows")
     before = content(store)
     store.close()
@@ -226,7 +226,7 @@ def files_at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_one_error_and_the_last_commit_stands(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_and_keeps_the_last_commit(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows", segment_bytes=2**20)
     before = content(store)
     keys = np.arange(5000, dtype=np.int64)
@@ -275,7 +275,7 @@ def open_in_turn(directory: Path, results: Connection) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has threads")
-def test_processes_read_beside_the_only_one_that_writes(tmp_path: Path) -> None:
+def test_processes_read_while_a_single_one_writes(tmp_path: Path) -> None:
     store = filled(tmp_path / "rows")
     context, pipes, processes = multiprocessing.get_context("fork"), [], []
     for _ in range(2):
@@ -328,7 +328,7 @@ def test_readers_move_on_when_they_refresh(tmp_path: Path) -> None:
             call()
 
 
-def test_a_refresh_reads_what_is_new_alone(tmp_path: Path) -> None:
+def test_a_refresh_reads_only_new_rows(tmp_path: Path) -> None:
     store = RowFile.create(tmp_path / "rows", 64, segment_bytes=2**14)
     keys = np.arange(4000, dtype=np.int64)
     store.write(keys, rows_of(keys, 64))

@@ -217,7 +217,7 @@ def test_arrays_need_not_lie_in_one_piece(kind: Kind, tmp_path: Path) -> None:
     store.close()
 
 
-def test_readers_see_whole_rows_beside_a_writer(kind: Kind, tmp_path: Path) -> None:
+def test_readers_see_whole_rows_during_writes(kind: Kind, tmp_path: Path) -> None:
     store = kind.create(tmp_path / "rows", 512)
     keys = np.arange(200, dtype=np.int64)
     versions = [rows_of(keys, 512, version) for version in range(4)]
@@ -255,9 +255,7 @@ OPERATIONS: st.SearchStrategy[tuple[str, list[int]]] = st.one_of(
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "memory"])
 @settings(max_examples=examples(50))
 @given(operations=st.lists(OPERATIONS, max_size=25), row_bytes=st.sampled_from([16, 40, 700]))
-def test_any_sequence_gives_what_the_reference_gives(
-    name: str, operations: list[tuple[str, list[int]]], row_bytes: int
-) -> None:
+def test_any_sequence_equals_the_reference(name: str, operations: list[tuple[str, list[int]]], row_bytes: int) -> None:
     kind = KINDS[name]
     with tempfile.TemporaryDirectory() as folder:
         store, reference = kind.create(Path(folder) / "rows", row_bytes), MemoryRowStore(row_bytes)

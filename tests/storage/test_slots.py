@@ -20,7 +20,7 @@ def batch(*rows: int) -> RowBatch:
     return RowBatch(held, held + 100, torch.zeros_like(held))
 
 
-def test_pinned_rows_stay_until_nobody_holds_the_pin() -> None:
+def test_pinned_rows_stay_until_the_last_unpin() -> None:
     tier = FastTier(OF, 3, torch.device("cpu"), None, 0)
     slots = tier.slots
     given = slots.assign(batch(1, 2, 3))

@@ -210,7 +210,7 @@ def test_eviction_is_for_dynamic_tables(make: Factory) -> None:
     assert len(store) == 5
 
 
-def test_what_is_remembered_beside_the_rows_goes_from_store_to_store(make: Factory) -> None:
+def test_state_besides_rows_is_copied_between_stores(make: Factory) -> None:
     (source,), (target,) = make(specs(5)), make(specs(5))
     source.rows(torch.arange(5), train=True)  # one batch more than the other
     for piece in source.export_memory(2):

@@ -124,7 +124,7 @@ def test_one_training_at_a_time(tmp_path, spec):
     assert not (tmp_path / "RUN/.lock").exists()
 
 
-def test_the_lock_file_of_a_killed_training_holds_nobody_up(tmp_path, spec):
+def test_the_lock_file_of_a_killed_training_does_not_block_others(tmp_path, spec):
     (tmp_path / ".lock").touch()
     assert build(changed(spec, max_steps=1), tmp_path).fit().steps == 1
 
@@ -157,7 +157,7 @@ def test_a_start_that_fails_before_its_first_step_leaves_nothing(tmp_path, spec,
     assert [path.name for path in tmp_path.rglob("*")] == (["RUN"] if place == "empty" else [])
 
 
-def test_a_run_stays_after_its_first_step_and_may_be_begun_anew(tmp_path, spec):
+def test_a_run_stays_after_its_first_step_and_may_be_restarted(tmp_path, spec):
     """B3: a run was deleted, its log included, if it failed before its first checkpoint."""
     wild = dataclasses.replace(spec, dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30))
     with pytest.raises(TrainingError):
@@ -172,7 +172,7 @@ def test_a_run_stays_after_its_first_step_and_may_be_begun_anew(tmp_path, spec):
 
 @pytest.mark.parametrize("hook", ["on_evaluation", "on_step", "on_epoch_end", "on_finish"])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_what_a_callback_raises_keeps_the_epoch(tmp_path, spec, hook, epoch):
+def test_an_error_of_a_callback_keeps_the_epoch(tmp_path, spec, hook, epoch):
     """B4: raising in on_evaluation, a common early stop, lost the epoch's checkpoint, or the whole first one."""
 
     class Stop(Exception):  # noqa: N818
@@ -200,7 +200,7 @@ def test_an_evaluation_that_fails_keeps_the_epoch(tmp_path):
     assert load_model(tmp_path / "RUN").step == 2
 
 
-def test_what_a_killed_start_left_may_be_begun_anew(tmp_path, spec):
+def test_a_killed_start_may_be_restarted(tmp_path, spec):
     run = build(spec, tmp_path)
     run.directory.begin(run.spec, run.dataset)
     (tmp_path / "run.json.partial").touch()

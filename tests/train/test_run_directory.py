@@ -225,7 +225,7 @@ def test_a_model_described_otherwise_is_rejected(tmp_path, spec):
         load_model(tmp_path)
 
 
-def test_a_loss_that_is_no_number_leaves_the_last_checkpoint(tmp_path, spec):
+def test_a_nan_loss_keeps_the_last_checkpoint(tmp_path, spec):
     wild = dataclasses.replace(
         changed(spec, checkpoint_every=1, epochs=9), dense_optimizer=SGDSpec(lr=1e30), sparse_optimizer=SGDSpec(lr=1e30)
     )

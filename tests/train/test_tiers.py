@@ -76,7 +76,7 @@ class StopsAt(Callback):
             trainer.stop()
 
 
-def test_a_second_fit_goes_on_where_the_first_stopped(tmp_path, spec):
+def test_a_second_fit_continues_where_the_first_stopped(tmp_path, spec):
     losses = []
     for tiers in (None, Tiers(host="30KiB", file=str(tmp_path / "rows"))):
         run = build(with_tiers(spec, tiers), tmp_path / "run", [StopsAt()])

@@ -58,7 +58,7 @@ def test_the_loss_falls(spec, precision):
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_stops_before_anything_is_updated(spec, poison):
+def test_a_nan_loss_stops_before_any_update(spec, poison):
     trainer, reader = make_trainer(spec, TrainingSpec(batch_size=100))
     batch = next(iter(reader))
     trainer.train_step(batch)

@@ -162,7 +162,7 @@ def test_ids_of_another_workflow_are_rejected(tmp_path, other, reported):
     assert not (tmp_path / "second").exists()
 
 
-def test_what_is_no_run_is_rejected(tmp_path, spec):
+def test_a_directory_without_a_run_is_rejected(tmp_path, spec):
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/none")):
         build(spec, tmp_path / "RUN", init_from=tmp_path / "none").fit()
     build(changed(spec, max_steps=1), tmp_path / "first").fit()

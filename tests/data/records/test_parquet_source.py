@@ -34,7 +34,7 @@ def read_all(source, batch_size=9, threads=2):
     return list(RecordReader(source, batch_size=batch_size, repeat=False, drop_last=False, threads=threads))
 
 
-def test_a_data_set_of_terarec_is_read_as_it_is(split):
+def test_a_data_set_of_terarec_is_read_without_conversion(split):
     directory, block = split
     source = ParquetSource(directory / "_file_list.txt", LAYOUT)
     assert sum(source.group_rows) == 100

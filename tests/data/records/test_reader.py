@@ -175,7 +175,7 @@ def test_a_damaged_file_is_reported_when_its_samples_are_due(tmp_path):
     assert row_numbers(list(reader)) == list(range(8))
 
 
-def test_a_reader_that_nobody_keeps_ends_its_threads(tmp_path):
+def test_an_unreferenced_reader_ends_its_threads(tmp_path):
     reader = make_reader(norm_source(tmp_path, SIZES), repeat=True, threads=3)
     batches = iter(reader)
     next(batches)

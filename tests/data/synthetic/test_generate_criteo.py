@@ -59,7 +59,7 @@ def test_about_a_quarter_is_positive_and_auc_is_as_planted(log):
     assert 0.80 < report.best_auc < 0.87
 
 
-def test_same_seed_same_bytes_whatever_the_blocks(log, tmp_path, monkeypatch):
+def test_same_seed_gives_the_same_bytes_for_any_blocks(log, tmp_path, monkeypatch):
     monkeypatch.setattr(criteo, "_BLOCK_ROWS", 1_001)
     generate(tmp_path / "again", rows=20_000, days=3, seed=7)
     assert digests(tmp_path / "again") == digests(log[0])

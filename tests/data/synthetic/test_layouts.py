@@ -141,7 +141,7 @@ def test_rows_and_labels_are_as_many_as_reported(logs, name):
 
 
 @each
-def test_same_seed_same_bytes_whatever_the_blocks(logs, name, tmp_path, monkeypatch):
+def test_same_seed_gives_the_same_bytes_for_any_blocks(logs, name, tmp_path, monkeypatch):
     module, options = GENERATORS[name]
     monkeypatch.setattr(module, "_BLOCK_VISITS" if module is rees46 else "_BLOCK_ROWS", 777)
     module.generate(tmp_path / "again", rows=ROWS, seed=7, **options)

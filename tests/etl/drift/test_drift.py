@@ -138,7 +138,7 @@ def raw_log(path: Path, block) -> Path:
     return path
 
 
-def test_raw_logs_are_what_the_references_workflow_makes_of_them(directories, tmp_path):
+def test_raw_logs_are_encoded_by_the_references_workflow(directories, tmp_path):
     raw = raw_log(tmp_path / "day.tsv", rows(3000, 2, moved=True))
     before = summarize_dataset(directories["before"], ["train"])
     found = compare(before, summarize_raw([raw], directories["before"]))
@@ -207,7 +207,7 @@ def people(path: Path, cities: list[str], ages: range, factor: int) -> Path:
     return path
 
 
-def test_numbers_are_in_raw_units_whatever_scaled_them(tmp_path, recwarn):
+def test_numbers_are_in_raw_units_after_any_scaling(tmp_path, recwarn):
     """E5: whole numbers lie in the same intervals after another mean and deviation, too."""
     pytest.importorskip("matplotlib")
     options = CsvOptions(label="label", dense=("age",), log=("gains",), categorical=("city",))

@@ -42,7 +42,7 @@ def shop_log(directory: Path, bad: dict[int, str]) -> list[Path]:
 
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.kind)
 @pytest.mark.parametrize("policy", ["skip", "missing"])
-def test_rows_without_a_label_are_left_out_as_lines_that_are_no_rows(tmp_path: Path, split: Split, policy: Any) -> None:
+def test_rows_without_a_label_are_skipped_like_invalid_lines(tmp_path: Path, split: Split, policy: Any) -> None:
     whole = shop_log(tmp_path / "whole", dict.fromkeys(BAD_ROWS, "1\t1\t1\t1\t"))  # lines with too many fields
     prepare(shop_workflow(split), whole, tmp_path / "a", PrepareOptions(bad_input="skip", shuffle=True))
     log = shop_log(tmp_path / "raw", dict.fromkeys(BAD_ROWS, ""))

@@ -143,7 +143,7 @@ def test_counts_beyond_memory_go_to_the_disk_and_give_the_same_ids(kind, caplog)
         assert found.counts[name].equals(expected.counts[name])
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 1
-    assert "it goes on in partitions on the disk" in logged[0]
+    assert "is spilled to partitions on disk" in logged[0]
 
 
 def test_a_vocabulary_beyond_memory_is_rejected_with_its_size_and_what_helps():

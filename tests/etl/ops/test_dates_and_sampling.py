@@ -50,7 +50,7 @@ def rows_with(items: list) -> Rows:
 
 
 @given(items=st.lists(st.sampled_from([*ITEMS, 99, None]), max_size=30), block_rows=st.integers(1, 8))
-def test_draws_follow_their_row_and_are_other_values_whatever_the_blocks(items: list, block_rows: int) -> None:
+def test_draws_follow_their_row_and_differ_from_it_for_any_blocks(items: list, block_rows: int) -> None:
     state = candidates("integer", ITEMS)
     block = rows_with(items)
     made = SAMPLING.transform(block, state)

@@ -91,7 +91,7 @@ def test_plain_values_become_what_rows_outside_training_become(step: Operator) -
 
 
 @every_step
-def test_what_is_saved_does_the_same(step: Operator) -> None:
+def test_a_saved_state_behaves_the_same(step: Operator) -> None:
     whole, code = rows(300), step
     state = fit(step, [whole])
     again = saved(code, state)

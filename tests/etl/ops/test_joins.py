@@ -186,7 +186,7 @@ def test_groups_beyond_memory_go_to_the_disk_and_give_the_same_bits(step, kind, 
     assert files_of(found) == files_of(expected)
     logged = [record.getMessage() for record in caplog.records]
     assert len(logged) == 1
-    assert "column 'k': the sums of its groups pass the memory bound of" in logged[0]
+    assert "column 'k': the sums of its groups exceed the memory bound of" in logged[0]
 
 
 @BEYOND_MEMORY

@@ -23,7 +23,7 @@ def same(block: Rows, other: Rows) -> None:
 
 
 @every_case
-def test_gives_what_its_formula_says(case: Case) -> None:
+def test_equals_its_formula(case: Case) -> None:
     block = block_of(**case.inputs)
     before = {name: values_of(column) for name, column in block.columns.items()}
     made = case.step.transform(block, None)
@@ -73,7 +73,7 @@ def test_declares_its_types(case: Case) -> None:
 
 
 @every_case
-def test_blocks_give_what_the_whole_gives(case: Case) -> None:
+def test_blocks_equal_the_whole(case: Case) -> None:
     block = block_of(**case.inputs)
     code = case.step
     whole = code.transform(block, None)

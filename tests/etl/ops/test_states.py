@@ -67,7 +67,7 @@ def sample_of(numbers, block_rows, hashes):
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 64, 1000])
-def test_the_sample_holds_the_lowest_hashes_whatever_the_blocks(monkeypatch, block_rows):
+def test_the_sample_holds_the_lowest_hashes_for_any_blocks(monkeypatch, block_rows):
     monkeypatch.setattr("terarec.etl.ops.quantiles.SAMPLE_SIZE", 50)
     generator = np.random.default_rng(1)
     numbers, hashes = generator.random(500), generator.permutation(500).astype(np.int64)

@@ -161,7 +161,7 @@ class Returns(MappedColumns):
         (pa.array([[1.0], []]), "list"),
     ],
 )
-def test_arrays_that_are_no_output_are_an_error(array: pa.Array, got: str) -> None:
+def test_arrays_that_are_not_outputs_are_an_error(array: pa.Array, got: str) -> None:
     block = block_of(x=("number", [1.0, None]))
     with pytest.raises(ConfigError, check=at(": 'x'")):
         Returns(columns=("x",), array=array).transform(block, None)

@@ -39,7 +39,7 @@ def test_a_small_dlrm_comes_near_the_best_auc(tmp_path, name, rows, min_count, e
     assert share * made.report.best_auc <= auc <= made.report.best_auc + 0.03
 
 
-def test_adult_as_it_is_published_reaches_what_the_page_says(tmp_path):
+def test_the_published_adult_files_reach_the_documented_auc(tmp_path):
     prepare(Workflow.of(adult()), [ADULT / "adult.data.gz", ADULT / "adult.test.gz"], tmp_path / "data")
     spec = RunSpec(
         data=str(tmp_path / "data"),

@@ -133,7 +133,7 @@ def test_integers_beyond_64_bits_are_reported(tmp_path, policy):
 @pytest.mark.parametrize(
     "line", ['{"n": 1, "z": ' + "[" * 10**5 + "]" * 10**5 + "}", '{"n": ' + "[" * 1000, '{"n": "\\ud800"}']
 )
-def test_deep_and_half_text_is_no_object(tmp_path, policy, line):
+def test_deeply_nested_and_truncated_text_is_not_an_object(tmp_path, policy, line):
     """S3, C2: JSON that is nested to any depth, and half a surrogate pair."""
     path = tmp_path / "log"
     path.write_text(f'{{"n": 1, "x": 1}}\n{line}\n')

@@ -86,7 +86,7 @@ def test_a_function_is_rejected_by_name_before_its_module_is_imported(tmp_path: 
         "terarec.etl.ops.columns:imported",
     ],
 )
-def test_names_that_nobody_allowed(field: str, name: str, tmp_path: Path) -> None:
+def test_names_that_are_not_allowed(field: str, name: str, tmp_path: Path) -> None:
     harmless = "terarec.etl.ready.row_functions:length"
     directory = saved(tmp_path / "workflow", **{"function": harmless, field: name})
     place = f"{directory}/workflow.json: steps[0] LambdaOp: {field} '{name}'"
@@ -143,7 +143,7 @@ def test_a_function_for_spark_of_an_older_workflow_is_passed_over(tmp_path: Path
     assert workflow.encode({"x": [1.5]}).dense.tolist() == [[3.0]]
 
 
-def test_a_workflow_made_in_python_names_what_it_likes() -> None:
+def test_a_workflow_made_in_python_may_name_any_function() -> None:
     assert Workflow.of(doubling()).encode({"x": [2.0]}).dense.tolist() == [[4.0]]
 
 

@@ -31,7 +31,7 @@ def test_steps_are_fitted_after_those_that_they_read() -> None:
     assert plan.fit_pass(2).observes == (2,)
 
 
-def test_what_is_loaded_does_what_was_saved(tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_one(tmp_path: Path) -> None:
     block = rows_of(raw())
     made = fit(shop(), block, tmp_path)
     made.save(tmp_path / "workflow")
@@ -72,7 +72,7 @@ def test_what_was_not_fitted_is_reported() -> None:
             work()
 
 
-def test_dropped_columns_are_no_results(tmp_path: Path) -> None:
+def test_dropped_columns_are_not_results(tmp_path: Path) -> None:
     made = Workflow(
         [Categorify(columns=("brand", "model")), DropLowCardinality(columns=("brand", "model"), min_distinct=3)],
         source=SOURCE,

@@ -38,7 +38,7 @@ def spec(*steps: Operator, split: Split | None = None, **results: object) -> Wor
     return WorkflowSpec(name="w", source=SOURCE, steps=steps, split=split, **fields)  # type: ignore[arg-type]
 
 
-def test_a_pass_reads_and_does_only_what_its_results_need() -> None:
+def test_a_pass_runs_only_the_steps_that_its_results_need() -> None:
     planned = plan(
         spec(
             FillMissing(columns=("price",), value=0.0),

@@ -121,7 +121,7 @@ def test_lists_arrays_and_arrow_of_any_size_give_the_same() -> None:
         np.testing.assert_array_equal(np.concatenate([single.dense for single in singles]), from_lists.dense[:3])
 
 
-def test_integers_go_the_short_way_as_they_go_in_blocks() -> None:
+def test_integers_of_records_equal_those_of_blocks() -> None:
     made = workflow(
         HashBucket(columns=("user",), outputs=("user_hash",), buckets=10),
         FillMissing(columns=("user", "clicks"), value=-1),
@@ -158,7 +158,7 @@ RECORDS = st.fixed_dictionaries(
 
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 @settings(max_examples=examples(60))
-def test_records_in_lists_get_what_a_block_of_them_gets(records: list[dict[str, Any]]) -> None:
+def test_records_in_lists_equal_a_block_of_them(records: list[dict[str, Any]]) -> None:
     columns: dict[str, Any] = {name: [record[name] for record in records] for name in records[0]}
     expected = SHOP.encode(columns)
     many = {name: pa.array(values * 129) for name, values in columns.items()}  # so many arrays go as a block
@@ -188,14 +188,14 @@ def test_times_are_read_as_files_spell_them() -> None:
         made.encode({"time": ["29.2.2024"]})
 
 
-def test_a_record_brings_only_what_is_read() -> None:
+def test_a_record_needs_only_the_columns_that_are_read() -> None:
     made = workflow(dense=["euros"], categorical=["band"])
     assert made.record_columns == dict.fromkeys(("price", "cost"), ColumnType("number"))  # both are filled by one step
     encoded = made.encode({"price": [1.0], "cost": [2.0], "clicks": [1], "brand": ["x"]})
     assert encoded.keys[0].tolist() == [2]  # type: ignore[union-attr]
 
 
-def test_a_record_is_one_item_of_what_is_exploded_and_is_kept() -> None:
+def test_a_record_is_one_item_of_an_exploded_list_and_is_kept() -> None:
     made = workflow(
         KeepRows(column="brand", values=("shop",)),
         Explode(columns=("tags",)),

@@ -43,7 +43,7 @@ def planned(step: Operator):
     )
 
 
-def test_columns_of_a_table_have_its_types_whatever_stood_there() -> None:
+def test_columns_of_a_table_have_its_types_after_replacing_others() -> None:
     made = planned(JoinTable(table="items", on="item", columns=("brand", "tags")))
     assert made.types[1]["brand"] == ColumnType("text")
     assert made.types[1]["tags"] == ColumnType("hex32", is_list=True)

@@ -54,7 +54,7 @@ def test_a_list_with_milliseconds_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [[], [FillMissing(columns=("t",), value=0)], [Clip(columns=("t",), low=0)]])
-def test_a_time_without_a_step_that_rescales_it_is_no_dense_column(tmp_path, steps):
+def test_a_time_that_no_step_rescales_is_rejected_as_a_dense_column(tmp_path, steps):
     path = write(tmp_path / "log.csv", "delimited", [1_700_000_000, 1_700_000_001])
     made = Workflow(steps, source=source(), labels=[LabelSpec(name="y")], dense=["t"])
     with pytest.raises(ConfigError, check=at("dense", "column 't' is a time")):

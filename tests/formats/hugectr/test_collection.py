@@ -107,7 +107,7 @@ def test_a_damaged_table_is_rejected(tmp_path, name, content, place):
         list(dump.chunks(dump.tables[0]))
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_parts_are_named(tmp_path):
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/meta_data")):
         open_collection(tmp_path)
     write(tmp_path / "x")

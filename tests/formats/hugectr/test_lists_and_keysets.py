@@ -49,7 +49,7 @@ def test_a_wrong_list(tmp_path, text, fault):
         read_file_list(tmp_path / "list.txt")
 
 
-def test_a_list_that_is_no_text(tmp_path):
+def test_a_list_that_is_not_text(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"1\n\xff\xfe")
     with pytest.raises(FormatError, check=at(f"{tmp_path}/list.txt")):
         read_file_list(tmp_path / "list.txt")

@@ -127,7 +127,7 @@ def test_a_file_cut_after_it_was_opened(tmp_path):
         file.read(0, 2)
 
 
-def test_raw_holds_one_key_a_slot_whatever_the_layout_allows(tmp_path):
+def test_raw_has_one_key_per_slot_for_any_layout(tmp_path):
     layout = make_layout(dense=0, slots=((2, False),) * 2)
     (tmp_path / "x.bin").write_bytes(struct.pack("<f2i", 0, 5, 6))
     block = FixedRecordFile(tmp_path / "x.bin", layout, raw_types(layout, float_label_dense=True)).read(0, 1)

@@ -147,7 +147,7 @@ def test_a_damaged_folder_is_rejected(tmp_path, name, size, place):
         open_sparse_folder(tmp_path / "x", 2)
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_parts_are_named(tmp_path):
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/absent", "no such folder")):
         open_sparse_folder(tmp_path / "absent", 2)
     with pytest.raises(DataNotFoundError, check=at(f"{tmp_path}/key")):
