@@ -99,7 +99,7 @@ class Batch:
         return self.label.shape[0]  # without int(), which would fix the size of an exported program
 
 
-# As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in the place of tensors,
+# As pytrees, batches are inputs of `torch.export` and of `torch.func`. These put placeholders in place of tensors,
 # so the checks of `Jagged` and `Batch` do not apply.
 def _unchecked(kind: type[Any], values: Mapping[str, object]) -> Any:
     made = object.__new__(kind)
@@ -117,9 +117,9 @@ def _jagged_of(children: Iterable[Any], names: list[list[str]]) -> Any:
     return _unchecked(Jagged, {"names": tuple(names[0]), "keys": keys, "offsets": offsets, "weights": weights})
 
 
-# A batch without weights has the three children that it had before there were weights: programs that were exported then
-# still take it. Metadata is left out: it is no tensor, and a constant of the structure would have to equal that of the
-# example inputs, which it does in no other batch.
+# A batch without weights has the same three children as before weights existed, so that programs that were exported
+# then still take it. Metadata is left out: it is not a tensor, and as a constant of the structure it would have to
+# equal the metadata of the example inputs, which no other batch has.
 def _batch_children(batch: Batch) -> dict[str, Any]:
     children = {"dense": batch.dense, "label": batch.label, "sparse": batch.sparse}
     return children if batch.weight is None else {**children, "weight": batch.weight}
@@ -232,7 +232,7 @@ def check_offsets(jagged: Jagged) -> None:
 
 
 def share_of(count: int, rank: int, size: int) -> slice:
-    """Return the part of `count` samples that a rank of `size` ranks takes: equal parts but for one sample."""
+    """Return the part of `count` samples that a rank of `size` ranks takes: equal parts except for one sample."""
     return slice(rank * count // size, (rank + 1) * count // size)
 
 
@@ -265,8 +265,8 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
     Args:
         batch: The batch.
         device: The device.
-        pin: Whether to copy from host memory by way of pinned memory, without waiting for the copy, to a GPU.
-        offsets: The offsets of the batch, where they are on the device already.
+        pin: Whether to copy from host memory through pinned memory, without waiting for the copy, for a GPU.
+        offsets: Offsets of the batch that are on the device already; None to copy them.
     """
 
     def moved(held: Tensor) -> Tensor:

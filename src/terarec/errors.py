@@ -23,7 +23,7 @@ class TerarecError(Exception):
     """
 
     def __init__(self, *parts: object) -> None:
-        # The last part is what is wrong, so that each layer on the way up can put its own place before it.
+        # The last part is the problem, so that each calling layer can put its own place before it.
         *where, self.problem = map(str, parts or ("",))
         self.where = ": ".join(filter(None, where))
         super().__init__(f"{self.where}: {self.problem}" if self.where else self.problem)
@@ -137,7 +137,7 @@ class MissingDependencyError(TerarecError, ImportError):
 
 
 class TrainingError(TerarecError, ArithmeticError):
-    """Training cannot go on: the loss is no longer a finite number."""
+    """Training cannot continue: the loss is no longer a finite number."""
 
 
 class RunInterruptedError(TerarecError):

@@ -99,7 +99,7 @@ class _Channel(Generic[Item]):
         self._error: BaseException | None = None
 
     def send(self, item: Item) -> bool:
-        """Queue `item` once there is room; False if the receiver has hung up."""
+        """Queue `item` when there is space; return False if the receiver has closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
             if not self._closed:

@@ -42,7 +42,7 @@ def flat_values(column: Any) -> Any:
 
 
 def like_values(column: object, values: Values) -> Values | Ragged[Values, Any]:
-    """Return m `values` in the lists of a column of m values, or as they are where it has none."""
+    """Return m `values` in the lists of a column of m values, or unchanged if it has no lists."""
     return Ragged(values, column.offsets) if isinstance(column, Ragged) else values
 
 

@@ -66,7 +66,7 @@ def row_file_directory(table: str) -> str:
 
 
 def changes_file(table: str, index: int) -> str:
-    """Return the file name of the `index`-th piece of what changed in `table`."""
+    """Return the file name of the `index`-th piece of the changes of `table`."""
     return f"changes/{table}-{index:05d}.safetensors"
 
 
@@ -177,13 +177,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def state_id(checkpoint: Path, step: int) -> StateId:
-    """Return what names the state of a checkpoint: its step and the SHA-256 of its manifest."""
+    """Return the identity of a checkpoint's state: its step and the SHA-256 of its manifest."""
     # The manifest has the checksums of all files, so its own stands for the whole state.
     return StateId(step=step, id=hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest())
 
 
 def read_chain(checkpoint: Path) -> list[tuple[Path, Manifest]]:
-    """Read the manifests of `checkpoint` and of those that it builds on, the complete one first.
+    """Read the manifests of `checkpoint` and of the checkpoints that it builds on, the complete one first.
 
     Raises:
         DataNotFoundError: `checkpoint` is missing or incomplete.
@@ -331,7 +331,7 @@ def staged(directory: Path, step: int) -> Iterator[Path]:
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Remove all complete checkpoints below `directory` but the `count` newest, the best one and what these need."""
+    """Remove complete checkpoints below `directory`, except the `count` newest, the best one and those they need."""
     complete = complete_checkpoints(directory)
     best = best_step(directory)
     # A delta that stays needs all checkpoints before it, down to its base.
@@ -358,7 +358,7 @@ def _words(error: OSError) -> str:
 
 
 def _left(directory: Path) -> str:
-    """Describe what a failed save leaves."""
+    """Describe the files that a failed save leaves."""
     newest = newest_checkpoint(directory)
     if newest is None:
         return "there is no earlier one"

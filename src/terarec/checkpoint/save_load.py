@@ -82,7 +82,7 @@ def save(
     if writers is not None and is_together:
         # All write the same kind: a chain of deltas with rows of some ranks only could not be loaded.
         if kind == "delta" and not all(writers.gather("changes since a checkpoint", link is not None)):
-            link = None  # a rank does not know what changed
+            link = None  # a rank does not know which rows changed
 
         def write_share(checkpoint: Path, shares: Mapping[str, TableShare]) -> Sequence[FileEntry]:
             return _write_files(checkpoint, state, link, shares, with_rest=writers.rank == 0).files
@@ -90,7 +90,7 @@ def save(
         save_together(directory, state, writers, write_share, link)
     else:
         with staged(directory, state.step) as checkpoint:
-            # The manifest is written last: a directory without one is no checkpoint.
+            # The manifest is written last: a directory without one is not a checkpoint.
             write_manifest(checkpoint, _write_files(checkpoint, state, link))
     path = step_path(directory, state.step)
     # After the rename: what changes from here on belongs to the next delta.
@@ -103,10 +103,10 @@ def save(
 
 
 def follow_changes(tables: Mapping[str, Store], checkpoint: Path) -> None:
-    """Let tables that are as in a checkpoint note which rows change from now on, so that a delta can follow it.
+    """Record row changes of tables that equal a checkpoint from now on, so that a delta can follow it.
 
     Raises:
-        DataNotFoundError: `checkpoint` is no complete checkpoint.
+        DataNotFoundError: `checkpoint` is not a complete checkpoint.
         StorageError: Not enough memory: a bit for each row.
     """
     since = state_id(checkpoint, read_manifest(checkpoint).step)
@@ -115,7 +115,7 @@ def follow_changes(tables: Mapping[str, Store], checkpoint: Path) -> None:
 
 
 def _link(directory: Path, state: TrainState) -> DeltaLink | None:
-    """Return the place of a delta of `state`; None if it is not known what changed since the newest checkpoint."""
+    """Return the place of a delta of `state`; None if the changes since the newest checkpoint are not known."""
     newest = newest_checkpoint(directory)
     if newest is None or not state.tables:
         return None
@@ -244,7 +244,7 @@ def load(path: Path) -> Checkpoint:
     A delta needs the checkpoints that it builds on in the same directory.
 
     Raises:
-        DataNotFoundError: `path` is no complete checkpoint.
+        DataNotFoundError: `path` is not a complete checkpoint.
         FormatError: A file is missing, damaged or of a newer version, or a delta does not follow the checkpoint before;
             the message names it.
     """
@@ -312,9 +312,9 @@ def save_together(
         files: Sequence[FileEntry] = ()
         try:
             files = write_files(checkpoint, shares)
-        except Exception as raised:  # which all have to know before any of them goes on
+        except Exception as raised:  # which all have to know before any of them continues
             error = raised
-        # Every rank gets here, whatever happened to it: one that raised alone would leave the others waiting.
+        # Every rank gets here, even after an error: a rank that raised alone would leave the others waiting.
         found = writers.gather(
             "files of a checkpoint", {"error": None if error is None else one_line(str(error)), "files": to_data(files)}
         )

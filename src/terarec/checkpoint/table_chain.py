@@ -47,7 +47,7 @@ _REMOVED_AT_ONCE = 1 << 24
 
 
 def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None = None) -> Iterator[FileEntry]:
-    """Write what changed in a table after its ``changes_since``, in a bounded amount of memory.
+    """Write the changes of a table after its ``changes_since``, in a bounded amount of memory.
 
     Args:
         checkpoint: Directory of the checkpoint.
@@ -64,7 +64,7 @@ def write_table_changes(checkpoint: Path, table: Store, share: TableShare | None
 
 
 def _changes(table: Store, table_rows: int) -> Iterator[TableChanges]:
-    """Yield what changed, at least one piece: keys that were removed come before rows."""
+    """Yield the changes, at least one piece: removed keys come before rows."""
     removed = as_array(KEYS, table.removed_since())
     for begin in range(0, len(removed), _REMOVED_AT_ONCE):
         yield _piece(table, table_rows, removed[begin : begin + _REMOVED_AT_ONCE], None)
@@ -111,7 +111,7 @@ class TableChain:
         return self._base.is_dynamic(table)
 
     def is_in_tiers(self, table: str) -> bool:
-        """Return whether a static table is there with those rows alone that were trained."""
+        """Return whether a static table is stored with only its trained rows."""
         return not self.is_dynamic(table) and self._base.names_keys(table)
 
     def pieces(self, table: str) -> Iterator[Arrays]:
@@ -173,7 +173,7 @@ class TableChain:
         return vectors_of(self.pieces(table))
 
     def changes(self, table: str, num_deltas: int) -> Iterator[tuple[Tensor, Rows | None]]:
-        """Yield what the last `num_deltas` deltas changed in a table, in their order.
+        """Yield the changes of a table by the last `num_deltas` deltas, in their order.
 
         Yields:
             Keys int64[m] that lose their rows; then keys and weights of rows that are set, None for none.

@@ -132,7 +132,7 @@ def _write_row_file(checkpoint: Path, table: Store) -> RowFileEntry | None:
 
 
 def _write_keys(checkpoint: Path, table: Store, row_file: RowFileEntry) -> Iterator[FileEntry]:
-    """Write what describes a row file and, of a dynamic table, all keys and their uses."""
+    """Write the description of a row file and, for a dynamic table, all keys and their uses."""
     for name in (DESCRIPTION_FILE, MANIFEST_FILE):
         # These two alone have a checksum in the manifest: pages of segments have their own, and segments, which are
         # mostly links, would have to be read for it.

@@ -190,7 +190,7 @@ def _built(name: str, body: Callable[..., None], summary: str, describes: Sequen
         show = Show(as_json=values.pop("json"))
         try:
             body(options.value(values), show)
-        # Only fields that this command's options describe: the same name in a file is no option.
+        # Only fields that this command's options describe: the same name in a file is not an option.
         except FieldError as error:
             if error.owner not in known:
                 raise

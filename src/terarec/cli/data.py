@@ -204,7 +204,7 @@ class ConvertOptions:
 def convert(options: ConvertOptions, show: Show) -> None:
     """Run ``terarec convert``."""
     _check(options)
-    # A model is no data set: it has neither rows nor a rate.
+    # A model is not a data set: it has neither rows nor a rate.
     started = time.perf_counter()
     if options.to == "run":
         figures = _to_run(options)
@@ -247,7 +247,7 @@ def _to_records(options: ConvertOptions, show: Show) -> dict[str, Any]:
         keysets=options.keysets,
     )
     spec = read_dataset(options.data)
-    # Not an error: a data set with weights can be converted, but nobody should be surprised by a training without.
+    # Not an error: a data set with weights can be converted, but the user should know that training ignores them.
     dropped = (*(() if spec.weight is None else (spec.weight,)), *(column.name for column in spec.metadata))
     if dropped:
         show.line(f"left out, as HugeCTR's files hold neither weights nor metadata: {', '.join(dropped)}")

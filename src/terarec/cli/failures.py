@@ -39,7 +39,7 @@ class Failure:
     """The end of a command that failed.
 
     Attributes:
-        exit_code: One of this module's constants; 0 where the reader of the output has left, which is no failure.
+        exit_code: One of this module's constants; 0 where the reader of the output has left, which is not a failure.
         line: What to print on stderr after ``terarec: ``; None if nothing is to be printed.
         type: Name of the error's class; `ConfigError` for wrong usage, "defect" for a fault of terarec.
         where: The error's `where` with the names of options; the option or argument if usage is wrong.
@@ -81,7 +81,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _parameter(error: Any) -> str:
-    """Return the option or argument that a usage error is about, as it is typed; "" if it is about none."""
+    """Return the option or argument of a usage error, as the user typed it; "" if the error has none."""
     parameter, typed = getattr(error, "param", None), getattr(error, "option_name", None)
     if parameter is None:
         return typed or ""

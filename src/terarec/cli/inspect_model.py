@@ -89,12 +89,12 @@ def describe_graph_file(path: Path) -> dict[str, Any]:
     file = graph_executors_file(path)
     if not path.is_file() or not file.is_file():
         expected = "a data set, a RUN, a checkpoint, or a graph file with the choice of executors next to it"
-        raise DataNotFoundError(path, f"is no directory, expected {expected}")
+        raise DataNotFoundError(path, f"is not a directory, expected {expected}")
     return {"what": "graph file", "path": str(path), "executors": _executors(file)}
 
 
 def _executors(file: Path) -> list[dict[str, Any]]:
-    """Return the choice of each machine for each size of batches, with the milliseconds of what was measured."""
+    """Return the choice of each machine for each batch size, with the measured milliseconds."""
     return [
         {
             "processor": choice.processor,

@@ -164,7 +164,7 @@ def spec_option(
 
 
 class OptionGroup(Protocol):
-    """Marks a field of a command's options that stands for several options: ``Annotated[type, group]``."""
+    """Marks a field of a command's options that expands to several options: ``Annotated[type, group]``."""
 
     def parameters(self, hint: Any) -> list[inspect.Parameter]:
         """Return the options of a field of the type `hint`."""
@@ -289,7 +289,7 @@ def pairs(option: str, texts: Sequence[str], expected: str, *, last: bool = Fals
 
 
 def check_unset(given: Mapping[str, bool], purpose: str) -> None:
-    """Reject options that have no meaning for what the command does.
+    """Reject options that do not apply to the command's input.
 
     Args:
         given: Option -> whether it is given.

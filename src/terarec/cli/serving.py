@@ -102,7 +102,7 @@ def _exported(options: ExportOptions) -> ExportReport | TableReport | Embeddings
             "--split": options.split != ExportOptions.split,
         }
         check_unset(given, f"for --to {options.format}")
-    # A word for what it is for, next to the formats of files.
+    # Named by its purpose, next to the formats of files.
     form = "parquet" if options.format == "embeddings" else options.format
     if options.table is not None:
         return export_table(
@@ -244,7 +244,7 @@ def publish(options: PublishOptions, show: Show) -> None:
     show.result(f"Published {options.run}", dataclasses.asdict(publisher.statistics()))
 
 
-# Bounds the memory for candidates and their scores, whatever the number of users.
+# Bounds the memory for candidates and their scores, for any number of users.
 _USERS = 1024  # scored at once
 
 

@@ -209,7 +209,7 @@ def _base(options: TrainOptions) -> RunSpec:
 
 
 def tier_changes(base: RunSpec, tiers: Tiers) -> dict[str, str]:
-    """Return the fields to set for `tiers`, in the place of those of `base`."""
+    """Return the fields to set for `tiers`, in place of those of `base`."""
     path = "model.tables.tiers"
     has_some = getattr(getattr(base.model, "tables", None), "tiers", None) is not None
     # The tiers of the description are not mixed with these: host=2GiB alone would keep another's file.
@@ -328,12 +328,12 @@ def show_seed(result: SeedResult, show: Show) -> None:
 
 
 def _draw(out: Path, show: Show) -> Path | None:
-    """Write the report and return its path; None, with a line that says why, if that fails: the training has not."""
+    """Write the report and return its path; if this fails, print the reason and return None."""
     from terarec.train.report import write_report
 
     try:
         return write_report(out)
-    # Whatever it is: the training is done, its checkpoints are there, and a picture is not worth an exit code.
+    # Any error: the training is complete with its checkpoints, and a missing plot should not fail the command.
     except Exception as error:
         show.line(f"no report: {failure_of(error).message}")
         return None

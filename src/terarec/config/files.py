@@ -199,7 +199,7 @@ def _update_stream(source: Path | str) -> UpdateStreamSpec:
     except FieldError as error:
         raise ConfigError(str(source), f"{error.field}: {error.problem}") from None
     if separator:
-        raise ConfigError(str(source), "is no stream, expected kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM")
+        raise ConfigError(str(source), "is not a stream, expected kafka://HOST:PORT/TOPIC or redis://HOST:PORT/STREAM")
     path = Path(source)
     data, where = _parse(path, "a description of a stream"), f"{path}: $"
     # Not as a union, in which the kind is required: streams of Redis are described without it as well.

@@ -31,7 +31,7 @@ class StreamOptions:
         shuffle: Whether the order is random, a new one in every epoch.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out. A stream that repeats has none.
-        repeat: Whether each epoch follows the one before without an end.
+        repeat: Whether each epoch follows the previous one without an end.
         threads: Threads that read and decode.
         prefetch: Batches ready ahead; 0 for none, without a thread.
     """
@@ -209,7 +209,7 @@ class BatchStream:
             self._position = replace(self._position, rows=0)
         self._restored = False
         iterator = self._iterate()
-        # Remembered, because a new iteration ends the one before: both would move the one position.
+        # Remembered, because a new iteration ends the previous one: both would move the one position.
         self._running = weakref.ref(iterator)
         return iterator
 
@@ -221,7 +221,7 @@ class BatchStream:
         self._running = None
 
     def state_dict(self) -> dict[str, int | bool]:
-        """Return the position and what it depends on: small JSON data."""
+        """Return the position and the options that it depends on, as small JSON data."""
         at = self._position
         return {
             "epoch": at.epoch,
@@ -234,10 +234,10 @@ class BatchStream:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from `state` at the next `start`.
 
-        States of earlier versions have ``batches`` (of the epoch) in the place of ``rows_read``, and no ``repeat``.
+        States of earlier versions have ``batches`` (of the epoch) in place of ``rows_read``, and no ``repeat``.
 
         Raises:
-            ConfigError: The state is of other data or other options, or is no state.
+            ConfigError: The state is of other data or other options, or is not a state.
         """
         # Fields that earlier versions did not write have the values that were the only ones then.
         state = {"repeat": False, "rows_skipped": 0, **state}
@@ -412,7 +412,7 @@ def _used_rows(window: _Window, position: _Position) -> int:
 def _advance(held: deque[_Held], sampler: Sampler, rows: int) -> tuple[int, int]:
     """Take the next `rows` rows out of the windows `held`; returns the epoch after them, and its rows read."""
     epoch = at = 0
-    # Windows of which nothing was kept count as read as soon as they are held, because what they left out is counted.
+    # Windows without any kept rows count as read as soon as they are held, because their skipped rows are counted.
     while held and (rows or held[0].used == held[0].kept):
         first = held[0]
         step = min(rows, first.kept - first.used)

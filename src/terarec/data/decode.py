@@ -123,7 +123,7 @@ def _jagged(
     keys = empty_from_pool((num_keys,), np.int64)
     added = [offset for offset in key_offsets or (0,) * num_features for _ in pieces]
     concatenate_keys(values, added, keys)
-    # One key in every bag: the offsets are the integers from 0 on, whatever the batch.
+    # One key in every bag: the offsets are 0, 1, 2, ... in every batch.
     if num_keys == num_features * batch_size and not any(isinstance(column, Ragged) for column in columns):
         return keys, _first_integers(num_keys + 1)
     offsets = empty_from_pool((num_features * batch_size + 1,), np.int64)

@@ -40,7 +40,7 @@ def open_reader(
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
         threads: Threads that read and decode ahead.
-        repeat: Whether each epoch follows the one before without an end.
+        repeat: Whether each epoch follows the previous one without an end.
         by_parts: Whether the parts of a prepared data set come one after the other.
         share: The rank that reads its samples of each batch; None for whole batches.
 

@@ -45,7 +45,7 @@ class BatchReader(Protocol):
 
     Attributes:
         repeat: Whether one iteration continues without end, from each epoch to the next. Then every batch is full, and
-            may hold the end of one epoch and the begin of the next.
+            may hold the end of one epoch and the beginning of the next.
     """
 
     repeat: bool
@@ -97,7 +97,7 @@ class BatchReader(Protocol):
         The numbers of threads and of prefetched batches may differ.
 
         Raises:
-            ConfigError: The state is no state, or one of other data or other options.
+            ConfigError: The state is not a state, or one of other data or other options.
         """
         ...
 
@@ -235,7 +235,7 @@ def _metadata(spec: DatasetSpec, given: Mapping[str, Any], where: str) -> tuple[
     for column in spec.metadata:
         values = given[column.name]
         try:
-            # A cast and no check of types alone: int32 for a column of int64 is no mistake.
+            # A cast and no check of types alone: int32 for a column of int64 is not a mistake.
             array = values if isinstance(values, pa.Array) else pa.array(values)
             arrays.append(array.cast(METADATA_TYPES[column.type]))
         except (pa.ArrowException, TypeError) as error:
@@ -252,7 +252,7 @@ class Reader(IterableDataset[Batch]):
 
     The order depends on `seed`, the epoch and `shuffle` alone, never on `threads` or `prefetch`. An epoch that was left
     early (``break``, an error) starts over at the next ``iter()``; to continue instead, load the saved state. One
-    iteration at a time: a new one ends the one before.
+    iteration at a time: a new one ends the previous one.
 
     Memory: about ``threads + 3`` windows of decoded rows (a row group each, four when shuffling; 10 MB a group
     for Criteo) and `prefetch` batches.
@@ -264,7 +264,7 @@ class Reader(IterableDataset[Batch]):
         shuffle: Whether to shuffle, in a new order every epoch; otherwise samples come in input order.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
-        repeat: Whether each epoch follows the one before without an end. Then every batch is full.
+        repeat: Whether each epoch follows the previous one without an end. Then every batch is full.
         threads: Threads that read and decompress ahead; one more puts batches together.
         prefetch: Batches ready ahead; 0 puts them together in the caller's thread.
 
@@ -382,7 +382,7 @@ class Reader(IterableDataset[Batch]):
         If that was the last one of its epoch, the next ``iter()`` yields nothing and ends the epoch.
 
         Raises:
-            ConfigError: The state is of other data, another batch size or another type of order, or is no state.
+            ConfigError: The state is of other data, another batch size or another type of order, or is not a state.
         """
         self._stream.load_state_dict(state)
 

@@ -21,11 +21,11 @@ from terarec.embedding.tables import AnyTableSpec
 from terarec.spec import checks
 
 HOT_SHARE = 0.5
-"""A row is hot if at least so large a part of the ranks' shares of a batch has its key."""
+"""A row is hot if at least this fraction of the ranks' shares of a batch has its key."""
 _KEY_BYTES = 8
 _BAG_BYTES = 4  # of the length of a bag, and of the place of each of its keys
 _SUM_BYTES = 4  # of a sum over columns; in deterministic mode of each of the columns
-_LESS = 0.9  # ranks of rows pool where so large a part of the bytes is left, since cutting bags takes time, too
+_LESS = 0.9  # ranks of rows pool if at most this share of the bytes is sent, since splitting bags takes time, too
 
 FloatArray = NDArray[np.float64]
 
@@ -124,7 +124,7 @@ class Cost:
 
     def seconds(self, costs: MachineCosts) -> FloatArray:
         """Return the seconds of each rank: its work, and each direction of the exchange as its fuller side."""
-        # No latency: the tables of a plan share their collectives, whatever their placements.
+        # No latency: the tables of a plan share their collectives for any placements.
         total: FloatArray = self.block[3].copy()
         for first, speed in ((4, costs.local_bandwidth), (8, costs.bandwidth)):
             for phase in (first, first + 2):
@@ -146,7 +146,7 @@ def cost_of(
     costs: MachineCosts,
     pooling: PooledOn | None = None,
 ) -> Cost:
-    """Count what a placement costs on the sampled batches, in the mean of them.
+    """Compute the mean costs of a placement over the sampled batches.
 
     Args:
         load: The table.

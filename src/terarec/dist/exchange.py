@@ -1,4 +1,4 @@
-"""The keys of a step on their way to the ranks of their rows, and the collectives of a collection.
+"""The exchange of a step's keys with the ranks of their rows, and the collectives of a collection.
 
 All tables of a collection share a collective: counts and keys in the forward pass, then vectors; gradients in the
 backward pass (`terarec.dist.vectors`). Keys are distinct before they travel. With R ranks and T tables, what goes to
@@ -22,7 +22,7 @@ from terarec.dist.routing import BagPart, Routed, packed_size, unpacked
 from terarec.embedding import EmbeddingCollection, FoundRows
 from terarec.errors import CollectiveError
 
-_FAILED = -1  # in the place of a count: this rank has raised an error before the exchange
+_FAILED = -1  # in place of a count: this rank has raised an error before the exchange
 
 
 class Exchange:
@@ -84,7 +84,7 @@ class Exchange:
         return self.ranks.begin_all_to_all(f"{what} of {self._name}", values, sent, received)
 
     def failed(self, ranks: Sequence[int]) -> CollectiveError:
-        """Return the error of a rank that knows that others have raised one."""
+        """Return the error for this rank after other ranks have raised one."""
         return CollectiveError(
             f"rank {ranks[0]} ({self.ranks.hosts[ranks[0]]}) has raised an error, see its output",
             collective=f"exchange of counts of {self._name}",
@@ -95,7 +95,7 @@ class Exchange:
     def begin_numbers(
         self, what: str, parts: Sequence[Sequence[Tensor]], received: Sequence[int], joined: Tensor | None = None
     ) -> PendingResult:
-        """Begin to send float32 numbers to each rank but this, by way of the type on the wire.
+        """Begin to send float32 numbers to each rank but this, through the type on the wire.
 
         Args:
             what: Name of the collective.
@@ -112,11 +112,11 @@ class Exchange:
         return self.begin(what, joined.to(self._wire), sent, received)
 
     def numbers(self, pending: PendingResult, received: Sequence[int]) -> list[Tensor]:
-        """Return the float32 numbers from each rank, as soon as all have come."""
+        """Wait for the float32 numbers from all ranks and return them."""
         return list(torch.split(pending.wait().to(torch.float32), list(received)))
 
     def rounded(self, own: Tensor) -> Tensor:
-        """Return numbers that stay on this rank as they would be if they had gone: copies of a row stay equal."""
+        """Round numbers that stay on this rank as the exchange would, so that copies of a row stay equal."""
         # A sample's result must not depend on whether the row of its key is on its own rank.
         return own if self._wire == torch.float32 else own.to(self._wire).to(torch.float32)
 
@@ -132,7 +132,7 @@ class Exchange:
     def find(
         self, keys: list[list[Tensor]], counts: list[list[Tensor]], received: Counts, *, is_trained: bool
     ) -> list[FoundRows]:
-        """Find the rows of the keys [table][source] that came, of each table those of all ranks at once."""
+        """Find the rows of the received keys [table][source], for all ranks at once in each table."""
         # One lookup for the keys of all ranks: a dynamic table then inserts, counts and evicts as for one batch.
         joined = [table.local_keys(torch.cat(parts)) for table, parts in zip(self.tables, keys, strict=True)]
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), received.all.sum(dim=0).cumsum(0)])
@@ -157,9 +157,9 @@ class ReceivedKeys(NamedTuple):
 
 
 class KeyRequest:
-    """Distinct keys of a batch on their way to the ranks of their rows.
+    """Distinct keys of a batch that are sent to the ranks of their rows.
 
-    Rows are not looked at before `find`, so that the keys of a batch may travel while the one before it trains.
+    Rows are not read before `find`, so that the keys of a batch can be sent during the step of the previous batch.
 
     Attributes:
         exchange: The exchange.
@@ -177,7 +177,7 @@ class KeyRequest:
         self.wanted: Sequence[Routed] = wanted or ()
         size, me, num_tables = exchange.ranks.size, exchange.ranks.rank, len(exchange.tables)
         bags = torch.zeros(size, len(exchange.pooled), 3, dtype=torch.int64)
-        # An error travels in the place of counts, which go first in every step: no collective of its own is needed.
+        # An error travels in place of counts, which go first in every step: no collective of its own is needed.
         if wanted is None:
             rows = copies = torch.full((size, num_tables), _FAILED)
         else:
@@ -189,7 +189,7 @@ class KeyRequest:
             rows = torch.tensor([table.num_rows for table in wanted]).T.contiguous()
             # Gradients of rows with copies go to all ranks, each of which updates its own copy.
             copies = torch.tensor([table.num_copies for table in wanted]).expand(size, -1).clone()
-            if not is_trained:  # nobody else needs to know them
+            if not is_trained:  # only this rank needs them
                 copies[[rank for rank in range(size) if rank != me]] = 0
         self.sent = Counts(rows, copies, bags)
         # int64[R, 2 T + 3 P]
@@ -201,7 +201,7 @@ class KeyRequest:
         self._failed: list[int] = []
 
     def send_keys(self) -> None:
-        """Send the keys, as soon as all ranks have said how many come; nothing if one of them has raised an error.
+        """Send the keys after the counts of all ranks have arrived; send nothing if a rank has raised an error.
 
         Raises:
             CollectiveError: Another rank does not join.
@@ -268,7 +268,7 @@ class KeyRequest:
         return ReceivedKeys(self.exchange.find(keys, counts, received, is_trained=self._is_trained), received, bags)
 
     def _sizes(self, received: Counts) -> list[int]:
-        """Return how many integers come from each rank: keys, occurrences where a policy counts them, and bags."""
+        """Return the number of integers from each rank: keys, occurrences if a policy counts them, and bags."""
         times = torch.tensor([1 + takes for takes in self.exchange.takes_counts])
         sizes: list[int] = (received.all * times).sum(dim=1).tolist()
         return [size + sum(map(packed_size, bags)) for size, bags in zip(sizes, received.bags.tolist(), strict=True)]
@@ -291,7 +291,7 @@ class Counts:
         self.all = rows + copies
 
     def vectors(self, keys: Tensor, pooled: Sequence[int]) -> Tensor:
-        """Return how many vectors travel for ``keys int64[R, T]``: one for each, or for each bag of pooled tables."""
+        """Return the number of vectors for ``keys int64[R, T]``: one per key, or one per bag of pooled tables."""
         if not pooled:
             return keys
         found = keys.clone()

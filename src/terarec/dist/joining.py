@@ -1,7 +1,7 @@
-"""The start of ranks: where processes meet, and a check of the connection of every pair before the first collective.
+"""The start of ranks: the rendezvous, and a check of the connection of every pair before the first collective.
 
 Every pair of ranks opens a connection, and pairs that cannot are named. The backend itself would only time out, without
-saying between which machines.
+naming the machines.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def join(
         link_timeout: Seconds within which all ranks have to reach each other.
 
     Raises:
-        ConfigError: A timeout that is not positive, or variables of the launcher that are no numbers.
-        CollectiveError: Ranks that cannot talk, named in pairs, or that have other settings or another version of the
+        ConfigError: A timeout that is not positive, or variables of the launcher that are not numbers.
+        CollectiveError: Pairs of ranks that cannot connect, or ranks with other settings or another version of the
             code.
     """
     for name, value in (("timeout", timeout), ("link_timeout", link_timeout)):
@@ -156,7 +156,7 @@ def check_links(store: Store, rank: int, size: int, *, timeout: float) -> Links:
         timeout: Seconds within which a connection has to be open.
 
     Raises:
-        CollectiveError: A pair of ranks that cannot talk, or a rank that did not come; the same on every rank.
+        CollectiveError: A pair of ranks that cannot connect, or a rank that is absent; the same on every rank.
     """
     store = PrefixStore("links", store)
     store.set_timeout(timedelta(seconds=timeout))

@@ -1,4 +1,4 @@
-"""The lookups of a step on this rank: keys of a batch, their vectors pooled, and the gradients of both."""
+"""The lookups of a step on this rank: a batch's keys, pooled vectors, and gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Lookup(NamedTuple):
 
 
 class PendingLookups:
-    """The lookups of a batch whose keys, or whose vectors, are on their way.
+    """The lookups of a batch while its keys or vectors are exchanged.
 
     Attributes:
         jagged: Keys of the batch.
@@ -127,7 +127,7 @@ class Lookups:
         return PendingLookups(jagged, parts, places, wanted, self.exchange.request(wanted, is_trained=is_trained))
 
     def output(self, pending: PendingLookups, jagged: Jagged, rows: Tensor | None) -> EmbeddingOutput:
-        """Return the output of a batch whose vectors have come.
+        """Return the output of a batch whose vectors have arrived.
 
         Args:
             pending: Its lookups.
@@ -318,7 +318,7 @@ class _Step:
         self.pooled_on_rows = pooled_on_rows
 
     def pooled(self) -> list[Tensor]:
-        """Return the vectors of each lookup, and of what the ranks of the rows pooled."""
+        """Return the vectors of each lookup, including those that the ranks of the rows pooled."""
         here = [
             bag_lookup(
                 self.matrices[lookup.group.vectors],

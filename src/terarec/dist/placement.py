@@ -47,7 +47,7 @@ class PlacedTable:
         self._owners = torch.tensor(self.ranks)
         is_moved = not self.has_copies and (len(self.ranks) > 1 or bool(hot))
         # Dynamic tables find rows by key, and parts with all rows have them in the order of the keys. Only a part with
-        # some rows of a static table numbers them anew, without gaps.
+        # some rows of a static table numbers them again, without gaps.
         self.keeps_numbers = isinstance(spec, DynamicTableSpec) or not (is_moved and not self.by_column)
 
     @property
@@ -163,7 +163,7 @@ class PlacedTable:
     def _is_hot(self, keys: Tensor) -> Tensor:
         if not self._hot.numel():
             return torch.zeros(keys.shape, dtype=torch.bool)
-        # For a key above the last hot one `searchsorted` returns the length, which is no index.
+        # For a key above the last hot one `searchsorted` returns the length, which is not an index.
         place = torch.searchsorted(self._hot, keys).clamp_(max=self._hot.numel() - 1)
         return self._hot[place] == keys
 

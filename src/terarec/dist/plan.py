@@ -1,4 +1,4 @@
-"""`ShardingPlan`: on which ranks the rows of each table are; a JSON file that people read and edit."""
+"""`ShardingPlan`: the placement of each table on ranks, as a JSON file that can be edited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PooledOn = Literal["samples", "rows"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataParallel:
-    """A copy of the table on every rank, for small tables: its vectors do not travel, its gradients go to all ranks."""
+    """A copy of the table on every rank, for small tables: no vectors are exchanged, and gradients go to all ranks."""
 
     kind: ClassVar[str] = "data_parallel"
 
@@ -60,7 +60,7 @@ class RowWise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnWise:
-    """Every rank has some columns of all rows, each rank as many.
+    """Every rank has the same number of columns of all rows.
 
     Attributes:
         ranks: The ranks, in the order of the columns; empty for all.
@@ -289,7 +289,7 @@ def load_plan(path: Path) -> ShardingPlan:
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: No plan, or one with a field that is wrong; the message has its JSON path.
+        FormatError: Not a plan, or an invalid field; the message has its JSON path.
     """
     data = read_versioned_json(path, _FORMAT, _VERSION)
     try:
@@ -305,7 +305,7 @@ def same_for_all(tables: Sequence[AnyTableSpec], placement: Placement, world_siz
 
 
 COPIED_BYTES = 1 << 20
-"""Static tables of at most so many bytes of weights have copies on all ranks in `default_plan`."""
+"""Static tables of at most this many bytes of weights have copies on all ranks in `default_plan`."""
 
 
 def default_plan(tables: Sequence[AnyTableSpec], world_size: int) -> ShardingPlan:

@@ -1,7 +1,7 @@
-"""The planner: places the tables of a model by what a step costs each rank (`terarec.dist.costs`).
+"""The planner: places the tables of a model by the costs of a step for each rank (`terarec.dist.costs`).
 
-The plan is what a search by table finds: first the table that costs most, then again each table in turn while that
-makes the slowest rank faster.
+It is a search table by table: it starts with the table of the highest cost, and then repeats the search for each table
+as long as the slowest rank becomes faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from terarec.dist.plan import (
 from terarec.errors import ConfigError, StorageError
 
 _ROUNDS = 4  # over all tables, after which nothing changed in plans of up to 200 tables
-_AS_GOOD = 1.02  # placements within so much of the least time differ by less than it is known
+_AS_GOOD = 1.02  # placements within this fraction of the least time differ by less than its uncertainty
 
 _KINDS = tuple(placement.kind for placement in get_args(Placement))
 
@@ -83,7 +83,7 @@ class PlannedRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSharding:
-    """A plan and what it costs.
+    """A plan and its costs.
 
     Attributes:
         plan: The placements.
@@ -150,7 +150,7 @@ def plan_tables(
 
 
 def rate_plan(plan: ShardingPlan, loads: Sequence[TableLoad], costs: MachineCosts) -> PlannedSharding:
-    """Return what a plan costs.
+    """Return the costs of a plan.
 
     Args:
         plan: The plan, which fits the tables (`ShardingPlan.check`).
@@ -193,7 +193,7 @@ class _Search:
             name: load.num_bytes + sum(keys.numel() for batch in load.batches for keys in batch) * load.row_bytes
             for name, load in self._loads.items()
         }
-        # As in packing: what is large is placed while there is a choice, and small tables even out the rest.
+        # As in bin packing: large tables are placed while there is a choice, and small tables even out the rest.
         order = sorted(self._loads, key=lambda name: -weight[name])
         for name in order:
             total = self._place(name, total)
@@ -205,7 +205,7 @@ class _Search:
                 return
 
     def result(self) -> PlannedSharding:
-        """Return the plan with what it costs."""
+        """Return the plan with its costs."""
         frame, size = self._frame, self._frame.world_size
         # The cost has chosen who pools the bags, unless the plan said so.
         entries = tuple(
@@ -295,7 +295,7 @@ class _Search:
         return 0.0 if bound is None else max(0.0, float(cost.block[0].max()) - bound)
 
     def _candidates(self, name: str, others: FloatArray) -> list[tuple[Placement, Cost]]:
-        """Return the placements that a table can have next to `others`, of a kind the one with the emptiest ranks."""
+        """Return the possible placements of a table next to `others`, of each kind the one with the emptiest ranks."""
         load, frame = self._loads[name], self._frame
         size = frame.world_size
         seconds = Cost(others).seconds(self._costs)
@@ -317,7 +317,7 @@ class _Search:
         return [(placement, cost) for placement, cost in rated if cost is not None and kind in (None, placement.kind)]
 
     def _reason(self, name: str, total: FloatArray) -> str:
-        """Return how long the slowest rank takes, and what it would take with other placements of the table."""
+        """Return the time of the slowest rank, and its times with other placements of the table."""
         mine = self.chosen[name]
         remark = "bags pooled there; " if self._cost(name, mine).pooling == "rows" else ""
         if name in self._fixed:

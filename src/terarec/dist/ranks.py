@@ -1,4 +1,4 @@
-"""`Ranks`: the processes that train one model together, the collectives between them, and who does not answer."""
+"""`Ranks`: the processes that train one model together, their collectives, and the search for ranks that fail."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class Links:
         self._server = server
 
     def unreachable(self, ranks: Sequence[int], *, timeout: float) -> dict[int, str]:
-        """Return those of the ranks that do not answer this one, and why.
+        """Return the ranks that do not answer this one, and the reasons.
 
         Args:
             ranks: Numbers of ranks.
             timeout: Seconds within which a rank has to answer.
         """
         others = [other for other in ranks if other != self._rank]
-        # At once: a machine that is gone does not refuse but lets each call wait for the full timeout.
+        # Concurrently: a machine that is down does not refuse, so each call to it waits for the full timeout.
         with ThreadPoolExecutor(_CALLERS) as pool:
             reasons = list(pool.map(lambda other: _call(self._addresses[other], other, timeout), others))
         return {other: reason for other, reason in zip(others, reasons, strict=True) if reason}
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
         self._server.close()
@@ -92,7 +92,7 @@ class PendingResult:
         self._sent = sent
 
     def wait(self) -> Tensor:
-        """Return the result, as soon as it is there.
+        """Wait for the result and return it.
 
         Raises:
             CollectiveError: The collective has failed.
@@ -113,14 +113,14 @@ class Ranks:
         rank: Number of this process, 0 to `size` - 1.
         size: Number of processes R.
         hosts: Host name of each rank.
-        step: Number of the step, for errors; whoever trains sets it.
-        sent_bytes: Collective -> bytes that this rank has sent to others by it.
+        step: Number of the step, for errors; the trainer sets it.
+        sent_bytes: Bytes that this rank has sent to others, by collective.
 
     Args:
         group: Process group of `torch.distributed`.
         hosts: Host name of each rank.
         timeout: Seconds after which a collective fails, for errors.
-        links: Connections to all processes, to say which of them do not answer where a collective has failed.
+        links: Connections to all processes, to find those that do not answer if a collective has failed.
         members: Numbers of these ranks among all processes; empty for all.
     """
 
@@ -151,13 +151,13 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and writes what one rank alone does."""
+        """Whether this is rank 0, which prints and writes for all ranks."""
         return self.rank == 0
 
     def all_reduce_(self, what: str, values: Tensor, reduction: Reduction = "sum") -> Tensor:
         """Replace `values` on every rank by their sum, maximum or minimum over the ranks, and return them."""
         if self._group is not None:
-            # What a ring sends, whatever the backend's algorithm.
+            # The bytes of a ring all-reduce, for any algorithm of the backend.
             self.sent_bytes[what] += 2 * (self.size - 1) * values.nbytes // self.size
             self._run(what, lambda: distributed.all_reduce(values, _REDUCTIONS[reduction], group=self._group))
         return values
@@ -221,7 +221,7 @@ class Ranks:
         return list(torch.split(everything.view(sum(counts), *values.shape[1:]), counts))
 
     def share(self, count: int, rank: int | None = None) -> slice:
-        """Return the part of `count` samples that a rank takes: equal parts but for one sample; None for this rank."""
+        """Return a rank's part of `count` samples: parts are equal except for one sample. None means this rank."""
         return share_of(count, self.rank if rank is None else rank, self.size)
 
     def joined(self, what: str, values: Tensor, count: int, rows: Sequence[int] | None = None) -> Tensor:
@@ -245,10 +245,10 @@ class Ranks:
         return self.all_to_all(what, flat, [values.numel()] * self.size, received).view(count, *values.shape[1:])
 
     def on_first(self, what: str, call: Callable[[], None]) -> None:
-        """Let rank 0 alone do something, and wait for it.
+        """Call a function on rank 0 only, and wait for it.
 
         Raises:
-            CollectiveError: It failed there, on the other ranks; rank 0 raises what it raised.
+            CollectiveError: The call failed on rank 0; raised on the other ranks. Rank 0 raises the original error.
         """
         failure: Exception | None = None
         if self.is_first:
@@ -376,7 +376,7 @@ def sum_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], *, also: Ten
     # Optimizers leave alone what has no gradient, but not what has zeros: where no rank has one, none may get one.
     has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in held])
     numbers = torch.empty(0) if also is None else also.detach().float().reshape(-1).cpu()
-    # All in one collective: a small one takes as long as its latency, several of them in each step would add up.
+    # All in one collective: the time of a small collective is its latency, and several in each step would add up.
     parts = [has_gradient, numbers]
     for parameter in held:
         grad = parameter.grad

@@ -3,7 +3,7 @@
 Bags may be pooled on the ranks of their rows, so that a vector travels for each bag and not for each distinct key. The
 rank of the samples sends to every rank the places, among the requested keys, of the keys of each bag. That rank
 returns the sum of their vectors, times the weights of the keys. The parts of a bag on several ranks add up to the whole
-one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags go the same way back.
+one, which the rank of the samples divides for "mean" and "sqrtn". The gradients of bags return the same way.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class BagPart(NamedTuple):
 
 
 def packed_size(numbers: Sequence[int]) -> int:
-    """Return the int64 numbers of a packed part of so many bags, keys, and 1 for weights."""
+    """Return the length in int64 of a packed part of these numbers of bags and keys, and 1 for weights."""
     bags, keys, has_weights = numbers
     return (bags + keys * (1 + has_weights) + 1) // 2
 
@@ -160,7 +160,7 @@ class SentBags(NamedTuple):
     """The bags of one table in a rank's batch.
 
     Attributes:
-        parts: What goes to each rank.
+        parts: Part for each rank.
         bags: For each rank the numbers int64[b] of its bags: ``feature * B + sample``, the features those of a group.
     """
 
@@ -171,7 +171,7 @@ class SentBags(NamedTuple):
 def sent_bags(
     num_rows: Sequence[int], places: Tensor, bags: Tensor, weights: Tensor | None, *, by_column: bool
 ) -> SentBags:
-    """Cut the bags of a table into the parts of the ranks.
+    """Split the bags of a table into the parts of the ranks.
 
     Args:
         num_rows: Distinct keys that go to each rank; by column all of them to each rank of the table.
@@ -206,7 +206,7 @@ class PooledOnRows(NamedTuple):
         lookup: The group, with the layout of the whole tables.
         table_of: Number of each feature's table in the collection.
         part: The bags.
-        factors: float32[S * B, 1], what the sum of each bag is multiplied by.
+        factors: float32[S * B, 1], factor of the sum of each bag.
     """
 
     lookup: LookupGroup

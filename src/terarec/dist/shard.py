@@ -1,4 +1,4 @@
-"""`shard`: puts the tables of a single-device model on several ranks; `ShardedCollection` is what the model calls then.
+"""`shard`: places the tables of a single-device model on several ranks and replaces collections by `ShardedCollection`.
 
 No line of a model changes. A forward pass finds the distinct keys of this rank's samples, fetches their vectors from
 the ranks of their rows (`terarec.dist.exchange`), and pools them here by the kernels of one device. The backward pass
@@ -31,10 +31,10 @@ from terarec.storage import TierUse
 
 
 def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
-    """Put the tables of a model on ranks.
+    """Place the tables of a model on ranks.
 
     Tables of a model that was built under `terarec.embedding.tables.record_tables` start from their initial weights,
-    so that no rank ever has memory for all; others keep the rows that they have, which all ranks must have alike.
+    so that no rank ever allocates all rows. Other tables keep their rows, which must be the same on all ranks.
 
     Args:
         model: Any module with embedding collections; the same on all ranks. It is changed in place.
@@ -65,7 +65,7 @@ def shard(model: nn.Module, plan: ShardingPlan, ranks: Ranks) -> nn.Module:
 
 
 class ShardedCollection(nn.Module):
-    """Embedding tables on several ranks, in the place of a `terarec.embedding.EmbeddingCollection`.
+    """Embedding tables on several ranks, in place of a `terarec.embedding.EmbeddingCollection`.
 
     Attributes:
         features: Features, in the order of the output's columns.
@@ -146,18 +146,18 @@ class ShardedCollection(nn.Module):
         return self._look_up(jagged)
 
     def start(self, jagged: Jagged) -> None:
-        """Begin the lookups of a batch before the layers that come first, so that its vectors travel meanwhile.
+        """Begin the lookups of a batch before the first layers, so that its vectors are exchanged during these layers.
 
         Args:
             jagged: Keys of this rank's samples; a call with the same object follows.
 
         Raises:
-            Exception: What a call raises.
+            Exception: The errors of a call.
         """
         if self._is_ahead and self._is_trained:
             self._drop()
             pending, self._announced = self._announced, None
-            # A caller may change its mind: the keys of the announced batch have then travelled for nothing.
+            # The caller may pass another batch: the keys of the announced batch were then sent in vain.
             if pending is None or pending.jagged is not jagged:
                 pending = self._lookups.begin(jagged, is_trained=True)
             pending.look_up()
@@ -181,7 +181,7 @@ class ShardedCollection(nn.Module):
         )
 
     def tier_use(self) -> TierUse | None:
-        """Return what the tiers of the tables did on this rank so far; None without any."""
+        """Return the counters of the tables' tiers on this rank; None without tiers."""
         return self.local.tier_use()
 
     def prefetch(self, jagged: Jagged, number: int = 1) -> None:
@@ -353,7 +353,7 @@ class ColumnParts:
         sizes = [[mine[name].numel() for name in names] for names in for_rank]
         sent = [mine[name].flatten() for names in for_rank for name in names]
         counts = [sum(of_rank) for of_rank in sizes]
-        # All ranks of a table have the same distinct rows of it, so that as much comes from one as goes to it.
+        # All ranks of a table have the same distinct rows of it, so each rank receives as much as it sends.
         came = self._ranks.all_to_all("sums over columns", torch.cat([torch.empty(0), *sent]), counts, counts)
         found = {
             (rank, name): part.view(mine[name].shape)

@@ -1,6 +1,6 @@
 """`ShardedTable`: a table on several ranks as a store of the rows on this one, under the keys of the whole table.
 
-All ranks write their rows into one checkpoint, and each takes its own out of any: a checkpoint knows nothing of ranks.
+All ranks write their rows into one checkpoint, and each reads its own rows: a checkpoint does not depend on ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DRAWN_AT_ONCE = 1 << 18  # rows of initial values, which bounds their memory
 class ShardedTable:
     """The rows of a table on this rank. Implements `terarec.storage.Store`.
 
-    What it returns for a checkpoint is this rank's share: rows with copies on all ranks are those of rank 0, and rows
-    whose columns are on several ranks those of the first of them. All ranks have to export a table at the same time.
+    For a checkpoint it returns this rank's share: rows with copies on all ranks belong to rank 0, and rows
+    whose columns are on several ranks belong to the first of them. All ranks have to export a table at the same time.
 
     Attributes:
         placed: The table.
@@ -158,7 +158,7 @@ class ShardedTable:
         self._draw(seed)
 
     def fill(self, whole: AnyTable) -> None:
-        """Take the first rows: initial weights, or what the table of one device has.
+        """Fill the rows: with initial weights, or with the rows of the table on one device.
 
         Args:
             whole: The table of one device; one that was only recorded has fewer rows than its spec.
@@ -281,9 +281,9 @@ class ShardedTable:
                 yield piece
 
     def import_memory(self, piece: Mapping[str, Tensor]) -> None:
-        """Import what of a piece belongs to this rank."""
+        """Import this rank's part of a piece."""
         keys = next((piece[name] for name in _KEYED_MEMORY if name in piece), None)
-        # What has no entry for each key is the same on all ranks, such as the clock and the cells of a filter.
+        # State without an entry for each key, such as the clock and the cells of a filter, is the same on all ranks.
         if keys is None or any(held.shape[:1] != keys.shape for held in piece.values()):
             if "num_evicted" in piece and not self._ranks.is_first:  # `export_memory` adds up those of all ranks
                 piece = {**piece, "num_evicted": torch.zeros_like(piece["num_evicted"])}

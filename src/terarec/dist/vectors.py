@@ -1,4 +1,4 @@
-"""The vectors of a step's distinct keys on their way to the ranks of the samples, and their gradients back."""
+"""The exchange of vectors of a step's distinct keys with the ranks of the samples, and of their gradients."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class FetchedVectors:
         return chosen, torch.where(mine >= copies, mine - copies + count, mine - first)
 
     def _assembled(self, number: int, pieces: list[Tensor], copied: Tensor) -> list[Tensor]:
-        """Return the vectors of a table in parts; those that it has none of are left out."""
+        """Return the vectors of a table in parts, without empty parts."""
         table = self._exchange.tables[number]
         if number in self._bags and not table.by_column:
             return pieces
@@ -286,7 +286,7 @@ class FetchedVectors:
 def _blocks(
     numbers: Tensor, counts: Sequence[int], arenas: Sequence[Sequence[int]], tables: Sequence[PlacedTable]
 ) -> list[Tensor]:
-    """Return the vectors of each table in what came from a rank, arena by arena: ``[counts[t], columns]`` for t."""
+    """Return the vectors of each table in the data from a rank, arena by arena: ``[counts[t], columns]`` for t."""
     order = [number for of_arena in arenas for number in of_arena]
     parts = torch.split(numbers, [counts[number] * tables[number].width for number in order])
     return [part.view(-1, tables[number].width) for number, part in zip(order, parts, strict=True)]

@@ -88,7 +88,7 @@ def _rebuild(dtype: torch.dtype, device: torch.device, requires_grad: bool) -> T
 
 
 def _computes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> bool:
-    """Return whether a call computed with weights, but for a dense optimizer's step on this parameter alone."""
+    """Return whether a call computed with weights, other than a dense optimizer's step on this parameter alone."""
     operands = [held for held in (*args, *kwargs.values()) if isinstance(held, TableParameter)]
     if len(operands) > 1:
         return name not in ("view_as", "expand_as", "__set__", "is_same_size", "_has_compatible_shallow_copy_type")
@@ -131,7 +131,7 @@ class LookupGradients:
         slots: Tensor | None,
         pin: Pin | None,
     ) -> Deposit:
-        """Return what keeps the gradient of the vectors of bags; see `BagGradient`.
+        """Return the function that stores the gradient of the vectors of bags; see `BagGradient`.
 
         Args:
             index: Index of the arena.
@@ -153,7 +153,7 @@ class LookupGradients:
         return deposit
 
     def of_table(self, table: StaticTable) -> Deposit:
-        """Return what keeps the gradient of all rows of `table`."""
+        """Return the function that stores the gradient of all rows of `table`."""
         version = _version_of(table)
 
         def deposit(grad: Tensor) -> None:
@@ -194,7 +194,7 @@ class LookupGradients:
 
 
 def with_gradient(rows: nn.Parameter, compute: Callable[[], Tensor], deposit: Deposit) -> Tensor:
-    """Return what `compute` returns, as a tensor of the parameter `rows` whose gradient goes to `deposit`.
+    """Return the result of `compute` as a function of the parameter `rows`, with its gradient passed to `deposit`.
 
     The parameter gets no gradient from autograd; `PendingGradients.put` sets its ``.grad``.
     """
@@ -278,5 +278,5 @@ class _WeightedLookup(torch.autograd.Function):
 
 
 def _version_of(table: StaticTable) -> tuple[int, int]:
-    """Return what an update of a table, and a write to its weights, changes."""
+    """Return the versions that change with an update of a table or a write to its weights."""
     return table.arena.weights._version, table.weights._version

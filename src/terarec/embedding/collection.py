@@ -82,8 +82,8 @@ class EmbeddingCollection(nn.Module):
         specs: The tables as the caller described them.
         seed: Seed of the initial weights.
         is_exchanged: Whether the gradients of all ranks reach this collection, so that several ranks may train it.
-        split_columns: Tables of which it has some columns alone; None for none.
-        has_hot_rows: Whether some rows of its tables, but not all of a table, are on other ranks, too.
+        split_columns: Tables of which it has only some columns; None for none.
+        has_hot_rows: Whether some rows of its tables, but not all of a table, are also on other ranks.
         stores: The tables as checkpoints hold them; of parts of tables, under the keys of the whole ones.
 
     Args:
@@ -152,7 +152,7 @@ class EmbeddingCollection(nn.Module):
         return self._look_up(jagged, is_trained)
 
     def _is_traced_whole(self, jagged: Jagged) -> bool:
-        """Return whether a graph can hold a lookup of `jagged` that does not learn."""
+        """Return whether a graph can hold a lookup of `jagged` that is not trained."""
         if self._has_limits or self._readers:
             return False
         # An exported program may hold numbers that it reads from tensors; a compiled one breaks at each of them.
@@ -227,7 +227,7 @@ class EmbeddingCollection(nn.Module):
             # Lookups pinned the rows, so that none is evicted before its gradient is taken.
             arena.unpin()
             if arena.is_dynamic:
-                # The arena may have grown since the lookup, whose layout has its rows as they were then.
+                # The arena may have grown since the lookup, and the layout has the number of rows at that time.
                 taken[index] = [held._replace(layout=fitted(held.layout, arena.num_rows)) for held in taken[index]]
             if arena.tiers is not None:
                 arena.tiers.placement.take()
@@ -277,7 +277,7 @@ class EmbeddingCollection(nn.Module):
         return "\n".join(lines)
 
     def prefetch(self, jagged: Jagged, number: int = 1) -> None:
-        """Read the rows of a coming batch into memory, where tables have tiers; another thread may train meanwhile.
+        """Read the rows of a coming batch into memory, for tables in tiers; another thread may train at the same time.
 
         Args:
             jagged: Keys of the batch; those that no table has are ignored.
@@ -298,7 +298,7 @@ class EmbeddingCollection(nn.Module):
     def preload_next(
         self, present: Mapping[str, Tensor], keys: Mapping[str, Tensor], goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """Load rows of the next part of the data next to those of the present one; another thread may train meanwhile.
+        """Load rows of the data's next part next to the present part's; another thread may train at the same time.
 
         They take the room in the fastest memory that the rows of neither part need; of those beyond, some MiB wait in
         host memory.
@@ -405,7 +405,7 @@ class EmbeddingCollection(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # Not by torch's own loading: tables are no tensors of the module, and `rows` has no entry.
+        # Not by torch's own loading: tables are not tensors of the module, and `rows` has no entry.
         known: set[str] = set()
         for table in self.tables.values():
             known.update(entry_names(table, prefix))

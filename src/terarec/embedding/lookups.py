@@ -1,4 +1,4 @@
-"""`RowLookup` and `FoundRows`: rows that lie elsewhere, or that others look up."""
+"""Protocols of rows that are stored elsewhere, and `FoundRows`, the rows of keys that another rank looks up."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ class BagSource(Protocol):
     def __call__(
         self, keys: Tensor, offsets: Tensor, layout: BagLayout, key_weights: Tensor | None = None, /
     ) -> Tensor:
-        """Return what `terarec.ops.bag_lookup` does; features of one table are one after the other."""
+        """Return the result of `terarec.ops.bag_lookup`; features of one table are adjacent."""
 
 
 class LookupCollection(nn.Module):
     """Looks features up as a `terarec.embedding.EmbeddingCollection` in evaluation does; it holds no rows.
 
-    Keys outside of a static table are no error: what a lookup gives for them counts.
+    Keys outside of a static table are not an error here: the lookup defines their vectors.
 
     Attributes:
         specs: The tables.
@@ -205,7 +205,7 @@ def _groups(tables: Sequence[AnyTableSpec], features: Sequence[FeatureSpec]) -> 
             layout = BagLayout(
                 table_names=names,
                 table_base=(0,) * len(names),
-                # Sizes are not known here: what a lookup gives for a key counts.
+                # Sizes are not known here: the lookup decides which keys are valid.
                 table_rows=(0,) * len(names),
                 feature_names=tuple(feature.name for feature in members),
                 feature_table=tuple(names.index(feature.table) for feature in members),

@@ -173,7 +173,7 @@ class EmbeddingBag(DropIn, nn.EmbeddingBag):
             raise ConfigError("scale_grad_by_freq", "got True in mode 'max', expected mode 'sum' or 'mean'")
         bags, key_weights = bags_of_input(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
-            # As in torch, padding is no part of a sum, a mean or a maximum.
+            # As in torch, padding is not a part of a sum, a mean or a maximum.
             bags, key_weights = without_key(bags, key_weights, self.padding_idx)
         return self._look_up(bags, key_weights, cast(Pooling, self.mode))
 
@@ -214,7 +214,7 @@ def replace_embeddings(model: _Model) -> _Model:
     The module objects stay and change their class, so that all else stays, too: the weights and optimizers that hold
     them, modules and weights shared by several places, hooks, training flags, references from elsewhere.
 
-    What was replaced is logged at level INFO; an embedding module that is not replaced (a subclass, weights of another
+    Replacements are logged at level INFO; an embedding module that is not replaced (a subclass, weights of another
     type, a patched ``forward``) at level WARNING, with the reason.
 
     Args:

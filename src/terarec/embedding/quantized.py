@@ -97,7 +97,7 @@ class QuantizedCollection(nn.Module):
             check_offsets(jagged)
             for number, readers in self._dynamic_readers.items():
                 found = translate(jagged, readers, self._found, train=False)
-                # Rows in the place of keys: the layout of a dynamic arena takes rows of the whole arena.
+                # Rows in place of keys: the layout of a dynamic arena takes rows of the whole arena.
                 rows[number] = dataclasses.replace(found.part, keys=found.rows)
         looked_up = []
         for group in self._groups:
@@ -146,7 +146,7 @@ class QuantizedCollection(nn.Module):
         self._follow_buffers()
 
     def _fit_buffers(self, state: Mapping[str, Any], prefix: str) -> str | None:
-        """Resize the buffers of dynamic tables to those in `state`; return what is wrong with these, or None."""
+        """Resize the buffers of dynamic tables to those in `state`; return the problem with these, or None."""
         for number, names in self._dynamic_names.items():
             buffers = [f"rows_{number}", *(f"keys_{number}_{place}" for place in range(len(names)))]
             lengths = [state[prefix + name].shape[0] for name in buffers if prefix + name in state]

@@ -79,8 +79,8 @@ class RowLoading:
                 batch = self._rows_of(feature, piece)
                 tiers.coming.ahead(batch, 1)
                 with arena.lock:
-                    # Found anew, since training may have given the rows to other keys while files were read without the
-                    # lock.
+                    # Search again, since training may have assigned the rows to other keys while files were read
+                    # without the lock.
                     if arena.is_dynamic:
                         batch = self._rows_of(feature, piece)
                     pin, has_room = tiers.coming.preload(batch.to(tiers.device), evicts=False)

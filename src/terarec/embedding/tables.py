@@ -333,7 +333,7 @@ class RecordedTables:
     features: tuple[FeatureSpec, ...]
 
 
-# A context variable, so that models that other threads make meanwhile are not recorded.
+# A context variable, so that models that other threads create at the same time are not recorded.
 _RECORD: ContextVar[list[RecordedTables] | None] = ContextVar("record", default=None)
 
 

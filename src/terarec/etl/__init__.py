@@ -1,4 +1,4 @@
-"""Raw logs -> a data set by a feature workflow, which does the same to raw records. Described in docs/workflows.md.
+"""Feature workflows: from raw logs to a data set, and from raw records to model inputs. See docs/workflows.md.
 
 The functions are imported on first use: packages that serve or describe workflows need no engine.
 """

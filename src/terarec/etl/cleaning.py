@@ -80,7 +80,7 @@ _PART = re.compile(r"%(.)|([^%]+)", re.DOTALL)
 
 
 def beyond_years(seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of ``seconds int64[n]`` are no time, bool[n]; see `LAST_SECOND`."""
+    """Return which of ``seconds int64[n]`` are out of range, bool[n]; see `LAST_SECOND`."""
     bad: NDArray[np.bool_] = (seconds < FIRST_SECOND) | (seconds > LAST_SECOND)
     return bad
 
@@ -103,7 +103,7 @@ def parse_times(texts: pa.LargeStringArray, form: str) -> tuple[NDArray[np.int64
         found, well_written = _read_cells(cells, parts)
         seconds[good] = np.where(well_written, found, 0)
         good[good] = well_written
-    # What is written in another width, such as 9:05 for 09:05, is left to Python; logs repeat their times.
+    # Times of another width, such as 9:05 for 09:05, are parsed by Python; logs repeat their times.
     others = texts.filter(pa.array(~good))
     if len(others) > others.null_count:
         known = {value: _seconds(value, form) for value in pc.unique(others).to_pylist() if value}
@@ -157,7 +157,7 @@ def _combine(
     def value(name: str, default: int) -> NDArray[np.int64]:
         return values.get(name, np.full(len(good), default, dtype=np.int64))
 
-    # What the form leaves out is 1900-01-01 00:00:00, as for Python's `strptime`, which reads the other texts.
+    # Parts that the form leaves out are those of 1900-01-01 00:00:00, as in Python's `strptime`, which reads the rest.
     months = (value("Y", 1900) - 1970) * 12 + value("m", 1) - 1
     first_day = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     next_month = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)

@@ -183,7 +183,7 @@ def lists_of(items: pa.Array, offsets: NDArray[np.int64]) -> pa.LargeListArray:
 
 
 def like(array: pa.Array, values: pa.Array) -> pa.Array:
-    """Return m `values` in the lists of `array`, or as they are where it has none."""
+    """Return m `values` in the lists of `array`, or unchanged if it has none."""
     offsets = list_offsets(array)
     return values if offsets is None else lists_of(values, offsets)
 
@@ -199,7 +199,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        # `flatten` leaves out what lies under null lists, so these count as empty.
+        # `flatten` leaves out items under null lists, so these lists count as empty.
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
         return lists_of(from_arrow(array.flatten(), kind), offsets_of(lengths))
     if isinstance(array.type, IdType):
@@ -213,7 +213,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, kind: Kind) -> pa.Array:
 
 
 def without_empty(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return texts with null in the place of empty ones."""
+    """Return texts with null in place of empty ones."""
     empty = np.equal(_text_lengths(texts), 0)
     # `_text_lengths` is 0 for a null: equal counts mean that all empty texts are null already.
     if np.count_nonzero(empty) == texts.null_count:
@@ -336,7 +336,7 @@ def _text_lengths(array: pa.LargeStringArray) -> NDArray[np.int64]:
 
 
 def ids_as_integers(array: pa.Array) -> pa.Array:
-    """Return an array of ids, or lists of them, as int64; another one as it is."""
+    """Return an array of ids, or lists of them, as int64; other arrays unchanged."""
     if kind_of(array) != "id":
         return array
     return like(array, flat(array).storage.cast(pa.int64()))

@@ -26,7 +26,7 @@ from terarec.spec import MISSING_KEY, DatasetSpec, LabelSpec
 class DeviceTransform:
     """Transforms raw rows as `Workflow` does, on a device, into batches to train or to predict on.
 
-    Results equal those on the CPU bit for bit, but for logarithms: those of float64 may differ in the last place. No
+    Results equal those on the CPU bit for bit, except for logarithms: those of float64 may differ in the last place. No
     operator works on text there.
 
     Args:

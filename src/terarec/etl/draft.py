@@ -177,7 +177,7 @@ def _is_binary(column: SampledColumn) -> bool:
 
 
 def _label_of(column: SampledColumn) -> tuple[LabelSpec, str] | None:
-    """Return a column as a label, and what its values mean; None if it can be none."""
+    """Return a column as a label, and the meaning of its values; None if it cannot be a label."""
     if column.missing or column.is_list or column.distinct < 2 or column.spec.type in ("hex32", "time"):
         return None
     if column.spec.type == "text":
@@ -199,7 +199,7 @@ def _label_of(column: SampledColumn) -> tuple[LabelSpec, str] | None:
 
 
 def _choice(column: SampledColumn, rows: int) -> ColumnChoice:
-    """Return the use of a column that is no label."""
+    """Return the use of a column that is not a label."""
     use, reason = _use(column, rows)
     return ColumnChoice(
         column=column.name,

@@ -1,4 +1,4 @@
-"""Preview of what a preparation would write, from its first rows. See docs/preparing.md."""
+"""Preview of the output of a preparation, from its first rows. See docs/preparing.md."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def preview(
     options: PrepareOptions | None = None,
     progress: OnProgress | None = None,
 ) -> Preview:
-    """Return what `prepare` would write, estimated from the first `SAMPLE_ROWS` rows; only temporary files are written.
+    """Estimate the output of `prepare` from the first `SAMPLE_ROWS` rows; only temporary files are written.
 
     The sample is prepared on this machine by the same code, so that errors in it are those of `prepare`.
 

@@ -124,7 +124,7 @@ class Partitions:
         return [path.stat().st_size if path.exists() else 0 for path in paths]
 
     def sync(self) -> None:
-        """Force all written rows to the disk. Other threads may append and flush meanwhile.
+        """Flush all written rows to the disk. Other threads may append and flush at the same time.
 
         Raises:
             OSError: The disk is full.
@@ -272,7 +272,7 @@ class GroupSums:
             rows = self._aggregated(rows)
         if self._spilled is None and self._memory_bytes is not None and rows.nbytes > self._memory_bytes // _COPIES:
             _LOG.warning(
-                "column %r: the sums of its groups pass the memory bound of %s; they go on in partitions on the disk",
+                "column %r: the sums of its groups exceed the memory bound of %s and are spilled to partitions on disk",
                 self._column,
                 byte_text(self._memory_bytes),
             )

@@ -76,7 +76,7 @@ def prepare(
         described = fitted.workflow.dataset_spec(dataset_storage(options.storage))
         spec = dataclasses.replace(described, best_auc=read_best_auc([file.path for file in source.files]))
         written = fitted.write(spec, out.resolve())
-        # Each pass reads the files anew: states and rows must come from the same content.
+        # Each pass reads the files again: states and rows must come from the same content.
         if _open(workflow, sources, options).fingerprint() != source.fingerprint():
             raise FormatError(source.files[0].path, "the sources changed while they were read")
         # Steps that join the same side table read it alike: it counts once.
@@ -102,7 +102,7 @@ def prepare(
             phases=tuple(phases.reports),
         )
         report.save(journal.directory)
-        # After the report is written: what phases passed on is what a killed run resumes from.
+        # After the report is written: a killed run would resume from the files of the phases.
         run.finish()
     return report
 
@@ -127,7 +127,7 @@ def fit(
 
 @contextmanager
 def _runs(options: PrepareOptions) -> Iterator[StartRun]:
-    """Yield what starts a run of the engine; Spark's session ends with the block."""
+    """Yield a function that starts a run of the engine; Spark's session ends with the block."""
     if options.engine == "local":
         yield LocalRun
         return
@@ -138,7 +138,7 @@ def _runs(options: PrepareOptions) -> Iterator[StartRun]:
 
 
 def run_fingerprint(workflow: Workflow, source: Source, options: PrepareOptions) -> dict[str, str]:
-    """Return what an interrupted run must have in common with the one that resumes it, a digest for each part."""
+    """Return a digest of each part of a run that must be the same when an interrupted run is resumed."""
     chosen = {name: value for name, value in dataclasses.asdict(options).items() if name not in _FREE_OPTIONS}
     return {
         "workflow": _digest([to_data(workflow.spec), workflow.is_fitted]),
@@ -153,7 +153,7 @@ def _open(workflow: Workflow, sources: Sequence[str | Path], options: PrepareOpt
         if name not in workflow.spec.tables:
             known = ", ".join(map(repr, workflow.spec.tables)) or "no table"
             raise ConfigError(f"side table {name!r}", f"the workflow joins none of this name, expected {known}")
-    if not workflow.states:  # a fitted one goes on as it was fitted
+    if not workflow.states:  # a fitted one continues as it was fitted
         check_times(workflow.spec)
     return open_source(workflow.spec.source, sources, options.bad_input, options.threads, options.limit)
 

@@ -236,7 +236,7 @@ def _inferred(name: str, texts: pa.Array, delimiter: str, words: set[str]) -> Sa
 
 
 def _number_type(name: str, values: pa.Array) -> SourceType | None:
-    """Return what type of numbers all of these texts are; None if they are none, or digits of a code."""
+    """Return the number type of all of these texts; None if they are not numbers, or are digits of a code."""
     # A number would lose the zeros at the start of a code.
     if pc.any(pc.match_substring_regex(values, r"^-?0\d")).as_py():
         return None

@@ -181,7 +181,7 @@ class ShuffledSink:
             if split != TRAIN_SPLIT:
                 self._inner.close_split(split)
         if self._rows > self._requested_rows:
-            self._commit()  # files are sorted meanwhile
+            self._commit()  # files are sorted at the same time
         yield
         first, before = self._merged[0]
         for index in range(first, self._partitions.count):
@@ -240,7 +240,7 @@ class ShuffledSink:
         self._num_discarded = last
 
     def _write_sorted(self, table: pa.Table, skipped: int) -> Iterator[None]:
-        """Write the rows of a file but for the first ones; yield after each block of them."""
+        """Write the rows of a file except for the first ones; yield after each block of them."""
         rows = table.column(ROW).to_numpy()
         order = np.lexsort((rows, table.column(PLACE).to_numpy()))[skipped:]
         block = block_from_table(table.take(pa.array(order)), self._num_labels)

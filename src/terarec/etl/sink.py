@@ -93,7 +93,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish all files, and those that describe them."""
+        """Finish all data files, and the files that describe them."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -228,7 +228,7 @@ def ordered_sink(
     closed: Mapping[str, Sequence[int]] = MappingProxyType({}),
     parts: PartOptions = PartOptions(),  # frozen
 ) -> FileSink:
-    """Return the sink for rows that come in their order in the files.
+    """Return the sink for rows that arrive in the order of the files.
 
     Args:
         spec: Columns.

@@ -220,7 +220,7 @@ class CountTable:
         return _counted(*self._table.drain())
 
     def at_least(self, min_count: int) -> pa.Table:
-        """Return those that occurred `min_count` times, by falling count, ties by rising value (text: bytes)."""
+        """Return the values that occurred `min_count` times, by falling count, ties by rising value (text: bytes)."""
         return _counted(*self._table.at_least(min_count))
 
 
@@ -345,7 +345,7 @@ class ValueCounts:
     def _spill(self, name: str) -> None:
         if not any(self._spilled.values()):
             _LOG.warning(
-                "column %r: counting passes the memory bound of %s; it goes on in partitions on the disk",
+                "column %r: counting exceeds the memory bound of %s and is spilled to partitions on disk",
                 name,
                 byte_text(self._memory_bytes or 0),
             )

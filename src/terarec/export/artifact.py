@@ -69,7 +69,7 @@ class ExportReport:
 
     Attributes:
         file: The model's file.
-        step: Training steps of the weights; None for a model that is of no run.
+        step: Training steps of the weights; None for a model without a run.
         model: Class of the model.
         tables: Whether the tables are in the file.
         inputs: Names of the inputs, in order.
@@ -77,7 +77,7 @@ class ExportReport:
         max_abs_difference: Largest difference between the file's scores and the model's on random batches; the model
             computes with the numbers of the file.
         auc: Area under the ROC curve of the file's scores, the mean over labels, on the samples that were given.
-        auc_change: That, less the one of the model in fp32.
+        auc_change: Difference of `auc` from the AUC of the model in fp32.
         bytes: Size of the directory's files.
     """
 
@@ -102,7 +102,7 @@ class RunStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Written:
-    """A file, its signature, what it is compared with, and the AUC of the model in fp32 where samples are given."""
+    """A file, its signature, the scores to compare with, and the AUC of the model in fp32 if samples are given."""
 
     inputs: Sequence[ModelInput]
     outputs: Sequence[str]
@@ -141,7 +141,7 @@ def export_run(
 
     Raises:
         ConfigError: See `export_model`; or data of other columns than the run's, or labels that are not binary.
-        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+        DataNotFoundError: `run_dir` is not a run, or holds no complete checkpoint.
     """
     run_dir, out = Path(run_dir), Path(out)
     _check(out, format)
@@ -258,7 +258,7 @@ def export_model(
 
 
 def _check(out: Path, format: str) -> None:  # noqa: A002
-    """Check before a large model is loaded what would fail later."""
+    """Raise errors that would otherwise occur after a large model is loaded."""
     FORMATS.find(format)
     for library in _LIBRARIES.get(format, ()):
         onnx_library(library)
@@ -290,7 +290,7 @@ def _write_native(
     numbers: Numbers,
     samples: Iterable[Batch] | None,
 ) -> _Written:
-    # First as it is: narrowing changes the model itself, and the AUC to compare with is that of fp32.
+    # Before narrowing, which changes the model itself: the AUC to compare with is that of fp32.
     plain = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores)
     auc = None if samples is None else _auc(samples, lambda batch: [out.numpy() for out in plain.scores_of(batch)])
     scoring = Scoring(model, dataset, tables=tables, key_inputs=key_inputs, scores=scores, numbers=numbers)
@@ -413,7 +413,7 @@ def _described(given: ModelInput) -> dict[str, object]:
 
 
 def _versions(format: str) -> dict[str, object]:  # noqa: A002
-    """Return the versions of what wrote the file."""
+    """Return the versions of the libraries that wrote the file."""
     found: dict[str, object] = {"python": platform.python_version()}
     for library in ("terarec", "torch", *_LIBRARIES.get(format, ())):
         try:

@@ -112,7 +112,7 @@ class DensePart:
 
 
 def _check_lookups(model: nn.Module, dataset: DatasetSpec) -> None:
-    """Check that the model gives each collection the keys of the batch, as they are, and once.
+    """Check that the model passes the unchanged keys of the batch to each collection, exactly once.
 
     Raises:
         ConfigError: One that does not.

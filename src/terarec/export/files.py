@@ -31,11 +31,11 @@ _EXAMPLE_BATCH = 3
 _EXAMPLE_KEYS = 5
 """Lengths of open axes while a model is traced: 0 and 1 would be fixed in the program."""
 BATCH_SIZES = (1, 7, 64, 9_928)
-"""Of the batches that are compared: 10,000 samples."""
+"""Sizes of the compared batches: 10,000 samples in all."""
 TOLERANCE = 1e-4
-"""Largest difference that is accepted, for scores up to 1; more for larger ones."""
+"""Largest accepted difference, for scores up to 1; more for larger ones."""
 NARROW_TOLERANCES = {"bf16": 0.02, "fp16": 0.005, "int8": 0.05}
-"""The same for layers in narrower numbers, of which runtimes round intermediate ones at other places."""
+"""The same for layers in narrower numbers, whose intermediate values runtimes round differently."""
 _ABSENT_KEYS = 8
 _MOST_KEYS = 4
 
@@ -65,7 +65,7 @@ def trace(scoring: AnyScoring, *, tables: bool) -> ExportedProgram:
         try:
             # Not strict: torch's bytecode interpreter, which strict tracing uses, rejects more models.
             program = torch.export.export(scoring, examples, dynamic_shapes=(tuple(shapes),), strict=False)
-        except Exception as error:  # whatever the code of a model raises on tensors without values
+        except Exception as error:  # any error of a model's code on tensors without values
             raise ConfigError(
                 type(scoring.model).__name__,
                 f"cannot be exported{_layer_of(error, scoring.model)}: {_first_line(error)}",
@@ -145,7 +145,7 @@ def quantize_onnx(path: Path) -> None:
                 op_types_to_quantize=["Gemm", "MatMul"],
                 use_external_data_format=model.ByteSize() > MOST_BYTES,
             )
-        except Exception as error:  # whatever the library raises
+        except Exception as error:  # any error of the library
             raise ConfigError("precision", f"the layers cannot be quantized: {_first_line(error)}") from error
 
 
@@ -172,7 +172,7 @@ def save_aotinductor(program: ExportedProgram, path: Path, *, loads_weights: boo
         try:
             options = {"always_keep_tensor_constants": True} if loads_weights else None
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-        except Exception as error:  # whatever the compiler raises
+        except Exception as error:  # any error of the compiler
             raise ConfigError("aotinductor", f"the program cannot be compiled: {_first_line(error)}") from error
 
 
@@ -191,14 +191,14 @@ def save_torchscript(scoring: AnyScoring, path: Path, *, tables: bool) -> None:
                 strict=False,
                 check_trace=False,
             )
-        except Exception as error:  # whatever the code of a model raises
+        except Exception as error:  # any error of a model's code
             where = type(scoring.model).__name__
             raise ConfigError(where, f"cannot be traced by TorchScript: {_first_line(error)}") from error
         torch.jit.save(traced, path)
 
 
 def _forget_places(module: nn.Module) -> None:
-    """Take out of a program where in the source code, with paths of this machine, its operations come from."""
+    """Remove the source locations of operations, which have paths of this machine, from a program."""
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
@@ -207,7 +207,7 @@ def _forget_places(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporters log and warn of: libraries that are not there, and their own code."""
+    """Silence the logs and warnings of torch's exporters about absent libraries and their own code."""
     # For all loggers: the exporters log under many names, and through several libraries.
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -253,7 +253,7 @@ def max_difference(
         tolerance: Largest difference of scores up to 1.
 
     Raises:
-        ConfigError: One beyond `tolerance`, or a score that is no number in one of them alone.
+        ConfigError: One beyond `tolerance`, or a score that is not a number in one of them alone.
     """
     largest = 0.0
     for batch in batches:

@@ -56,7 +56,7 @@ def export_onnx(
         row_type: "fp32", or "int8" for rows of 8-bit codes with a scale and an offset each.
 
     Raises:
-        ConfigError: A model that is no graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
+        ConfigError: A model that is not a graph, a layer that ONNX files cannot hold, or key inputs that lack a column.
         MissingDependencyError: ``onnx`` is not installed.
         StorageError: The disk is full; nothing is left behind.
     """
@@ -321,7 +321,7 @@ def emit_embedding(
 
 
 def _together(feature: GraphFeature, places: Places) -> tuple[str, str, int | None, int | str]:
-    """Return what features of one lookup have in common: among others the length of their bags in the input."""
+    """Return the key by which features share a lookup: among others the length of their bags in the input."""
     if feature.read_column not in places:
         raise ConfigError("key inputs", f"none has column {feature.read_column!r}, expected those of the embeddings")
     source, _ = places[feature.read_column]

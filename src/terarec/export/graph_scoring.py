@@ -18,7 +18,7 @@ from terarec.nn.registry import LAYERS
 
 
 class GraphScoring(nn.Module):
-    """Turns the values of `inputs` into the scores of a graph model, without its tables and what losses alone read.
+    """Computes the scores of a graph model from `inputs`, without its tables and the tensors that only losses read.
 
     Attributes:
         inputs: Arguments of `forward`: the dense tensor, and the outputs of the embeddings.
@@ -40,7 +40,7 @@ class GraphScoring(nn.Module):
         super().__init__()
         self.inputs: tuple[ModelInput, ...] = tuple(graph_inputs(model, None))
         self._names = [given.name for given in self.inputs]
-        # What `deepcopy` finds here it takes for its copy of the tables.
+        # `deepcopy` uses the entries here as its copies of the tables.
         self.model = copy.deepcopy(model, {id(model.embeddings): Embeddings({})})
         # The modules of the copy, so that a later change of the model's weights does not reach a program.
         modules = dict(zip((layer.tops[0] for layer in model.spec.layers), self.model.layers, strict=True))

@@ -152,7 +152,7 @@ def _sequence_inputs(model: nn.Module, path: str, collection: AnyCollection, fea
 
 
 def _looked_up(model: nn.Module, path: str, batch: Batch) -> EmbeddingOutput:
-    """Return what the collection at `path` gives when `model` scores `batch`; the model may leave out keys before."""
+    """Return the output of the collection at `path` when `model` scores `batch`; the model may first leave out keys."""
     # The model runs in full, because only its own code knows what it changes in the keys before a lookup.
     found: list[EmbeddingOutput] = []
     # By its path: where rows become codes, another collection takes its place.

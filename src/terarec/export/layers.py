@@ -310,7 +310,7 @@ def emit_sequence_mask(graph: OnnxGraph, layer: SequenceMask, *lengths: str) -> 
 
 
 def _masked_softmax(graph: OnnxGraph, x: str, mask: str) -> str:
-    """Return what `terarec.nn.attention.masked_softmax` does."""
+    """Return the result of `terarec.nn.attention.masked_softmax`."""
     outside = graph.node("Mul", graph.node("Sub", graph.number(1.0), mask), graph.number(10000.0))
     shifted = graph.node("Sub", x, outside)
     most = graph.node("ReduceMax", shifted, graph.integers(-1), keepdims=1)

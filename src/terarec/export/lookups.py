@@ -57,7 +57,7 @@ class TableLookup(nn.Module):
 
         A key that the table does not hold gives the default of a dynamic table, and zeros for a static one.
         """
-        # Chosen by `where` and never by a branch, which a trace would fix to what the example took.
+        # Selected by `where` and never by a branch, which a trace would fix to the branch of the example.
         default = self.default.expand(*keys.shape, -1)
         if self.count:
             places, found = self._search(keys) if self.is_searched else self._direct(keys)
@@ -153,7 +153,7 @@ class GivenOutputs(PaddedKeys):
         self.outputs = outputs
 
     def without(self, dropped: Mapping[str, int]) -> GivenOutputs:
-        """Return these: the masks that are inputs leave out what the model drops."""
+        """Return these keys: the masks, which are inputs, already leave out the keys that the model drops."""
         return self
 
 

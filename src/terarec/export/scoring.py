@@ -89,7 +89,7 @@ class Scoring(nn.Module):
         return self.scores_of(Batch(dense=dense, label=label, sparse=sparse))
 
     def scores_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the scores float32[B, n] of each label by the model as it is."""
+        """Return the scores float32[B, n] of each label by the unchanged model."""
         # No block of autocast where it would change nothing: an exported program keeps it as a graph of its own.
         with nullcontext() if self._products is None else autocast(self._products):
             output = self.model(batch)
@@ -130,7 +130,7 @@ def without_lookups(scoring: Scoring) -> Scoring:
         scoring: Scoring without tables.
     """
     found = all_collections(scoring.model)
-    # What `deepcopy` finds here it takes for its copy of a collection.
+    # `deepcopy` uses the entries here as its copies of collections.
     memo: dict[int, object] = {id(collection): GivenVectors(path, collection) for path, collection in found.items()}
     return copy.deepcopy(scoring, memo)
 

@@ -115,7 +115,7 @@ def export_table(
 
     Raises:
         ConfigError: `out` holds something, an unknown format or table, or vectors that were read back are others.
-        DataNotFoundError: `run` is no run, or holds no complete checkpoint.
+        DataNotFoundError: `run` is not a run, or holds no complete checkpoint.
         FormatError: A damaged file.
         MissingDependencyError: ``faiss`` is not installed.
         StorageError: The disk is full; nothing is left behind.
@@ -206,7 +206,7 @@ def _open(run: Path, checkpoint: int | str | None) -> Checkpoint:
 
 
 class _Rows:
-    """All rows of a table in a checkpoint, also those that its files leave out."""
+    """All rows of a table in a checkpoint, including rows that its files leave out."""
 
     def __init__(self, checkpoint: Checkpoint, table: str, run: Path | None, allow_import: Sequence[str]) -> None:
         self.table, self.run = table, run
@@ -258,7 +258,7 @@ def _wide(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _write(rows: _Rows, partial: Path, out: Path, format: str, library: Any, step: int) -> TableReport:  # noqa: A002
-    """Write the vectors into a directory that is there, and compare them; `out` is what it will be called."""
+    """Write the vectors into an existing directory, and compare them; `out` is the directory's final name."""
     file = TABLE_FORMATS[format]
     if format == "parquet":
         count = _write_parquet(partial / file, rows.chunks(), rows.width, with_states=False)
@@ -393,7 +393,7 @@ def _reader(path: Path, format: str, library: Any) -> Any:  # noqa: A002
 
 
 def _library(format: str) -> Any:  # noqa: A002
-    """Return the library that a format needs; check before anything is read what would fail later."""
+    """Return the library that a format needs; raise errors before anything is read."""
     TABLE_FORMATS.find(format)
     if format != "faiss":
         return None

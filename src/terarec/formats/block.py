@@ -364,9 +364,9 @@ class _Memory:
 
     def __del__(self) -> None:
         # Called by any thread, and inside other calls of this module: each step is one that the interpreter never
-        # interrupts, and none depends on the one before.
+        # interrupts, and none depends on the previous one.
         size = len(self._bytes)
-        # Sizes of batches that are read no more: all are dropped, and those in use come back within a few batches.
+        # Blocks of batch sizes that are no longer used: all are dropped, and sizes in use return within a few batches.
         if size not in _free and len(_free) >= _SIZES_KEPT:
             _free.clear()
         free = _free.setdefault(size, [])

@@ -1,7 +1,7 @@
 """Tensor containers: safetensors files, streamed and checksummed in one pass. Described in docs/formats.md.
 
 The safetensors library is not used for tables of GBs: its NumPy writer copies every tensor first, and neither its
-writer nor its reader sees the bytes go by, so that a checksum would read everything again.
+writer nor its reader exposes the bytes, so a checksum would have to read everything again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 
 def widen_bfloat16(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of `BFLOAT16` as float32; any other as it is."""
+    """Return an array of `BFLOAT16` as float32; any other unchanged."""
     if array.dtype != BFLOAT16:
         return array
     return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -180,7 +180,7 @@ def _read_header(stream: io.FileIO, digest: Any, path: Path) -> tuple[dict[str, 
         raise FormatError(path, f"the header is not JSON ({error})") from None
     metadata = header.pop(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError(path, f"the header is no object, or its {METADATA} holds something else than strings")
+        raise FormatError(path, f"the header is not an object, or its {METADATA} holds something else than strings")
     entries = {name: _entry(path, name, described) for name, described in header.items()}
     # By place, since the names of a header may be in any order; empty tensors share theirs with the next one.
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))

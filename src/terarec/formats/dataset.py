@@ -112,7 +112,7 @@ def read_file_list(path: str | Path) -> tuple[str, ...]:
 
     Raises:
         DataNotFoundError: No such list.
-        FormatError: The first line is no number, or not the number of paths that follow.
+        FormatError: The first line is not a number, or not the number of paths that follow.
     """
     # Files of other systems may end lines with a carriage return.
     lines = [line.strip() for line in read_text(path).splitlines()]
@@ -181,7 +181,7 @@ def read_parquet_metadata(path: str | Path) -> ParquetMetadata:
         name = base_name(_field(entry, "file_name", str, here))
         num_rows[name] = _count(entry, "num_rows", here)
     positions = {kind: _positions(data, kind, where) for kind in ("labels", "conts", "cats")}
-    # HugeCTR reads columns by position, whatever their names: one of two kinds would be read twice.
+    # HugeCTR reads columns by position, not by name: one of two kinds would be read twice.
     repeated = [index for index in positions["labels"] if index in positions["conts"] + positions["cats"]]
     repeated += [index for index in positions["conts"] if index in positions["cats"]]
     if repeated:

@@ -24,7 +24,7 @@ class StateId:
 
     Attributes:
         step: Training steps done.
-        id: SHA-256 of what describes it, in hexadecimal: of a checkpoint, its ``manifest.json``.
+        id: SHA-256 of its description in hexadecimal; for a checkpoint, of its ``manifest.json``.
     """
 
     step: int
@@ -42,7 +42,7 @@ class DeltaLink:
 
     Attributes:
         base: The state at the start of the chain, which is complete.
-        previous: The state that the delta follows: the base, or what the delta before leads to.
+        previous: The state that the delta follows: the base, or the state after the previous delta.
         sequence: Number of the delta, 1 for the first after the base.
     """
 
@@ -88,7 +88,7 @@ def _described(link: DeltaLink) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableChanges:
-    """A piece of what changed in one table: first keys are removed, then rows are set.
+    """A piece of the changes of one table: first keys are removed, then rows are set.
 
     Attributes:
         table: Name of the table.

@@ -104,8 +104,8 @@ class RawShard:
         """Return the checked rows of group `index`.
 
         Raises:
-            FormatError: The file was cut short meanwhile, a key is outside its column's rows, or a weight is negative
-                or not finite.
+            FormatError: The file was truncated since it was opened, a key is outside its column's rows, or a weight is
+                negative or not finite.
         """
         where = f"{self.path}: row group {index}"
         records = np.empty((self.group_rows[index], self._words), dtype=_KEY)

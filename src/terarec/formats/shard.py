@@ -245,7 +245,7 @@ class SplitFiles:
     def closed_rows(self) -> list[int]:
         """Rows of each file that is closed and on the disk, so that it survives a kill."""
         last = self._finishing
-        # Only the last file can be unfinished: the one before it was waited for.
+        # Only the last file can be unfinished: earlier files were waited for.
         is_closed = last is None or (last.done() and last.exception() is None)
         return [rows for _, rows in (self.files if is_closed else self.files[:-1])]
 

@@ -84,7 +84,7 @@ def check_collection(tables: Tables, folder: Path, *, names: Sequence[str] = ())
 def _opened(
     tables: Tables, folder: Path, names: Sequence[str]
 ) -> tuple[CollectionDump, list[tuple[DumpedTable, AnyTable]]]:
-    """Return a dump, and its tables with those that they are loaded into."""
+    """Return a dump, and its tables with the tables of the model to load them into."""
     wanted = _checked(tables, names)
     dump = open_collection(folder)
     found = {described.table_id: described for described in dump.tables}

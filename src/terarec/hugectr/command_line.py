@@ -286,7 +286,7 @@ class _Constants(ModuleType):
     """Names of events, whose values are the names in lower case."""
 
     def __getattr__(self, name: str) -> str:
-        # `import` asks a module for names such as `__path__`, which must be missing in one that is no package.
+        # `import` asks a module for names such as `__path__`, which must be missing in one that is not a package.
         if name.startswith("__"):
             raise AttributeError(name)
         return name.lower()

@@ -144,7 +144,7 @@ class Compiled:
         for weight in self.model.layers.parameters():
             weight.requires_grad_(not dense)
             if dense:
-                weight.grad = None  # optimizers leave alone what has none
+                weight.grad = None  # optimizers skip parameters without a gradient
         if self.trainer.optimizers.rows is not None:
             # Not `terarec.optim.freeze`, which lets frozen dynamic tables insert no keys: HugeCTR's do.
             frozen = [table for name in embeddings for table in tables(self.model.embeddings[name])]
@@ -200,7 +200,7 @@ def compile_network(
     dense = optimizer_rule(optimizer, base_rate(solver, optimizer))
     # With a training cache a workspace is for the rows of one pass.
     capacities = plan.capacities if cache is None and checks_overflow() else {}
-    # A seed of 0 is drawn anew by every process, so all take that of the first.
+    # A seed of 0 is drawn again by every process, so all take that of the first.
     first_seed = together.gather("seed of the model", solver.seed or secrets.randbits(62) + 1)[0]
     build = partial(_trainer, plan, solver, dense, device, first_seed)
     if together.size == 1:

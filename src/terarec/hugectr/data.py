@@ -40,7 +40,7 @@ def file_url(source: DataSourceParams, path: str) -> str:
     HugeCTR takes ``https://BUCKET.s3.REGION.amazonaws.com/KEY``, ``https://s3.REGION.amazonaws.com/BUCKET/KEY`` and
     ``https://storage.googleapis.com/BUCKET/KEY``, which are ``s3://BUCKET/KEY`` and ``gs://BUCKET/KEY``.
     """
-    # A path with a scheme says itself where it is, whatever the file system of the others.
+    # A path with a scheme is complete, for any file system of the other paths.
     if source.source is FileSystemType_t.HDFS and "://" not in path:
         return f"hdfs://{source.server}:{source.port}/{path.removeprefix('/')}"
     for address, scheme in _WEB_ADDRESSES:

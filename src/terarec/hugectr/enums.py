@@ -18,7 +18,7 @@ class _NamesType(EnumMeta):
         members = cls.__dict__.get("_member_map_", {})
         if name in members:  # Python 3.11 looks members up here
             return members[name]
-        # Python looks for names of its own protocols, such as `__wrapped__`: those are no misspelt members.
+        # Python looks for names of its own protocols, such as `__wrapped__`: those are not misspelt members.
         if name.startswith("_"):
             raise AttributeError(name)
         # Case is what scripts get wrong most: it is ignored, and the exact spelling suggested.

@@ -76,15 +76,15 @@ class SolverMetrics:
         """
         self.tensors = {}  # frees the last batch's tensors before this one's are made
         model.eval()
-        # On ranks all of them get the tensors of the whole batch: metrics, such as AUC, are no means of those of parts.
+        # All ranks get the tensors of the whole batch: metrics such as AUC are not means over parts of a batch.
         ranks, labels = self._ranks, batch.label
         with autocast(precision, model.device):
             tensors = model(to_device(batch, model.device))
             loss = model.total_loss(tensors)
         if ranks.size > 1:
-            share = torch.nan_to_num(loss.detach()) * batch.batch_size / total  # the mean of no samples is no number
+            share = torch.nan_to_num(loss.detach()) * batch.batch_size / total  # the mean of no samples is not a number
             loss = ranks.all_reduce_("loss of an evaluation", share.reshape(1))[0]
-            # Not the shares of so many samples: of files with checksums a short last batch is cut as a full one.
+            # Not the shares of this many samples: in files with checksums a short last batch is split like a full one.
             sizes = torch.zeros(ranks.size, dtype=torch.int64)
             sizes[ranks.rank] = batch.batch_size
             rows: list[int] = ranks.all_reduce_("samples of an evaluation", sizes).tolist()

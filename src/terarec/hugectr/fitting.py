@@ -1,4 +1,4 @@
-"""`Model.fit`: training by iterations, epochs or passes, with what a release does between iterations."""
+"""`Model.fit`: training by iterations, epochs or passes, with the release's actions between iterations."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Intervals:
 
 
 class Iterations(Callback):
-    """Count of iterations, which displays, evaluates and saves when the release does.
+    """Counter of iterations, which displays, evaluates and saves at the same iterations as the release.
 
     Attributes:
         index: Number of the last iteration, from 0; -1 before the first.
@@ -122,7 +122,7 @@ class Iterations(Callback):
         self._target = model.solver.metrics_spec.get(MetricsType.AUC, math.inf) if has_target else math.inf
 
     def on_step(self, trainer: Trainer) -> None:
-        """Do what is due after an iteration.
+        """Display, evaluate and save if they are due after an iteration.
 
         Raises:
             LossCannotConvergeError: The loss that a display shows is NaN.
@@ -330,7 +330,7 @@ class Fit:
             reader.next_batch()  # finds the end, so that the next epoch has an order of its own
 
     def _train(self, *callbacks: Callback) -> None:
-        """Run the trainer with what happens around an iteration.
+        """Run the trainer with the actions around an iteration.
 
         Raises:
             KeyboardInterrupt: Ctrl-C ended it after a complete iteration.
@@ -350,7 +350,7 @@ class Fit:
         finally:
             self.is_running = False
             if reader.repeat and (trainer.device.type != "cpu" or trainer.ranks.size > 1):
-                # A batch ahead was drawn, to be copied or for its keys to travel, and not trained on.
+                # One more batch was drawn, to copy it or to send its keys, and was not trained on.
                 reader.load_state_dict(trainer.reader_state())
 
     def _print_header(self, mode: str) -> None:

@@ -250,7 +250,7 @@ EMBEDDING_TYPES = dict(Embedding_t.__members__)
 
 _COMBINERS = {0: "sum", 1: "mean", "sum": "sum", "mean": "mean"}
 _ROOM = ("workspace_size_per_gpu_in_mb", "max_vocabulary_size_per_gpu")
-# Which GPU talks to which: without effect on results.
+# Communication between GPUs: without effect on results.
 _IGNORED = ("name", "plan_file", "plan_file1")
 
 

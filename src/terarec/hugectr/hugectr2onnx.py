@@ -45,7 +45,7 @@ def convert(
     """Write an ONNX file with the predictions of a trained model.
 
     Its inputs are the dense tensor, then with `convert_embedding` the keys int64[batch, slots, most keys] of each
-    sparse input, and else what each embedding gives, float32[batch, slots, width]. docs/export.md says the rest.
+    sparse input, otherwise the vectors of each embedding, float32[batch, slots, width]. See docs/export.md.
 
     Args:
         onnx_model_path: The file.

@@ -102,7 +102,7 @@ class JsonObject:
             raise WrongInputError(self.where, f"got an unknown key {left[0]!r}, {hint}", field=left[0])
 
     def make(self, cls: type[Made], arguments: Mapping[str, Any]) -> Made:
-        """Return what a call of HugeCTR creates from `arguments`, the values of this object.
+        """Return the object that a HugeCTR call creates from `arguments`, the values of this object.
 
         Raises:
             WrongInputError: The call rejects them; the message has the path of this object before the call's.
@@ -204,6 +204,6 @@ def _read(data: JsonObject, cls: type[OptParamsPy]) -> dict[str, Any]:
             owner = cls if key in cls.names() else OptimizerWithSchedule
             given[key] = values.take(key, owner.parameter(key).type)
     values.finish()
-    # A file may hold the parameters of other kinds, too; they say nothing.
+    # A file may also hold the parameters of other kinds, which are ignored.
     data.finish([name for name, _ in HYPERPARAMETERS.values()])
     return given

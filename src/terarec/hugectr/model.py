@@ -183,8 +183,8 @@ class Model:
     ) -> None:
         """Train, evaluate and save.
 
-        With ``repeat_dataset=True`` each evaluation goes on in its data where the last one stopped, so two of them see
-        the same samples only if ``max_eval_batches`` covers these; in epochs each starts at the beginning.
+        With ``repeat_dataset=True`` each evaluation continues where the last one stopped, so two evaluations see the
+        same samples only if ``max_eval_batches`` covers all of them; in epochs each evaluation starts at the beginning.
 
         Args:
             num_epochs: Times over the data, with ``repeat_dataset=False``.
@@ -193,7 +193,7 @@ class Model:
             eval_interval: Iterations between evaluations.
             snapshot: Iterations between snapshots.
             snapshot_prefix: Prefix of the snapshots' names.
-            data_source_params: Release 3.4's file system of the snapshots and of other files of the model from now on.
+            data_source_params: File system of the snapshots and of later files of the model, in release 3.4.
 
         Raises:
             WrongInputError: A number of epochs or iterations that is not above 0, in the mode that needs it, anything
@@ -544,7 +544,7 @@ class Model:
         return self.get_embedding_training_cache().incremental_model()
 
     def dump_incremental_model_2kafka(self) -> NoReturn:
-        """Raise, as there is no producer for Kafka; `get_incremental_model` returns the same rows."""
+        """Raise an error: there is no producer for Kafka; `get_incremental_model` returns the same rows."""
         raise IllegalCallError(
             "dump_incremental_model_2kafka", "rows are not sent to Kafka, expected get_incremental_model for them"
         )

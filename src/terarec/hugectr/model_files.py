@@ -196,7 +196,7 @@ class ModelFiles:
     def _collections(
         self, call: str, table_names: Sequence[str]
     ) -> Iterator[tuple[int, Mapping[str, AnyTable], list[str]]]:
-        """Yield number and tables of each collection that has some of `table_names`, and which these are."""
+        """Yield the number, the tables and the matching names of each collection that has some of `table_names`."""
         configs = self._network.of_type(EmbeddingCollectionConfig)
         known = [name for config in configs for name in config.table_names()]
         if not configs:

@@ -1,4 +1,4 @@
-"""The parts of a model in the order of their calls, and the `GraphSpec` with optimizers that they make."""
+"""The parts of a model in the order of their calls, and their `GraphSpec` with optimizers."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Network:
         return graph_layer(part)
 
     def _key_sorts(self) -> set[bool]:
-        """Return whether keys of `SparseEmbedding` objects start at 0 in each slot; empty without any."""
+        """Return whether keys of `SparseEmbedding` objects start at 0 in each slot; empty without such objects."""
         sorts = {part.embedding_type in HAS_STATIC_TABLES for part in self.of_type(SparseEmbedding)}
         if len(sorts) == 2:
             raise WrongInputError(
@@ -237,7 +237,7 @@ def tensors_of(part: Part) -> tuple[list[str], list[str]]:
     """Return the tensors that `part` reads, and those that it makes.
 
     Raises:
-        WrongInputError: An object that is no part of a model.
+        WrongInputError: An object that is not a part of a model.
     """
     if isinstance(part, Input):
         return [], [*part.label_names, *([part.dense_name] if part.dense_dim else [])]
@@ -288,14 +288,14 @@ def num_devices(solver: Solver) -> int:
 def capacity(params: SparseEmbedding, optimizer: OptParamsPy, devices: int) -> int:
     """Return the maximum number of keys of a `SparseEmbedding`.
 
-    On each device as many as it names, or the workspace's bytes over those of a row and its optimizer states, as
-    HugeCTR reckons them; else as many as ``slot_size_array`` names.
+    For each device this is the given number, or the workspace's bytes divided by HugeCTR's bytes of a row with its
+    optimizer states; otherwise the sum of ``slot_size_array``.
     """
     if params.max_vocabulary_size_per_gpu:
         return int(params.max_vocabulary_size_per_gpu) * devices
     if not params.workspace_size_per_gpu_in_mb:
         return sum(params.slot_size_array)
-    # Float32 weights and states, whatever their precision here: a script expects its overflow where HugeCTR has it.
+    # Float32 weights and states, for any precision here: a script expects the same overflow as in HugeCTR.
     rows = params.workspace_size_per_gpu_in_mb * 2**20 // (4 * params.embedding_vec_size * row_copies(optimizer))
     return int(rows) * devices
 
@@ -400,7 +400,7 @@ def _joined(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbeddi
 
 
 def _flattened(config: EmbeddingCollectionConfig, embeddings: Sequence[GraphEmbedding]) -> list[GraphLayer]:
-    """Return the layers that make [B, width] of the vectors of lookups that are flat."""
+    """Return the layers that reshape the vectors of flat lookups to [B, width]."""
     widths = {feature.name: embedding.width_of(feature) for embedding in embeddings for feature in embedding.features}
     return [
         GraphLayer(

@@ -40,7 +40,7 @@ def rank() -> int:
 
 
 def _leave(found: Ranks) -> None:
-    # At exit another process may be gone already, which is no error of this one.
+    # At exit another process may be gone already, which is not an error of this one.
     with suppress(RuntimeError):
         found.close()
 

@@ -40,7 +40,7 @@ KIND_OF_READER: Mapping[DataReaderType_t, RecordKind] = {
 class DataReader:
     """One of the two readers of a model, which `Model.get_data_reader_train` and ``..._eval`` return.
 
-    It is a `terarec.data.BatchReader` that goes on where it stopped: only `set_source` starts over.
+    It is a `terarec.data.BatchReader` that continues where it stopped: only `set_source` starts over.
 
     Attributes:
         repeat: Whether the data starts over at its end.
@@ -191,7 +191,7 @@ class DataReader:
         return dict(self._started("state_dict").state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from the result of `state_dict`.
 
         Raises:
             IllegalCallError: The reader was not started.

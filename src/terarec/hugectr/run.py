@@ -221,7 +221,7 @@ def _run_spec(data: str, records: RecordsSpec, training: Training) -> RunSpec:
 
 
 def _schedule(schedule: LearningRateSchedule) -> WarmupDecaySchedule | None:
-    # HugeCTR's default, one step of warm-up, is no schedule.
+    # HugeCTR's default, one step of warm-up, is not a schedule.
     if schedule.warmup_steps <= 1 and schedule.decay_start == 0:
         return None
     return WarmupDecaySchedule(

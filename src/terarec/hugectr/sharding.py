@@ -62,7 +62,7 @@ def sharding_plan(
     # Neighbouring devices stay together: those of a machine are on few ranks.
     to_rank = [gpu * world_size // num_gpus for gpu in range(num_gpus)]
     tables = [table for embedding in graph.embeddings for table in embedding.tables]
-    # What a script says replaces it table by table; a collection without a plan keeps it.
+    # The script's plan replaces it table by table; a collection without a plan keeps it.
     found: dict[str, Placement] = dict(default_plan(tables, world_size).placements)
     embeddings = {embedding.name: embedding for embedding in graph.embeddings}
     for part in network.of_type(SparseEmbedding):

@@ -106,7 +106,7 @@ class EmbeddingFile:
         return keys, np.repeat(np.arange(len(held)), [len(own) for own in held])
 
     def to_file(self, part: Part) -> SparseRows:
-        """Return `part` as it is in the file."""
+        """Return `part` in the form of the file."""
         keys = part.rows.keys.cpu().numpy() + self.bases[part.slot]
         vectors = part.rows.weights.float().cpu().numpy()
         slots = np.full(len(keys), part.slot, np.uint64) if self.has_slots else None

@@ -59,7 +59,7 @@ class DataGenerator:
             path = Path(source)
             if not is_listed:
                 generate_records(self._generator, path, split=split, rows_per_file=num_samples)
-            # Scripts call the generator on every start, and go on with the data of the first.
+            # Scripts call the generator on every start, and continue with the data of the first.
             elif not path.exists():
                 rows = params.num_samples_per_file
                 generate_records(self._generator, path, split=split, num_files=num_files, rows_per_file=rows)

@@ -48,7 +48,7 @@ class TrainingCache:
     holds, and a key that they do not hold is an error. Where the tables are in tiers (`with_cache_tiers`), a pass loads
     the rows of its keyset into the fastest, as many as fit, and writes changed ones back; where all rows are in memory
     it moves nothing. (HugeCTR keeps the states of a "Cached" table from pass to pass, too; those of a "Staged" one
-    start anew in every pass there.)
+    start again in every pass there.)
 
     Args:
         params: The `CreateETC` or `CreateMOS` object.
@@ -90,7 +90,7 @@ class TrainingCache:
         Raises:
             WrongInputError: Another number of files than embeddings, or one without keys.
             DataNotFoundError: No such file.
-            FormatError: A size that is no multiple of a key's.
+            FormatError: A size that is not a multiple of a key's.
         """
         self.begin_pass(keyset_file, self._after(keyset_file))
 
@@ -386,7 +386,7 @@ def _local(name: str, path: str) -> Path:
 
 
 def _staged_bytes(num_embeddings: int) -> int:
-    # Where the system does not say what is free, half of what there is.
+    # If the free memory is unknown, half of the total memory.
     available = memory.available_bytes() or memory.total_bytes()
     return int(_STAGED_SHARE * available) // num_embeddings
 

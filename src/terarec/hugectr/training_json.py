@@ -311,7 +311,7 @@ class Session:
 
 
 def compiled(solver: SolverConfig, training: Training, *, kind: type[Model] = Model) -> Model:
-    """Return the compiled model of a training file, with the weights that `solver` says to start from.
+    """Return the compiled model of a training file, with the initial weights that `solver` names.
 
     Args:
         solver: The `solver_parser_helper` object, or the file's own clause.

@@ -346,7 +346,7 @@ def resumable_dir(out: Path, fingerprint: Mapping[str, str], *, restart: bool = 
                     replace_directory(partial, out)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt | ClusterError) and journal.phases:
-                    kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call goes on from there"
+                    kept = f"{partial} keeps the phases {', '.join(journal.phases)}; the same call continues from there"
                     if isinstance(error, ClusterError):
                         raise ClusterError(error.where, f"{error.problem}; {kept}", phases=journal.phases) from error
                     raise RunInterruptedError(kept, phases=journal.phases) from error
@@ -380,7 +380,7 @@ def _check(found: Mapping[str, str], expected: Mapping[str, str], directory: Pat
     for part, value in expected.items():
         if found.get(part) != value:
             problem = (
-                f"an interrupted run left {directory} with other {part}, expected the same to go on, "
+                f"an interrupted run left {directory} with other {part}, expected the same to continue, "
                 "or restart=True to discard its work"
             )
             raise FieldError("", "out", problem)

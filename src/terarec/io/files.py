@@ -150,7 +150,7 @@ class AtomicFile:
     def commit(self) -> None:
         """Flush the partial file to the disk and rename it into place; abort on an error of the disk."""
         with self.guard():
-            # Inside a directory under construction nobody reads the file yet: it is flushed with all others before it
+            # A file in a directory under construction has no readers yet: it is flushed with all others before it
             # counts.
             construction = _construction_around(self.path)
             if construction is not None and self._durable:

@@ -40,7 +40,7 @@ class Location(Protocol):
         ...
 
     def open(self) -> Any:
-        """Return what PyArrow opens: a path, or a new binary file object that the caller closes."""
+        """Return an input for PyArrow: a path, or a new binary file object that the caller closes."""
         ...
 
 
@@ -190,7 +190,7 @@ def upload(local: Path, url: str, *, replaceable: str) -> None:
         replaceable: Pattern of the names in a folder that may be replaced.
 
     Raises:
-        ConfigError: A folder in the place of a file, or one that holds something of others; nothing is changed then.
+        ConfigError: A folder in place of a file, or one that holds something of others; nothing is changed then.
     """
     files, root = file_system(url)
     folders = [f"{root}/{entry.name}" for entry in sorted(local.iterdir()) if entry.is_dir()]

@@ -116,7 +116,7 @@ UNQUOTED = Quoting(delimiter=b"\t", quote=False, trim=False)
 class DelimitedLayout:
     r"""Layout of the fields of records.
 
-    They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are no rows.
+    They end in ``\n`` or ``\r\n``; the last one's end may be absent. Empty ones are not rows.
 
     Attributes:
         fields: Fields of a line, in order.

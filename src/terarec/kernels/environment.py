@@ -1,4 +1,4 @@
-"""The one place that reads terarec's environment variables.
+"""The only module that reads terarec's environment variables.
 
 ``TERAREC_CPU`` = ``generic``, ``avx2``, ``avx512`` or ``neon`` forces the instruction set of the compiled kernels.
 ``TERAREC_KERNELS`` = ``triton``, ``cpu`` or ``ref`` chooses the implementation of each op that it has for a device.
@@ -75,8 +75,8 @@ class Launch:
     Attributes:
         rank: Its number.
         size: Number of all.
-        local_size: Number of those on this machine, as far as mpirun says it.
-        has_address: Whether the variables of torchrun say where the processes meet.
+        local_size: Number of processes on this machine, if mpirun sets it.
+        has_address: Whether the variables of torchrun give the address of the rendezvous.
         is_mpi: Whether mpirun started it, or another launcher of MPI, whose processes are MPI's world.
     """
 
@@ -94,10 +94,10 @@ _MPI_VARIABLES = (
 
 
 def launch() -> Launch | None:
-    """Return how torchrun or mpirun, or what sets the same variables, started this process; None for one alone.
+    """Return how torchrun, mpirun or a compatible launcher started this process; None for a single process.
 
     Raises:
-        ConfigError: A variable that is no number.
+        ConfigError: A variable that is not a number.
     """
     has_address = bool(os.environ.get("MASTER_ADDR"))
     for rank, size, local in (("RANK", "WORLD_SIZE", ""), *_MPI_VARIABLES):
@@ -110,7 +110,7 @@ def launch() -> Launch | None:
             has_address=has_address or not local,
             is_mpi=bool(local),
         )
-        if not local or found.size > 1:  # mpirun may start what it starts alone
+        if not local or found.size > 1:  # mpirun may start a single process
             return found
     return None
 

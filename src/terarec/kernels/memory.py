@@ -58,7 +58,7 @@ def _field_kib(text: str, name: str) -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """Return what a version 2 control group leaves; file pages that can be dropped do not count as used."""
+    """Return the available bytes of a version 2 control group; droppable file pages do not count as used."""
     limit_file, usage_file, stat_file = (_CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
     if not (limit_file.exists() and usage_file.exists() and stat_file.exists()):
         return None

@@ -72,7 +72,7 @@ def available() -> dict[str, str]:
 
 @functools.cache
 def active(op: str, device: str, among: tuple[str, ...] = IMPLEMENTATIONS) -> Choice:
-    """Return what "auto" selects.
+    """Return the choice of "auto".
 
     Args:
         op: Name of the op.

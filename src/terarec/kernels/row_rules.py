@@ -104,7 +104,7 @@ class RowRule:
 
     @property
     def coupled(self) -> tuple[float, float]:
-        """l1 and l2 as they are added to the gradient: zeros where they are not."""
+        """l1 and l2 that are added to the gradient; zeros if the rule applies them otherwise."""
         return (self.l1, self.l2) if self.is_coupled else (0.0, 0.0)
 
     @property
@@ -401,7 +401,7 @@ class AdamWRule(AdamRule):
 
     def update_(self, weights: Tensor, state: Sequence[Tensor], grad: Tensor, lr: Tensor, step: int) -> None:
         """Apply the formula of this rule; see `RowRule.update_`."""
-        # Decay before the step, and not by way of the gradient: "decoupled", as in `torch.optim.AdamW`.
+        # Decay before the step, and not through the gradient: "decoupled", as in `torch.optim.AdamW`.
         weights *= 1.0 - lr * self.weight_decay
         AdamRule.update_(self, weights, state, grad, lr, step)
 

@@ -166,7 +166,7 @@ def initialise_keys(
     initializer: Initializer,
     scale: float,
 ) -> None:
-    """Write to row ``rows[i]`` what `initialise_rows` writes to row number ``keys[i]`` of a table.
+    """Fill row ``rows[i]`` with the values of `initialise_rows` for row number ``keys[i]`` of a table.
 
     So a table of any keys equals a static one bit for bit, and a key's initial values depend on (seed, table name, key)
     alone: neither on the order in which keys come nor on where their rows lie. A negative key counts as key + 2^64.

@@ -362,7 +362,7 @@ class SlotLimit:
     """A bound of the slots of a map that can be lowered, as their memory is needed for something else.
 
     Attributes:
-        limit: Slots from this one on are not assigned any more, but for the few that were free when it was lowered.
+        limit: Slots from this one on are not assigned any more, except for the few that were free when it was lowered.
 
     Args:
         slots: The map.
@@ -378,7 +378,7 @@ class SlotLimit:
         return self._slots.room - (self._slots.capacity - max(self.limit, self._slots.used_slots))
 
     def lower(self, limit: int, write_back: Callable[[Tensor], None]) -> int:
-        """Take slots from `limit` on out of use; those that are pinned stay.
+        """Retire the slots from `limit` on, except pinned ones.
 
         Args:
             limit: As above.

@@ -69,7 +69,7 @@ def as_weights(metric: str, weights: Values | None, rows: int) -> FloatColumns |
 
 
 def check_labels(metric: str, labels: FloatColumns, accepted: LabelRange) -> None:
-    """Raise `ConfigError` if a label is outside of what is `accepted`; NaN, an unknown label, passes."""
+    """Raise `ConfigError` if a label is not `accepted`; NaN, an unknown label, is always accepted."""
     if accepted == "share":
         bad = (labels < 0) | (labels > 1)
     elif accepted == "gain":

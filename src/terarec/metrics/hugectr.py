@@ -37,7 +37,7 @@ class NDCG:
         """Add a batch: `scores` and `labels` (gains), each [B] or [B, L].
 
         Raises:
-            ConfigError: A NaN score, a label that is no finite number >= 0, or shapes that do not match (this batch
+            ConfigError: A NaN score, a label that is not a finite number >= 0, or shapes that do not match (this batch
                 or an earlier one).
         """
         score_columns, label_columns = as_columns("NDCG", scores, labels)

@@ -30,8 +30,8 @@ from terarec.metrics.columns import (
 class LabelMeanMetric(ABC):
     """A metric that is a function of weighted means over the samples, for each label and then over labels.
 
-    A sample whose label is unknown (NaN) does not count for that label. A subclass says what is averaged (`terms`) and
-    what is made of the means (`finish`). Memory: a few numbers a label.
+    A sample whose label is unknown (NaN) does not count for that label. A subclass defines the averaged terms (`terms`)
+    and the result of their means (`finish`). Memory: a few numbers a label.
 
     Attributes:
         NAME: Name in errors.
@@ -59,7 +59,7 @@ class LabelMeanMetric(ABC):
 
     @classmethod
     def check(cls, predictions: FloatColumns, labels: FloatColumns) -> None:
-        """Raise `ConfigError` if a label, or a prediction, is not what the metric accepts."""
+        """Raise `ConfigError` if the metric does not accept a label or a prediction."""
         if predictions.shape != labels.shape:
             if not cls.TAKES_CLASSES:
                 check_one_score(cls.NAME, predictions, labels)

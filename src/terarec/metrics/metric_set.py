@@ -283,7 +283,7 @@ class MetricSet:
         self._label_rows += (~np.isnan(labels)).sum(axis=0)
 
     def _streamed(self) -> MetricValues:
-        """Return the metrics of the streams; NaN for those that have seen nothing."""
+        """Return the metrics of the streams; NaN for streams without samples."""
         values: list[dict[str, float]] = [{} for _ in self._labels]
         for name, stream in self._streams.items():
             # Before the first update a stream has no labels.

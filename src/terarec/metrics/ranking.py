@@ -216,7 +216,7 @@ def evaluate_retrieval(
         raise ConfigError("k, metrics", "got none, expected at least one of each")
     wanted = _pairs("relevant", relevant, num_users, num_items)
     masked = wanted[:0] if seen is None else _pairs("seen", seen, num_users, num_items)
-    # Only these can be found: a seen item is never a hit, so that it would lower recall whatever the model.
+    # Only these can be found: a seen item is never a hit, so it would lower the recall of any model.
     findable = np.setdiff1d(wanted, masked, assume_unique=True)
     user = findable // num_items
     users = np.unique(user)
@@ -263,7 +263,7 @@ def _ranks(
         chosen = torch.from_numpy(users[start : start + block]).to(device)
         scores = torch.mm(user_vectors[chosen].float(), transposed, out=held[: len(chosen)])
         first, last = np.searchsorted(masked, (start * num_items, (start + len(chosen)) * num_items))
-        # Who has seen nearly all items gets seen ones at the end of the list; they are no hits, as findable pairs lack
+        # Who has seen nearly all items gets seen ones at the end of the list; they are not hits, as findable pairs lack
         # them.
         scores.view(-1)[torch.from_numpy(masked[first:last] - start * num_items).to(device)] = -torch.inf
         top = best_items(scores, k).cpu().numpy()

@@ -81,7 +81,7 @@ def load_model(
         allow_import: Packages whose code the model may name.
 
     Raises:
-        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+        DataNotFoundError: `run_dir` is not a run, or holds no complete checkpoint.
         ConfigError: It holds no such checkpoint, or its model is of a package that is not allowed.
         FormatError: A file of it is damaged.
         StorageError: Not enough memory for the tables.
@@ -135,7 +135,7 @@ def load_without_tables(
     device: torch.device | None = None,
     allow_import: Sequence[str] = (),
 ) -> ModelWithoutTables:
-    """Load the dense weights of a run's model, and none of its rows; arguments and errors are those of `load_model`."""
+    """Load only the dense weights of a run's model; arguments and errors are those of `load_model`."""
     spec = load_run(run_dir / RUN_FILE)
     dataset = read_dataset(run_dir / DATASET_DIRECTORY)
     # Tables of one row each, since their specs alone are needed: the rows are elsewhere.
@@ -170,7 +170,7 @@ def without_tables(model: nn.Module) -> nn.Module:
 
 
 def _build(run: RunSpec, model: ModelSpec, dataset: DatasetSpec, allow_import: Sequence[str]) -> nn.Module:
-    """Return the model of a run, its weights not loaded, with `model` in the place of the run's spec of it."""
+    """Return the model of a run, its weights not loaded, with `model` in place of the run's spec of it."""
     num_outputs = build_objective(run.objective).num_outputs(len(dataset.labels))
     return build_model(model, dataset, num_outputs=num_outputs, seed=run.training.seed, allow_import=allow_import)
 
@@ -184,7 +184,7 @@ def _without_tiers(spec: ModelSpec) -> ModelSpec:
 
 
 def _with_own_files(spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with a directory of this process for tables in a file tier, which a training may use meanwhile."""
+    """Return `spec` with a separate directory for tables in a file tier, since a training may be using the original."""
     described: Any = spec
     tiers: Tiers | None = getattr(getattr(described, "tables", None), "tiers", None)
     if tiers is None or tiers.file is None:
@@ -249,7 +249,7 @@ def load_dense_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 _FREE = ("split", "weight", "metadata")
-"""Fields of a workflow that change nothing of what a model reads."""
+"""Fields of a workflow that do not change the inputs of a model."""
 
 
 def check_columns(dataset: DatasetSpec, directory: Path, trained_on: DatasetSpec, trained_directory: Path) -> None:

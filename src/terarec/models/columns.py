@@ -85,7 +85,7 @@ def join(dense: Tensor, pooled: Tensor) -> Tensor:
 
 
 def input_width(spec: NetworkSpec, dataset: DatasetSpec) -> int:
-    """Return the width of what `side_by_side` returns."""
+    """Return the width of the result of `side_by_side`."""
     return len(dataset.dense) + spec.width * len(dataset.categorical)
 
 

@@ -17,7 +17,7 @@ from terarec.nn.objectives import Objective
 
 
 def training_loss(model: nn.Module, output: object, batch: Batch, objective: Objective) -> Tensor:
-    """Return what training minimises, a scalar: the model's own loss where it has one, else the objective's.
+    """Return the scalar that training minimises: the model's own loss if it has one, else the objective's.
 
     Args:
         model: The model.

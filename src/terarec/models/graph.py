@@ -79,7 +79,7 @@ class GraphModel(nn.Module):
         return self._place.device
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return every tensor of the graph by name, but for the losses.
+        """Return every tensor of the graph by name, except for the losses.
 
         Raises:
             ConfigError: A batch without the columns that the graph reads.
@@ -88,7 +88,7 @@ class GraphModel(nn.Module):
         return self.compute(self.inputs(batch))
 
     def compute(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what `forward` does, from what `inputs` gave."""
+        """Return the result of `forward`, from the result of `inputs`."""
         tensors = dict(inputs)
         for layer, module in self._steps:
             tops = module(*(tensors[name] for name in layer.bottoms))
@@ -96,7 +96,7 @@ class GraphModel(nn.Module):
         return tensors
 
     def losses(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> dict[str, Tensor]:
-        """Return each loss by name: its mean over the batch, without the label's weight, from what `forward` gave.
+        """Return each loss by name: its mean over the batch, without the label's weight, from the output of `forward`.
 
         Args:
             tensors: Output of `forward`.
@@ -108,7 +108,7 @@ class GraphModel(nn.Module):
         }
 
     def total_loss(self, tensors: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
-        """Return what training minimises, a scalar: the sum of weight times loss, and the losses' penalties.
+        """Return the scalar that training minimises: the sum of weight times loss, plus the losses' penalties.
 
         Args:
             tensors: Output of `forward`.
@@ -131,7 +131,7 @@ class GraphModel(nn.Module):
         return total
 
     def predictions(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return each label -> its probabilities [B, n] under the loss that reads it, from what `forward` gave."""
+        """Return the probabilities [B, n] of each label under the loss that reads it, from the output of `forward`."""
         return {layer.bottoms[1]: module.predict(tensors[layer.bottoms[0]]) for layer, module in self._losses}
 
     def logits(self) -> dict[str, str]:
@@ -139,7 +139,7 @@ class GraphModel(nn.Module):
         return {layer.bottoms[0]: layer.bottoms[1] for layer, _ in self._losses}
 
     def label_logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the logits [B, L] of all labels, in the order of ``spec.labels``, from what `forward` gave.
+        """Return the logits [B, L] of all labels, in the order of ``spec.labels``, from the output of `forward`.
 
         The logit of a softmax over two classes is their difference, whose sigmoid is the probability of the second.
 
@@ -157,11 +157,11 @@ class GraphModel(nn.Module):
         return torch.cat(columns, dim=1)
 
     def training_loss(self, output: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Return `total_loss` of what `forward` gave for `batch`, with the weights of its samples."""
+        """Return `total_loss` of the output of `forward` for `batch`, with the weights of its samples."""
         return self.total_loss(output, batch.weight)
 
     def output_logits(self, output: Mapping[str, Tensor]) -> Tensor:
-        """Return `label_logits` of what `forward` gave."""
+        """Return `label_logits` of the output of `forward`."""
         return self.label_logits(output)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -195,7 +195,7 @@ class GraphModel(nn.Module):
         return cast(EmbeddingCollection, self.embeddings[name])
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what the layers begin with, by name: labels, dense inputs and the outputs of the embeddings.
+        """Return the inputs of the layers by name: labels, dense inputs and the outputs of the embeddings.
 
         Raises:
             ConfigError: A batch without the columns that the graph reads.

@@ -38,7 +38,7 @@ class Int8Linear(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would rather have other tensors, which this product does not take
             codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        # torch's quantized products take weights in this packed form alone, which is no tensor of a state_dict.
+        # torch's quantized products take weights in this packed form alone, which is not a tensor of a state_dict.
         self._packed = quantized.linear_prepack(codes, bias)
         self._product = quantized.linear_relu_dynamic if getattr(layer, "relu", False) else quantized.linear_dynamic
 

@@ -82,7 +82,7 @@ MODELS: dict[type, Callable[..., nn.Module]] = {
     GraphModelSpec: graph_model,
     PythonModelSpec: python_model,
 }
-"""Spec -> what is called with (spec, dataset, *, num_outputs, seed) to make the model."""
+"""Class or function of each spec; called with (spec, dataset, *, num_outputs, seed), it returns the model."""
 
 
 def build_model(

@@ -254,7 +254,7 @@ def in_batch_softmax(
     """Return the in-batch sampled softmax with log-Q correction (Yi et al. 2019, RecSys, eq. 3 to 5).
 
     Sample i has the loss -log(exp(s_ii) / sum over j of exp(s_ij)) with s_ij = u_i . v_j - log q_j. The samples j whose
-    item is that of i, but for i itself, are left out of the sum: they are no negatives.
+    item is that of i, except for i itself, are left out of the sum: they are not negatives.
 
     Args:
         users: float[B, D], the users' vectors divided by the temperature.
@@ -281,7 +281,7 @@ def in_batch_softmax(
         # Frequent items come as negatives more often; uncorrected, their scores would be too low.
         scores = scores - log_q
     own = torch.arange(first, first + users.shape[0], device=users.device)[:, None]
-    # The diagonal is the positive itself, whatever other samples have the same item.
+    # The diagonal is the positive itself, even if other samples have the same item.
     is_same = (item_keys.unsqueeze(1) == candidates).scatter(1, own, False)
     scores = scores.masked_fill(is_same, -torch.inf)
     losses = scores.logsumexp(1) - scores.gather(1, own)[:, 0]

@@ -128,7 +128,7 @@ class FactorizationTerms(LinearTerms):
         self.products = PairProducts(spec.width, num_outputs)
 
     def factorization_terms(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of all terms float[B, C], and what an MLP reads of the vectors (see `ColumnVectors`)."""
+        """Return the sum of all terms float[B, C], and the vectors for an MLP (see `ColumnVectors`)."""
         vectors, flat = self.vectors(batch)
         return self.linear_terms(batch) + self.products(vectors), flat
 

@@ -168,7 +168,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     else for 4, with `rate` rounded to a multiple of 2^-16. Torch's own dropout draws once an element: for 4096 x 400
     floats it takes 18.6 ms, this 1.5 (one Zen 5 core, torch 2.13).
     """
-    # Only a CPU draws serially, and a compiler makes one kernel of torch's function and what surrounds it.
+    # Only a CPU draws serially, and a compiler fuses torch's function with the surrounding operations.
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.nn.functional.dropout(x, rate)
     out: Tensor = _Dropout.apply(x, rate)  # type: ignore[no-untyped-call]
@@ -215,7 +215,7 @@ class _ReLUDropout(torch.autograd.Function):
 
 
 def _draw(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
-    """Return a random integer for each element, the least that keeps it, and the scale of what is kept."""
+    """Return a random integer for each element, the least integer that keeps it, and the scale of kept elements."""
     dtype = torch.int8 if (256 * rate).is_integer() else torch.int16
     smallest, largest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     num_values = largest - smallest + 1

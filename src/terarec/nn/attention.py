@@ -162,8 +162,8 @@ class SelfAttention(nn.Module):
     where its width is another, is added; then come layer norm on request and ReLU.
 
     Args:
-        in_width: Length of the vectors that come in.
-        width: Length of those that go out, all heads together.
+        in_width: Length of the input vectors.
+        width: Length of the output vectors, all heads together.
         heads: Number of heads.
         generator: Source of the initial weights.
         initial: (fan_in, fan_out) -> distributions of initial weights; there are no biases.

@@ -1,7 +1,7 @@
 """Layers and losses that compare the samples of a batch, where several processes have a part of it each.
 
-A loss is a sum over processes: each runs the backward pass of its own part, and what the processes give each other
-here passes gradients back, so that their sum is the gradient of the whole batch.
+A loss is a sum over processes: each runs the backward pass of its own part. The exchanges in this module pass gradients
+back, so that their sum is the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.autograd.function import once_differentiable
 
 
 class BatchRanks(Protocol):
-    """The processes that have a part of a batch each, such as `terarec.dist.Ranks`; all of them make the same calls.
+    """The processes that each have a part of a batch, such as `terarec.dist.Ranks`; all of them make the same calls.
 
     Attributes:
-        rank: Number of this one.
-        size: Number of all.
+        rank: Number of this process.
+        size: Number of processes.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Normalized(NamedTuple):
 
 def sum_over(ranks: BatchRanks, what: str, values: Tensor) -> Tensor:
     """Return the sum of numbers over the processes; no gradient goes through it."""
-    # A copy, since the collective replaces what it is given.
+    # A copy, since the collective works in place.
     return ranks.all_reduce_(what, values.detach().clone())
 
 
@@ -134,7 +134,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         values, scale = ctx.saved_tensors
         # Mean and variance depend on every sample, so the two means over the batch below are sums over all ranks. Both
-        # travel in one collective, whose latency is what it costs.
+        # are sent in one collective, whose cost is its latency.
         sums = torch.stack([grad.sum(0, dtype=torch.float64), (grad * values).sum(0, dtype=torch.float64)])
         shift, slope = (ctx.ranks.all_reduce_(f"gradients of {ctx.what}", sums) / ctx.total).unbind()
         return (scale * (grad - shift - values * slope)).float(), None, None, None

@@ -35,7 +35,7 @@ from terarec.nn.normalization import BatchNorm1d
 from terarec.ops import linear, linear_relu
 
 
-# A subclass and no module of its own: the names in a state_dict, quantization and exporters all know `nn.Linear`.
+# A subclass instead of a new module: names in a state_dict, quantization and exporters all know `nn.Linear`.
 class Linear(nn.Linear):
     """`torch.nn.Linear`, multiplied by the faster of torch's libraries on a CPU (`terarec.ops.linear`).
 
@@ -146,7 +146,7 @@ class MLP(nn.Module):
         dropout: Probability of zeroing a unit after an activation in training.
         initial: (fan_in, fan_out) -> distributions of a layer's initial weight and bias.
         activation: Name of the activation, one of `terarec.nn.activations.ACTIVATIONS`.
-        batch_norm: Whether what goes into an activation is normalized over the batch.
+        batch_norm: Whether the input of an activation is normalized over the batch.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class MLPLayer(WeightedLayer):
         for index, width in enumerate(num_outputs):
             if self.mlp.layers[index].bias is None:
                 # HugeCTR's files have a bias for every layer; a model that is loaded and saved has to return it.
-                # A buffer and no parameter, since optimizers and penalties must not see it.
+                # A buffer, not a parameter, since optimizers and penalties must not see it.
                 self.register_buffer(f"unused_bias_{index}", torch.zeros(width))
 
     def file_tensors(self) -> list[FileTensor]:

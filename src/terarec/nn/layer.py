@@ -183,7 +183,7 @@ class WeightedLayer(Layer):
 
 
 def as_is(tensor: Tensor) -> Tensor:
-    """Return the `view` of a weight that a file holds as it is."""
+    """Return the `view` of a weight that a file holds in the same form."""
     return tensor
 
 

@@ -239,7 +239,7 @@ class SampledSoftmaxObjective:
 
     def scores(self, logits: Tensor) -> Tensor:
         """Return the logistic function of the first column."""
-        # The columns of sampled items, which follow in training, are no scores of the sample.
+        # The columns of sampled items, which follow in training, are not scores of the sample.
         return logits[:, :1].float().sigmoid()
 
 

@@ -26,7 +26,7 @@ class Concat(Layer):
         self.require(index < len(first.dims), shapes, f"more than {axis} dimensions", axis=axis)
         # All but the length along `axis`; the number of dimensions tells (a,) from (a, b) along axis 2.
         others = {(shape.rows, shape.dims[:index], shape.dims[axis:], len(shape.dims)) for shape in shapes}
-        self.require(len(others) == 1, shapes, f"shapes equal but for dimension {axis}", axis=axis)
+        self.require(len(others) == 1, shapes, f"shapes equal except for dimension {axis}", axis=axis)
         length = sum(shape.dims[index] for shape in shapes)
         super().__init__([TensorShape(first.rows, (*first.dims[:index], length, *first.dims[axis:]))])
         self.axis = axis
@@ -47,7 +47,7 @@ class Reshape(Layer):
     KIND = "reshape"
     OPTIONS = (
         integer("leading_dim", "length of the last dimension; 0 for another way", default=0, low=0),
-        integer("time_step", "length of the one before; 0 for none", default=0, low=0),
+        integer("time_step", "length of the previous one; 0 for none", default=0, low=0),
         flag("selected", "whether to take slots", default=False),
         list_of(integer("selected_slots", "the slots to take, all if empty", low=0), default=()),
         list_of(integer("shape", "the shape, -1 first", low=-1), default=()),

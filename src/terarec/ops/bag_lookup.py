@@ -119,7 +119,7 @@ def bag_lookup(
     checks.lookup_fits(weights, keys, offsets, layout, key_weights, traced=traced)
     result: Tensor
     try:
-        # By way of the op only where something has to see it; all other calls save the dispatcher (`checks.is_traced`).
+        # Through the op only if something has to see it; all other calls skip the dispatcher (`checks.is_traced`).
         if traced or (torch.is_grad_enabled() and _learns(weights, key_weights)):
             result = _bag_lookup_op(
                 weights, keys, offsets, layout.array, layout.pooling_codes, key_weights, implementation
@@ -208,7 +208,7 @@ _bag_lookup_op.register_autograd(_backward, setup_context=_save)
 def quantize_rows(weights: Tensor) -> Tensor:
     """Pack rows as codes of 8 bits, each row with a scale and an offset of its own.
 
-    No value changes by more than 1 / 510 of its row's range, but for the rounding of float32; rows of one value
+    No value changes by more than 1 / 510 of its row's range, except for the rounding of float32; rows of one value
     repeated stay as they are.
 
     Args:

@@ -40,7 +40,7 @@ def lookup_fits(
 ) -> None:
     """Raise unless the tensors of a lookup fit `layout` and each other.
 
-    A kernel looks at tensors in host memory, all at once; where it says no, those that do not fit are named here.
+    A kernel checks all tensors in host memory at once; if they do not fit, these functions find the ones to name.
 
     Args:
         weights: [V, D] of one of `ROW_DTYPES`, with at least the rows of `layout`.

@@ -95,7 +95,7 @@ def multiplies_weight_gradients(in_width: int) -> bool:
 
 
 def may_replace_torch() -> bool:
-    """Return whether nothing but autograd's backward watches a product, and oneDNN is not turned off."""
+    """Return whether only autograd's backward observes a product, and oneDNN is not turned off."""
     return not (
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

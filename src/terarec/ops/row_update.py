@@ -93,7 +93,7 @@ def row_update_(
 ) -> None:
     """Update the rows that move under `rule`, each once, by the sum of its gradients.
 
-    The result is the same bit for bit whatever the number of threads.
+    The result is the same bit for bit for any number of threads.
 
     Args:
         weights: Float32, bfloat16 or float16 [V, D], the arena.
@@ -155,7 +155,7 @@ def row_gradient_norm(
 ) -> float:
     """Return the L2 norm over the summed gradients of all rows, times ``rule.grad_scale``.
 
-    The result is the same bit for bit whatever the number of threads.
+    The result is the same bit for bit for any number of threads.
 
     Args:
         weights: float32[V, D], the arena; not changed.

@@ -1,4 +1,4 @@
-"""Calls that compilers do not trace: those outside of a graph, and those that are constants in it.
+"""Calls that compilers do not trace: they run outside of a graph, or are constants in it.
 
 Importing this module imports torch's compiler, which takes longer than importing all of terarec. Callers therefore
 import it only in branches that run while a graph is compiled.

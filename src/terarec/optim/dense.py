@@ -1,4 +1,4 @@
-"""Dense optimizers from their specs: those of torch, three of our own, and the state that each keeps."""
+"""Dense optimizers from their specs: torch's, three of our own, and their states."""
 
 from __future__ import annotations
 
@@ -255,9 +255,9 @@ _COUNTING = (optim.Adam, optim.RMSprop)  # those that count the steps of each pa
 
 
 def dense_states(optimizer: optim.Optimizer) -> dict[str, list[Tensor]]:
-    """Return the name of each state -> the optimizer's own tensors, one a parameter in the order of ``param_groups``.
+    """Return the optimizer's tensors by the name of the state, one per parameter in the order of ``param_groups``.
 
-    A state that the first step would make is made, as that step would, so that it can be filled from a file.
+    States that the first step would create are created here in the same way, so that they can be filled from a file.
 
     Raises:
         ConfigError: An optimizer that `build_dense_optimizer` does not make.
@@ -279,7 +279,7 @@ def _names(optimizer: optim.Optimizer) -> tuple[str, ...]:
 
 
 def _complete(optimizer: optim.Optimizer, parameter: nn.Parameter, names: tuple[str, ...]) -> None:
-    """Make the state of `parameter`, if it has none yet."""
+    """Create the state of `parameter`, if it has none yet."""
     state = optimizer.state[parameter]
     if not names or state.get(names[0]) is not None:
         return

@@ -14,7 +14,7 @@ from terarec.spec.checks import did_you_mean
 
 
 def freeze(model: nn.Module, patterns: Iterable[str], *, rows: RowOptimizer | None = None) -> list[str]:
-    """Freeze what `patterns` match: weights, and the state that optimizers keep for them.
+    """Freeze the parameters and tables that `patterns` match, with their optimizer states.
 
     A pattern, such as "bottom.*" or "item*", matches names of parameters (``model.named_parameters()``) and of tables;
     a table also by its name in ``model.state_dict()``. Where all tables of a collection are frozen, no gradient of
@@ -61,7 +61,7 @@ def _set_frozen(model: nn.Module, patterns: Iterable[str], rows: RowOptimizer | 
     for name in found_parameters:
         parameters[name].requires_grad_(not is_frozen)
         if is_frozen:
-            parameters[name].grad = None  # optimizers leave alone what has none
+            parameters[name].grad = None  # optimizers skip parameters without a gradient
     frozen = rows.frozen if rows is not None else set(found) if is_frozen else set()
     for _, module in collections:
         if not set(found).isdisjoint(module.tables):

@@ -108,7 +108,7 @@ class LossScaler:
         return stepped
 
     def update(self) -> None:
-        """Adapt a dynamic scale to whether the last step found gradients that are not finite."""
+        """Adapt a dynamic scale after a step, by whether its gradients were finite."""
         if self._scaler is None:
             return
         # torch raises in `update` where no optimizer had gradients to check.
@@ -116,11 +116,11 @@ class LossScaler:
             self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and what a dynamic one counts, as JSON data."""
+        """Return the scale, and the step counter of a dynamic one, as JSON data."""
         return {"scale": self._static} if self._scaler is None else dict(self._scaler.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from the result of `state_dict`.
 
         Raises:
             ConfigError: The state of a static scale for a dynamic one, or the other way round. Nothing is changed.

@@ -96,7 +96,7 @@ class RowOptimizer(optim.Optimizer):
         self._groups_of: list[Mapping[str, int]] = []  # for each owner: name of a rule -> number of the group
         self._tokens: list[tuple[AnyArena, object]] = []  # which arenas are this optimizer's
         groups = groups_of(module)
-        # Before an arena gets new state: what is rejected here leaves an earlier optimizer as it was.
+        # Before an arena gets new state: an error here does not change an earlier optimizer.
         per_group = [owners_of(roots_of(group)) for group in groups]
         for owners in per_group:
             check_table_names(owners)
@@ -186,7 +186,7 @@ class RowOptimizer(optim.Optimizer):
         """Update the rows by the gradients since the last step, and drop these; do nothing without gradients.
 
         Args:
-            closure: Function that computes the loss and its gradients anew.
+            closure: Function that computes the loss and its gradients again.
 
         Returns:
             What `closure` returned. `is_skipped` tells whether the step was skipped because a gradient is not finite,
@@ -266,7 +266,7 @@ class RowOptimizer(optim.Optimizer):
         return state | ({"rule_steps": {name: self._rule_steps[name] for name in kinds}} if len(kinds) > 1 else {})
 
     def load_step_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `step_state` returned.
+        """Continue from the result of `step_state`.
 
         Raises:
             ConfigError: The state of other kinds of optimizers, or of other groups. Nothing is changed.
@@ -318,7 +318,7 @@ class RowOptimizer(optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned. The keys of dynamic tables must be there: load the model first.
+        """Continue from the result of `state_dict`. The keys of dynamic tables must be there: load the model first.
 
         Raises:
             ConfigError: The state of another kind of optimizer, of other tables or other keys. Nothing is changed.
@@ -442,13 +442,13 @@ class RowOptimizer(optim.Optimizer):
         policies = [self._rules.by_name[each.rule].options.non_finite for each in taken]
         if not {"raise", "skip"} & set(policies):
             return True
-        # A scan of all gradients, which only the rules that ask for it pay for.
+        # A scan of all gradients, only for the rules that need it.
         found = [
             None if policy == "pass" else find_non_finite(each.gradients)
             for policy, each in zip(policies, taken, strict=True)
         ]
         is_raised = [place for place, policy in zip(found, policies, strict=True) if place and policy == "raise"]
-        # A sum over ranks, so that all of them raise: one that went on would wait for the others for ever.
+        # A sum over ranks, so that all of them raise: a rank that continued would wait for the others forever.
         raised = self._sum_over_ranks(float(bool(is_raised)))
         if raised:
             where = is_raised[0] if is_raised else "got a gradient on another rank"
@@ -456,7 +456,7 @@ class RowOptimizer(optim.Optimizer):
         return self._sum_over_ranks(float(any(found))) == 0.0
 
     def _clipping(self, bound: float | None, parts: Sequence[ArenaStep]) -> float:
-        """Return what the gradients are multiplied by for a global norm of at most `bound`.
+        """Return the factor of the gradients for a global norm of at most `bound`.
 
         The formula is that of `torch.nn.utils.clip_grad_norm_`.
         """

@@ -27,7 +27,7 @@ _NO_NUMBERS = ("rows", "initial_accumulator", "eps_hat")
 
 
 def check_spec(what: str, spec: object, accepted: UnionType) -> None:
-    """Raise `ConfigError` unless `spec` is of one of the classes `accepted`; `what` is made by it."""
+    """Raise `ConfigError` unless `spec` is of one of the classes `accepted`; `what` names its purpose in the error."""
     if not isinstance(spec, accepted):
         names = [kind.__name__ for kind in get_args(accepted)]
         got = repr(spec) if isinstance(spec, str) else type(spec).__name__
@@ -64,7 +64,7 @@ def table_rules(spec: SparseOptimizerSpec | Mapping[str, SparseOptimizerSpec]) -
 
 
 def row_options(spec: SparseOptimizerSpec) -> RowOptions:
-    """Return the options of `spec`, or those that hold without any."""
+    """Return the options of `spec`, or the defaults if it has none."""
     return RowOptions() if spec.rows is None else spec.rows
 
 
@@ -158,7 +158,7 @@ class RowRules:
         return table_factors(self.by_name[self.name_of(arena)].options, arena.table_names, frozen)
 
     def check(self, owner: RowParameters, arena: AnyArena) -> None:
-        """Check that the rule of an arena of `owner` can move rows where they lie.
+        """Check that the rule of an arena of `owner` can update the rows in their memory.
 
         Raises:
             ConfigError: A rule that updates all rows in every step, for rows in tiers; one that needs what no rank has
@@ -218,7 +218,7 @@ class ArenaStep(NamedTuple):
 
 
 def update_arenas(parts: Sequence[ArenaStep], *, clipping: float, step: int, seed: int) -> None:
-    """Update the rows of arenas that follow one rule, and note what changed.
+    """Update the rows of arenas that follow one rule, and record the changes.
 
     Args:
         parts: The arenas.
@@ -274,7 +274,7 @@ def split_columns_of(owner: RowParameters, arena: AnyArena) -> SplitColumns | No
 
 
 def _note_changes(arena: AnyArena, gradients: Sequence[BagGradient], rule: RowRule, table_lr: Tensor | None) -> None:
-    """Note which rows an update by `gradients` changed, where delta checkpoints ask for them."""
+    """Record which rows an update by `gradients` changed, if delta checkpoints need them."""
     changes = arena.changes
     if changes is None:
         return

@@ -136,7 +136,7 @@ def build_schedulers(
         mode: Whether lower or higher values of the metric of a `PlateauSchedule` are better.
 
     Raises:
-        ConfigError: `spec` is no schedule.
+        ConfigError: `spec` is not a schedule.
     """
     if not isinstance(spec, ScheduleSpec):
         names = [kind.__name__ for kind in get_args(ScheduleSpec)]
@@ -158,7 +158,7 @@ def scheduler_states(schedulers: Sequence[LRScheduler]) -> list[Any]:
 
 
 def load_scheduler_states(schedulers: Sequence[LRScheduler], states: Sequence[Any]) -> None:
-    """Continue from what `scheduler_states` returned. The rates themselves are the optimizers' state.
+    """Continue from the result of `scheduler_states`. The rates themselves are the optimizers' state.
 
     Raises:
         ConfigError: As many states as schedulers are expected. Nothing is changed.

@@ -25,7 +25,7 @@ from terarec.spec import CacheSpec
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 64  # lookups whose missing keys wait to be read; those of later ones are dropped and missing again
 _EVICTED_SHARE = 64  # of the slots, at once: finding those of the fewest uses passes over all of them
-_REFRESH_ATTEMPTS = 3  # for rows that an update changes meanwhile
+_REFRESH_ATTEMPTS = 3  # for rows that an update changes at the same time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class CacheStatistics:
         hits: Keys found in the cache.
         read: Distinct keys that were read from the tiers at once.
         deferred: Keys that got the default vector while they were read in the background.
-        dropped: Distinct keys that were not read, for too many waited.
+        dropped: Distinct keys that were not read, since too many were waiting.
         inserted: Rows that were inserted.
         evicted: Rows that gave their slot to others.
         refreshed: Rows that were read again.
@@ -168,7 +168,7 @@ class EmbeddingCache:
                 self._release(some)
 
     def refresh(self) -> int:
-        """Read all rows again from the tiers in parts; those that no tier has leave. Return the number of rows read."""
+        """Read all rows again from the tiers, in parts, and remove rows that no tier has; return the rows read."""
         step = max(1, int(self.capacity * self.spec.refresh_share))
         return sum(self._refresh(begin, begin + step) for begin in range(0, self.capacity, step))
 
@@ -305,7 +305,7 @@ def look_up(
             request.unpin()
             return memory.lookup(request.touched.slots, offsets, layout, key_weights)
     try:
-        # Without the lock: other lookups go on while rows are read. The slots found so far are pinned until the end.
+        # Without the lock: other lookups continue while rows are read. The slots found so far are pinned until the end.
         request.read()
         with memory.lock:
             # Under one lock with the lookup, since the new rows are not pinned. Both take as long as these keys need.
@@ -385,8 +385,8 @@ class _CacheLookup:
         missing, mask, ends = touched.missing, self._found.mask, list(accumulate(touched.num_missing))
         for cache, count, is_deferred in zip(caches, touched.num_missing, self._deferred, strict=True):
             cache.note(read=0 if is_deferred else count)
-        # Rows that were read before an update may be the old ones. A key that no tier has may get a row later: it is
-        # asked for again.
+        # Rows that were read before an update may be the old ones. A key that no tier has may get a row later, so the
+        # next lookup reads the tiers again.
         is_kept = [
             cache.spec.form != "static" and cache.changes == before
             for cache, before in zip(caches, self._changes, strict=True)
@@ -409,7 +409,7 @@ class _CacheLookup:
         return slots
 
     def with_own_rows(self, rows: Tensor, slots: Tensor) -> Tensor:
-        """Return ``rows float32[n, D]`` of all keys with those that were read in place of keys without a slot."""
+        """Return ``rows float32[n, D]`` of all keys, where keys without a slot have the rows that were read."""
         touched = self.touched
         is_absent = slots[touched.absent] < 0
         rows[touched.absent[is_absent]] = self._found.rows.to(rows.device)[touched.places[is_absent]]

@@ -18,7 +18,7 @@ class CacheMemory:
 
     Attributes:
         device: Device of the rows.
-        lock: Held by whoever reads or writes rows or the slots of the caches that share them.
+        lock: Lock to hold for reads and writes of rows and of the slots of the caches that share them.
 
     Args:
         num_rows: Number of rows V.
@@ -54,7 +54,7 @@ class CacheMemory:
         scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8))
 
     def write_held(self, places: Tensor, values: Tensor) -> None:
-        """Set the rows at ``places int64[n]``, distinct but for -1, whose values are left out."""
+        """Set the rows at ``places int64[n]``, distinct except for -1, whose values are left out."""
         # Of the rows that got no slot neither place nor value is used.
         held = torch.where(places >= 0, torch.arange(places.numel(), device=places.device), -1)
         scatter_rows([RowPart(self._rows, 0)], places, values.contiguous().view(torch.uint8), held)

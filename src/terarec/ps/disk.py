@@ -88,7 +88,7 @@ class RowStoreTier:
 
     @property
     def cached(self) -> CachedRows | None:
-        """Rows in host memory in front of the store, where they are floats as they are looked up; None otherwise."""
+        """Rows in host memory in front of the store if they are stored as the looked-up floats; None otherwise."""
         return self._rows if isinstance(self._rows, CachedRows) and self._holds_vectors() else None
 
     def _holds_vectors(self) -> bool:
@@ -127,7 +127,7 @@ class RowStoreTier:
         self._writable()[1].commit(metadata)
 
     def refresh(self) -> bool:
-        """Move on to what another process wrote, in a row file that is read-only: others have no other writer."""
+        """Read the last commit of another process, in a read-only row file; other stores have a single writer."""
         has_moved = isinstance(self.store, RowFile) and not self.is_writable and self.store.refresh()
         if has_moved and isinstance(self._rows, CachedRows):
             self._rows.forget()  # which rows the other process changed is not known

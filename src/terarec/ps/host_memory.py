@@ -140,7 +140,7 @@ class _Partition:
         self._start()
 
     def _start(self) -> None:
-        # New objects, also in `clear`: an insertion that writes rows without the lock goes on with the former ones.
+        # New objects, also in `clear`: an insertion that writes rows without the lock continues with the former ones.
         self._index = new_hash_index(_CPU)
         self._weights = GrowingTensor((self._width,), torch.float32, _CPU)
         tracked = {"random": (), "lru": (LAST_STEP,), "lfu": (COUNT,)}[self._overflow.evict]
@@ -177,13 +177,13 @@ class _Partition:
         with self._lock:
             targets, arena = self._reserve(keys.numel()), self._weights
             weights = arena.tensor
-        # Rows that no key has are written without the lock: page faults, and a thread that loses its core meanwhile,
-        # stop no lookup. A team of threads would wait for its slowest where cores are busy: 1 M rows then took 24 s,
+        # Free rows are written without the lock, so that page faults and a thread that loses its core do not delay
+        # lookups. A team of threads would wait for its slowest where cores are busy: 1 M rows then took 24 s,
         # and 3 to 7 s on one thread (14 runnable threads, two Zen 4 cores).
         scatter_rows([RowPart(weights, 0)], targets, rows.view(torch.uint8), threads=1)
         for some, to in zip(torch.split(keys, UPDATE_ROWS), torch.split(targets, UPDATE_ROWS), strict=True):
             with self._lock:
-                if arena is not self._weights:  # cleared meanwhile: as if that came after
+                if arena is not self._weights:  # cleared in the meantime: as if `clear` came after
                     return
                 self._move(some, to)
 

@@ -129,7 +129,7 @@ def fill_tiers(
     takers: list[tuple[Tier, int]] = []
     for spec, tier in zip(specs, tiers, strict=True):
         share = spec.load_share
-        # A store that outlives the process names what it was loaded from, so that a restart does not load it again.
+        # A store that outlives the process has the identity of its source, so that a restart does not load it again.
         has_them = isinstance(tier, RowStoreTier) and tier.metadata.get(_LOADED) == source.identity
         if tier.is_writable and share and not has_them:
             takers.append((tier, round(share * source.num_rows)))

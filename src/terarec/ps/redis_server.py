@@ -100,7 +100,7 @@ class RedisServer:
             is_read = True
         finally:
             for pool, connection, _ in taken:
-                if not is_read:  # replies that nobody reads would be those of the next command
+                if not is_read:  # unread replies would be taken for those of the next command
                     connection.disconnect()
                 pool.release(connection)
         # Raised after all replies are read, so that the connections can be used again.
@@ -123,7 +123,7 @@ class RedisServer:
             "password": spec.password,
             "socket_timeout": spec.timeout_seconds,
             "socket_connect_timeout": spec.timeout_seconds,
-            # None: a tier that fails rests, and lookups go on without it; retries would let them wait several timeouts.
+            # None: lookups skip a failing tier for a while; retries would make them wait for several timeouts.
             "retry": library.retry.Retry(library.backoff.NoBackoff(), 0),
             "decode_responses": False,
             **_tls_options(spec, library),
@@ -135,7 +135,7 @@ class RedisServer:
             pool = library.connection.BlockingConnectionPool(host=host, port=port, **pool_options)
             client = library.Redis(connection_pool=pool)
             try:
-                # The server says which it is: the client has one class for clusters and another for single servers.
+                # The server reports its kind: the client has one class for clusters and another for single servers.
                 self._is_cluster = int(client.info("cluster").get("cluster_enabled", 0)) == 1
                 if not self._is_cluster:
                     return client

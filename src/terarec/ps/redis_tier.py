@@ -121,7 +121,7 @@ class RedisTier:
         """Do nothing: the server decides when its rows are durable."""
 
     def refresh(self) -> bool:
-        """Return False: every lookup sees what others wrote."""
+        """Return False: every lookup sees the rows of other writers."""
         return False
 
     def statistics(self) -> TierStatistics:

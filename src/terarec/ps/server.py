@@ -296,7 +296,7 @@ class ParameterServer:
         }
 
     def refresh(self) -> bool:
-        """Let tables that are open for reading only move on to what others wrote; return whether there was anything.
+        """Read the last commits of other writers into read-only tables; return whether there were any.
 
         Raises:
             StorageError: A tier is damaged.
@@ -385,7 +385,7 @@ class ParameterServer:
                 self._loading.pop(name, None)
 
     def _discard(self, version: _Version) -> None:
-        """Remove what a version that is rejected has left in tiers that outlive this process."""
+        """Remove the rows of a rejected version from tiers that outlive this process."""
         for name, table in version.tables.items():
             for tier in table.tiers:
                 # A table without a source has rows that others wrote, which are not this version's to remove.

@@ -1,4 +1,4 @@
-"""`TableTiers`: the rows of one table in several tiers, the fastest first, and the vectors of keys that none has."""
+"""`TableTiers`: the rows of one table in several tiers, the fastest first, with default vectors for absent keys."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TableTiers:
         self._keys = self._defaults = 0
 
     def lookup(self, keys: Tensor) -> Tensor:
-        """Return the rows float32[n, D] of ``keys int64[n]``, the default vector for those that no tier has.
+        """Return the rows float32[n, D] of ``keys int64[n]``; keys that no tier has get the default vector.
 
         The keys may be on any device; the rows are in host memory. A tier that fails is passed over.
 
@@ -168,7 +168,7 @@ class TableTiers:
             ConfigError: Another shape or type.
             StorageError: A tier cannot be written; slower ones may have the rows by then.
         """
-        # If one fails, the faster tiers, which lookups ask first, still have the former rows.
+        # If one fails, the faster tiers, which lookups read first, still have the former rows.
         for guarded in reversed(self._guarded):
             if guarded.tier.is_writable:
                 guarded.tier.insert(keys, rows)

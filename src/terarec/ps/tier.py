@@ -111,7 +111,7 @@ class Tier(Protocol):
         """
 
     def refresh(self) -> bool:
-        """Move on to what another process wrote; return whether there was anything.
+        """Read the last commit of another process; return whether there was a new one.
 
         Raises:
             StorageError: The tier cannot be reached, or is damaged.

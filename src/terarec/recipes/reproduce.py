@@ -52,7 +52,7 @@ def reproduce(
         out: Directory to write: ``data`` is the prepared data set, which all models share, ``<model>/seed-<n>`` a RUN.
         seeds: Number of runs, with the seeds 0, 1, ...
         threads: CPU threads of the compute; None leaves torch's setting.
-        resume: Whether finished runs are kept and an interrupted one goes on.
+        resume: Whether finished runs are kept and an interrupted one continues.
         callbacks: Function from the directory of a run to its callbacks; None for none.
         on_result: Function called after each run.
 

@@ -93,7 +93,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML; all text is escaped, plots are put in as they are.
+    """Return the page as HTML; all text is escaped, plots are inserted unchanged.
 
     Raises:
         MissingDependencyError: Jinja2 is not installed.

@@ -106,13 +106,13 @@ def setting_text(value: object) -> str:
 
 
 def _part(value: object) -> str:
-    """Return `setting_text` of what is a part of something, so that its commas are its own."""
+    """Return `setting_text` of a part of a value, in brackets if it has commas."""
     words = setting_text(value)
     return f"({words})" if ", " in words or (isinstance(value, Mapping) and value) else words
 
 
 class Bar:
-    """A progress bar, redrawn in place; it disappears at the end, and is not drawn where the console is no terminal.
+    """A progress bar, redrawn in place; it disappears at the end, and is not drawn where the console is not a terminal.
 
     Args:
         console: Console to draw on.

@@ -41,7 +41,7 @@ class InferenceClient:
         self._url = url.rstrip("/")
         self._model = f"{self._url}/v2/models/{quote(model, safe='')}"
         self._timeout_seconds = timeout_seconds
-        # Straight to the server, whatever proxy the environment names: it may be on this machine.
+        # Directly to the server, which may be on this machine, without a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @cached_property
@@ -100,7 +100,7 @@ def _tensor(name: str, datatype: str, values: Sequence[object] | npt.NDArray[np.
 
 
 def _array(tensor: Tensor) -> npt.NDArray[np.generic]:
-    """Return the elements: float32 for FP32, otherwise what NumPy makes of them."""
+    """Return the elements: float32 for FP32, otherwise in NumPy's default type."""
     return np.array(tensor.data, dtype=np.float32 if tensor.datatype == "FP32" else None).reshape(tensor.shape)
 
 

@@ -1,4 +1,4 @@
-"""The choice of executors that a model stores: for each machine the fastest for each size of batches."""
+"""The stored choice of a model's executors: the fastest for each batch size, by machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ExecutorChoice:
     rejected: Mapping[str, str]
 
     def is_of(self, other: Mapping[str, object]) -> bool:
-        """Return whether it was made on such a machine."""
+        """Return whether both choices are from the same kind of machine."""
         return all(getattr(self, name) == value for name, value in other.items())
 
 
@@ -69,7 +69,7 @@ def graph_executors_file(graph: Path) -> Path:
 
 
 def wants_programs(executor: str, file: Path, *, device: torch.device, is_fp32: bool) -> bool:
-    """Return whether a model needs programs at all; it loads none of what makes them, which takes seconds.
+    """Return whether a model needs programs at all, without importing the exporters, which takes seconds.
 
     Args:
         executor: "auto", "measure" or the name of an executor.
@@ -128,7 +128,7 @@ def _choice(held: Mapping[str, Any]) -> ExecutorChoice:
 
 
 def keep_choice(file: Path, choice: ExecutorChoice) -> None:
-    """Write a choice to `file`, in the place of a former one of this machine.
+    """Write a choice to `file`, in place of a former one of this machine.
 
     Raises:
         FormatError: The file of other machines' choices is damaged.

@@ -22,7 +22,7 @@ from terarec.export.files import TOLERANCE, quiet, save_aotinductor, save_onnx, 
 from terarec.serve.executor_file import ExecutorChoice, SizeChoice, keep_choice, kept_choices, this_machine
 
 SIZES = (1, 16, 256, 4096)
-"""Samples of the batches that are measured; the choice for one of them counts for batches up to this size."""
+"""Sizes of the measured batches; the choice for a size applies to batches up to that size."""
 _ROUNDS = 3  # in turns, so that a slow phase of the machine meets all executors alike
 _BLOCK_SECONDS = 0.02
 _GAIN = 0.95
@@ -37,12 +37,12 @@ Program = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 def build_program(executor: str, part: DensePart, folder: Path) -> Program:
-    """Make the dense part run in an executor.
+    """Build the program of the dense part for an executor.
 
     Args:
         executor: A name in `EXECUTORS`.
         part: The dense part, with the weights that it computes with.
-        folder: Directory of its files, where what was compiled for other weights of the same model is used again.
+        folder: Directory of its files; code that was compiled for other weights of the same model is reused.
 
     Raises:
         ConfigError: The executor cannot compute the model.
@@ -54,7 +54,7 @@ def build_program(executor: str, part: DensePart, folder: Path) -> Program:
     except (ConfigError, MissingDependencyError):
         raise
     # Only the first line: compilers append whole programs and stacks.
-    except Exception as error:  # whatever a compiler or a runtime raises
+    except Exception as error:  # any error of a compiler or a runtime
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"executor {executor!r}", reason or type(error).__name__) from error
 
@@ -88,7 +88,7 @@ def _aotinductor(part: DensePart, folder: Path) -> Program:
     loaded = load_package(str(file), num_runners=torch.get_num_threads())
     wanted = set(loaded.get_constant_fqns())
     weights = {name: value for name, value in part.module.state_dict().items() if name in wanted}
-    # Not all constants: indices and the like are no state of the module, and equal for all weights.
+    # Not all constants: indices and the like are not state of the module, and equal for all weights.
     loaded.load_constants(weights, check_full_update=False)
     return lambda values: loaded(*values)
 
@@ -98,7 +98,7 @@ def _onnxruntime(part: DensePart, folder: Path) -> Program:
     options = library.SessionOptions()
     # As many as torch has: by default the pool of a session is as large as the machine.
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # what it warns of is no concern of those who score
+    options.log_severity_level = 3  # its warnings are not useful to users who score
     session = library.InferenceSession(str(_onnx_file(part, folder)), options, providers=["CPUExecutionProvider"])
     names = [given.name for given in part.inputs]
     outputs = [given.name for given in session.get_outputs()]
@@ -177,10 +177,10 @@ class Programs:
 
     @classmethod
     def of(cls, part: DensePart, chosen: Mapping[int, str]) -> Self:
-        """Make the programs of executors that are known.
+        """Create the programs of the given executors.
 
         Raises:
-            ConfigError: One cannot compute the model, or computes other scores.
+            ConfigError: An executor cannot compute the model, or computes other scores.
             MissingDependencyError: The library of one is not installed.
         """
         folder = _folder()
@@ -222,7 +222,7 @@ class Programs:
         return found[0] if len(found) == 1 else torch.cat(list(found), dim=1)
 
     def moved(self, part: DensePart) -> Programs:
-        """Return these for the same layers with other weights."""
+        """Return these programs for the same layers with other weights."""
         names = sorted(self._programs)
         programs = {name: build_program(name, part, Path(self._folder.name)) for name in names}
         return Programs(part, programs, self.chosen, self._folder)
@@ -234,8 +234,8 @@ def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> 
     Args:
         split: Function that returns its dense part; it raises `ConfigError` for a model that has none.
         file: The file that keeps the choice.
-        executor: "auto" for what is kept for this machine, eager torch if nothing is; "measure" to choose, and keep the
-            choice, unless one is kept; or the name of one, for all batches.
+        executor: "auto" for the stored choice for this machine, eager torch if there is none; "measure" to choose and
+            store the choice, unless one is stored; or the name of an executor, for all batches.
 
     Returns:
         None for eager torch.
@@ -277,7 +277,7 @@ def open_programs(split: Callable[[], DensePart], file: Path, executor: str) -> 
 
 def _check_scores(name: str, program: Program, part: DensePart) -> None:
     """Raise `ConfigError` unless a program gives the scores of eager torch, as exports are compared."""
-    # 7 is none of the sizes that a program was made with: it shows a size that was compiled in.
+    # Programs were not built with 7 samples, so this size reveals a size that was compiled in.
     for size, scale in ((size, scale) for size in (*SIZES, 7) for scale in _SCALES):
         values = [value * scale if value.is_floating_point() else value for value in part.random_values(size, seed=1)]
         with torch.inference_mode():
@@ -296,7 +296,7 @@ def _measured(programs: Mapping[str, Program], values: Sequence[Tensor], size: i
     with torch.inference_mode():
         for _ in range(_ROUNDS):
             for name, program in programs.items():
-                program(values)  # the threads of the one before may still wait actively
+                program(values)  # the threads of the previous one may still wait actively
                 times[name] += _block(program, values)
     seconds = {name: statistics.median(found) for name, found in times.items()}
     best = min(seconds, key=seconds.__getitem__)

@@ -121,7 +121,7 @@ class Intake:
     def _hold(self, held: bytearray, chunk: bytes) -> None:
         if len(held) + len(chunk) > self._spec.max_request_bytes:
             raise self._too_large(f"more than {self._spec.max_request_bytes} bytes")
-        # Counted as it arrives and not as announced, so that clients who announce much and send nothing block nobody.
+        # Counted as received, not as declared, so that clients that declare much and send nothing do not block others.
         if self._num_bytes + len(chunk) > HELD_REQUESTS * self._spec.max_request_bytes:
             raise ServerBusyError(
                 "server", f"requests in flight hold {self._num_bytes} bytes, which is the limit; try again"
@@ -331,7 +331,7 @@ class _Transport:
         return JSONResponse({"live": True})
 
     async def ready(self, _: Request) -> Response:
-        # The application is made after the model is loaded: until then nobody answers.
+        # The application is created after the model is loaded: until then there is no answer.
         return JSONResponse({"ready": True})
 
     async def model_metadata(self, request: Request) -> Response:
@@ -362,7 +362,7 @@ def _infer(service: InferenceService, body: bytes | bytearray, name: str, versio
 
 
 def _check_content(request: Request) -> None:
-    """Reject what is announced as anything but plain JSON; a request without Content-Type is taken as JSON."""
+    """Reject requests whose headers declare anything but plain JSON; without Content-Type it is taken as JSON."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json":
         raise UnsupportedContentError("Content-Type", f"got {content_type}, expected application/json")

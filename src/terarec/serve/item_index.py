@@ -85,7 +85,7 @@ class ItemIndex:
 
         Raises:
             ConfigError: No such table or checkpoint, or no rows.
-            DataNotFoundError: `run` is no run, or holds no complete checkpoint.
+            DataNotFoundError: `run` is not a run, or holds no complete checkpoint.
             FormatError: A damaged file.
         """
         pieces = list(table_vectors(run, table, checkpoint))
@@ -186,7 +186,7 @@ class ItemIndex:
             raise ConfigError("vectors", "got no items, expected at least one")
         self.vectors = _checked(vectors, "vectors", None)
         self.keys = np.arange(len(vectors)) if keys is None else np.asarray(keys, dtype=np.int64)
-        # Sorted once, so that keys of requests are found by binary search, whatever order the items have.
+        # Sorted once, so that keys of requests are found by binary search for any order of the items.
         self._order = self.keys.argsort(kind="stable")
         self._sorted = self.keys[self._order]
         if self.keys.shape != (len(vectors),) or self._sorted[0] < 0 or (np.diff(self._sorted) == 0).any():

@@ -23,7 +23,7 @@ class UpdateStatistics:
     Attributes:
         step: Training steps of the session's weights.
         deltas: Deltas that were applied.
-        snapshots: Times that all rows were loaded, for no deltas lead from the session's state to the newest.
+        snapshots: Times that all rows were loaded, since no deltas led from the session's state to the newest.
         rows: Rows that deltas have set.
         removed: Keys that they have removed.
         rejected: Times that an update was rejected: a file was damaged, or a tier could not be written.
@@ -44,8 +44,8 @@ class LiveUpdates(Repeating):
 
     Deltas are checked as a whole before the first is applied; then rows change table by table, and the dense weights
     last. Where no deltas lead from the session's state to the newest one (a gap, another base, a former state that was
-    repeated), all rows of the newest checkpoint are loaded as a new version, which takes the place of the old one when
-    it is complete. A damaged checkpoint is rejected: the session stays as it is, and the next poll tries again.
+    repeated), all rows of the newest checkpoint are loaded as a new version, which replaces the old one when it is
+    complete. A damaged checkpoint is rejected: the session stays as it is, and the next poll tries again.
 
     Tiers that are open for reading only get their rows from the process that writes them: each poll refreshes them.
 
@@ -74,7 +74,7 @@ class LiveUpdates(Repeating):
 
         Raises:
             FormatError: It is damaged; the session is as before.
-            StorageError: A tier cannot be written; rows of some tables may have changed, and the next call goes on.
+            StorageError: A tier cannot be written; rows of some tables may have changed, and the next call continues.
         """
         # `poll` may be called while the thread polls; two of them must not apply one delta twice.
         with self._lock:

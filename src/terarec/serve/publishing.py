@@ -84,7 +84,7 @@ class ReceiveStatistics:
 class UpdatePublisher(Repeating):
     """Publishes the checkpoints of a run, complete ones and deltas, as a trainer writes them.
 
-    The stream's last record says what was published last, so that a publisher that was killed goes on where it ended.
+    The stream's last record says what was published last, so that a publisher that was killed continues where it ended.
     Where no deltas lead from there to the newest checkpoint, the base of that comes first.
 
     Args:
@@ -102,7 +102,7 @@ class UpdatePublisher(Repeating):
         super().__init__("terarec-publish", every_seconds)
 
     def poll(self) -> int:
-        """Publish what is newer; return the number of checkpoints.
+        """Publish newer checkpoints; return their number.
 
         Raises:
             FormatError: A checkpoint, or the stream's last record, is damaged.
@@ -117,7 +117,7 @@ class UpdatePublisher(Repeating):
                 raise
 
     def statistics(self) -> PublishStatistics:
-        """Return what was done so far."""
+        """Return the counters so far."""
         return self._counted
 
     def _publish(self) -> int:
@@ -126,13 +126,13 @@ class UpdatePublisher(Repeating):
             return 0
         chain = read_chain(newest)
         ids = [state_id(path, manifest.step).id for path, manifest in chain]
-        # Every record names the state that was committed before it, so the last one suffices, whatever its kind.
+        # Every record names the state that was committed before it, so the last one of any kind is enough.
         last = self._stream.last()
         published = None if last is None else _Record.read(last).published
         begin = ids.index(published) + 1 if published in ids else 0  # 0: the chain has a new base, or none was sent
         for (path, manifest), state in zip(chain[begin:], ids[begin:], strict=True):
             before = self._send(path, manifest, state, published)
-            if manifest.delta is None:  # no reader needs what came before a base
+            if manifest.delta is None:  # no reader needs records from before a base
                 self._stream.trim(before)
             published = state
         if begin < len(chain):
@@ -198,7 +198,7 @@ class UpdateReceiver(Repeating):
         super().__init__("terarec-receive", every_seconds)
 
     def poll(self) -> int:
-        """Receive what has come; return the number of checkpoints that are new.
+        """Receive the available records; return the number of new checkpoints.
 
         Raises:
             StorageError: The server cannot be reached, or the disk is full; the next call continues.
@@ -216,7 +216,7 @@ class UpdateReceiver(Repeating):
                         self._after = self._read_position()
                         raise
                     self._after = position
-                    # Not within a checkpoint: a receiver that starts anew needs all of its records again.
+                    # Not within a checkpoint: a receiver that starts again needs all of its records again.
                     if self._partial is None:
                         self._write_position(position)
             return count
@@ -236,11 +236,11 @@ class UpdateReceiver(Repeating):
         return True
 
     def statistics(self) -> ReceiveStatistics:
-        """Return what was done so far."""
+        """Return the counters so far."""
         return self._counted
 
     def close(self) -> None:
-        """Stop, after what is under way; a checkpoint that has come in part is received again."""
+        """Stop after the present work; a checkpoint that was received in part is received again."""
         super().close()
         self._drop()
 
@@ -248,7 +248,7 @@ class UpdateReceiver(Repeating):
         """Process a record, which may be rejected; return 1 if it completes a checkpoint that is new."""
         try:
             record = _Record.read(content)
-            # Record 0 begins an attempt; what came of a former one will not be completed.
+            # Record 0 begins an attempt; an earlier attempt will not be completed.
             if record.number == 0:
                 self._drop()
                 self._partial = _Partial(self._directory, record)
@@ -343,7 +343,7 @@ class _Record:
     number: int = 0
 
     def as_bytes(self, *, step: int, attempt: str, number: int) -> bytes:
-        """Return the record of a place as it is appended."""
+        """Return the record in the form that is appended to the stream."""
         head = {"format": _FORMAT, "version": _VERSION, "step": step, "attempt": attempt, "number": number}
         head |= {"published": self.published, "file": self.file, "commit": self.commit}
         return json.dumps(head).encode() + b"\n" + self.content
@@ -369,7 +369,7 @@ class _Record:
                 _ = int(entry["bytes"]), str(entry["sha256"]), str(entry["file"])
             return cls(content=body, commit=entries, **{name: data[name] for name in kinds})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError("stream", f"a record is no update of a run ({shortened(repr(error))})") from None
+            raise FormatError("stream", f"a record is not an update of a run ({shortened(repr(error))})") from None
 
 
 class _Partial:
@@ -389,7 +389,7 @@ class _Partial:
 
     def add(self, record: _Record) -> None:
         name = PurePosixPath(record.file)
-        # The stream is input: whoever writes to it must not write outside of the replica.
+        # The stream is untrusted input: it must not write outside of the replica.
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise FormatError("stream", f"got the file {shortened(record.file)!r}, expected a path inside a run")
         path = self.path / name

@@ -256,7 +256,7 @@ class Recommender:
         Raises:
             ConfigError: A run of another kind of model, a column that a model needs and the workflow cannot read, or
                 no such checkpoint or score.
-            DataNotFoundError: A directory is no run, or holds no complete checkpoint.
+            DataNotFoundError: A directory is not a run, or holds no complete checkpoint.
             FormatError: A damaged file.
             MissingDependencyError: Lists are needed, and faiss is not installed.
         """

@@ -1,4 +1,4 @@
-"""`Repeating`: work that a thread repeats while others go on."""
+"""`Repeating`: work that a thread repeats in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Repeating(ABC):
-    """Calls `poll` every so many seconds in a thread. What it raises is logged, and it is called again.
+    """Calls `poll` periodically in a thread. Its errors are logged, and it is called again.
 
     A subclass calls `__init__` last, since the thread may call `poll` before that returns.
 

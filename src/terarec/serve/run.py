@@ -119,7 +119,7 @@ def _receiving(run_dir: Path, spec: UpdateStreamSpec | None) -> Iterator[None]:
 def _following(
     session: InferenceSession, run_dir: Path, spec: ServingSpec, *, is_received: bool
 ) -> contextlib.AbstractContextManager[object]:
-    """Return what lets a session follow its run, where the spec says so, or the run is received."""
+    """Return the updates of a session that follows its run, if the spec requests this or the run is received."""
     every = None if spec.tables is None else spec.tables.follow_seconds
     if every is None and is_received:
         every = _RECEIVE_SECONDS

@@ -150,14 +150,14 @@ class InferenceSession:
         Raises:
             ConfigError: The workflow names a function that is not allowed, the run holds no such checkpoint, or an
                 executor that is named cannot compute the model.
-            DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+            DataNotFoundError: `run_dir` is not a run, or holds no complete checkpoint.
             FormatError: A file of it is damaged.
             MissingDependencyError: The library of an executor that is named is not installed.
             StorageError: Not enough memory for the tables.
         """
         run_dir = Path(run_dir)
         directory = run_dir / DATASET_DIRECTORY
-        # The model before the workflow, so that a directory that is no run is reported as such.
+        # The model before the workflow, so that a directory that is not a run is reported as such.
         held: ModelWithoutTables | None = None
         if tables is None:
             model, run, dataset, step = load_model(run_dir, checkpoint, device=device, allow_import=allow_import)
@@ -180,7 +180,7 @@ class InferenceSession:
                 state=None if held is None else held.checkpoint.state,
                 numbers=numbers,
             )
-        # Also on a signal: the server has threads and files, which nobody else closes.
+        # Also on a signal, since the server's threads and files must be closed.
         except BaseException:
             if served is not None:
                 served.close()
@@ -321,7 +321,7 @@ def _open_programs(
     executor: str,
     numbers: Numbers | None,
 ) -> Programs | None:
-    """Return what computes the dense part of a session's model; None for eager torch."""
+    """Return the programs of the dense part of a session's model; None for eager torch."""
     given, file = numbers or Numbers(), run_dir / EXECUTORS_FILE
     is_fp32 = given.row_type == "fp32" and given.precision != "int8" and given.products(run) == "fp32"
     if not wants_programs(executor, file, device=device_of(model), is_fp32=is_fp32):

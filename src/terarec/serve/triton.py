@@ -69,7 +69,7 @@ def export_triton(
 
     Raises:
         ConfigError: `out` holds something, a model that cannot be exported, or numbers that the back end does not have.
-        DataNotFoundError: `run` is no run, or holds no complete checkpoint.
+        DataNotFoundError: `run` is not a run, or holds no complete checkpoint.
         MissingDependencyError: ``onnx`` is not installed, for the back end "onnxruntime".
         StorageError: The disk is full; nothing is left behind.
     """

@@ -244,7 +244,7 @@ class _TritonModel:
             joined = {name: np.concatenate([given[place][name] for place in places]) for name in self._names}
             try:
                 found = self._stage(joined)
-            except Exception as error:  # the client gets it, whatever it is
+            except Exception as error:  # the client gets any error
                 for place in places:
                     answers[place] = backend.InferenceResponse(error=backend.TritonError(str(error)))
                 continue

@@ -157,7 +157,7 @@ class _UnknownTopicError(StorageError):
 
 
 class KafkaTopic:
-    """Partition 0 of a topic of Kafka; see `UpdateStream`. Records leave when the topic's retention says so.
+    """Partition 0 of a topic of Kafka; see `UpdateStream`. The topic's retention removes records.
 
     Args:
         spec: Brokers and topic.
@@ -251,7 +251,7 @@ class KafkaTopic:
                     if found:
                         break
                     if begin is not None and begin > 0 and self._end(consumer) < begin:
-                        # The topic was created anew: what it has is read from the start. The client does so itself
+                        # The topic was created again: what it has is read from the start. The client does so itself
                         # where the broker says that the offset is out of range, which not every broker does.
                         return self._read(None)
                     raise self._failed("no answer in time")
@@ -269,7 +269,7 @@ class KafkaTopic:
         except (self._library.KafkaException, StorageError) as error:
             self._forget_consumer()
             raise error if isinstance(error, StorageError) else self._failed(error) from error
-        # The end is reported once for each assignment, so a reader that has seen it assigns anew.
+        # The end is reported once for each assignment, so a reader that has seen it assigns again.
         self._next = int(found[-1].position) + 1 if found and not is_at_end else None
         return found
 
@@ -319,7 +319,7 @@ class KafkaTopic:
 
     def _forget_producer(self) -> None:
         if self._producer is not None:
-            # What is queued is dropped: a publication is begun again, and old records would come between the new ones.
+            # Drop queued records: a publication starts again, and old records would be mixed with the new ones.
             self._producer.purge()
         self._producer = None
 

@@ -66,7 +66,7 @@ class Rule:
         return True
 
 
-# Cached: every spec that is built asks for the rules of its fields, which are few.
+# Cached: every new spec needs the rules of its fields, which are few.
 @functools.cache
 def integer(low: int = 1, high: int | None = None) -> Rule:
     """Return the rule of integers of at least `low` and at most `high`."""
@@ -125,7 +125,7 @@ def choice(accepted: Collection[Any]) -> Rule:
 
 
 def list_of(item: Rule, length: int | None = None) -> Rule:
-    """Return the rule of lists or tuples of what `item` accepts, of `length` items if that is given."""
+    """Return the rule of lists or tuples of values that `item` accepts, of `length` items if given."""
 
     def read(value: Any) -> tuple[Any, ...]:
         is_good = isinstance(value, list | tuple) and length in (None, len(value))
@@ -139,7 +139,7 @@ def _reject(value: object) -> NoReturn:
 
 
 def argument(name: str, value: object, rule: Rule) -> Any:
-    """Return what `rule` reads of the argument `name` of a function; raise `FieldError` for a value that it rejects."""
+    """Return the value of the argument `name` as `rule` reads it; raise `FieldError` if the rule rejects it."""
     try:
         return rule.read(value)
     except (ValueError, OverflowError):
@@ -147,7 +147,7 @@ def argument(name: str, value: object, rule: Rule) -> Any:
 
 
 def follow(owner: object, field: str, rule: Rule) -> None:
-    """Raise unless ``owner.field`` is what `rule` accepts."""
+    """Raise unless `rule` accepts ``owner.field``."""
     if not rule.accepts(getattr(owner, field)):
         fail(owner, field, rule.accepted)
 

@@ -100,7 +100,7 @@ def unknown_name(where: str, got: str, known: Collection[str], *, listed: Collec
 
 
 def _origin(entry: object) -> object:
-    """Return what identifies an entry: the place of its definition, or the entry itself."""
+    """Return the identity of an entry: the place of its definition, or the entry itself."""
     # A module that is loaded again, such as a cell of a notebook, makes another class of the same name.
     place = getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)
     return entry if None in place else place

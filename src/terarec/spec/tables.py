@@ -291,7 +291,7 @@ class DynamicTableSpec:
 
 
 def check_policies(owner: object, evict: EvictionSpec | None, max_rows: int | None) -> None:
-    """Raise unless ``owner.admit``, ``owner.evict`` and ``owner.max_rows`` are what a dynamic table takes."""
+    """Raise unless ``owner.admit``, ``owner.evict`` and ``owner.max_rows`` are valid for a dynamic table."""
     checks.instance(owner, "admit", AdmissionSpec | None, "freq(n), prob(p), counting_filter(n) or None")
     checks.instance(owner, "evict", EvictionSpec | None, "lru(), lfu(), ttl(steps), by_score(function) or None")
     if max_rows is not None:
@@ -398,7 +398,7 @@ class DynamicTablesSpec:
             admit=self.admit,
             evict=self.evict,
             max_rows=self.max_rows,
-            report_evicted=False,  # nobody asks while a run trains
+            report_evicted=False,  # a run does not read them
             optimizer=_optimizer_of(name, self.optimizers),
             tiers=self.tiers,
         )

@@ -38,7 +38,7 @@ class BudgetError(StorageError):
     Attributes:
         needed: Rows that the batch needs and that pending gradients hold.
         held: Rows that the tier has room for.
-        needed_bytes: Budget that would do.
+        needed_bytes: Sufficient budget.
     """
 
     def __init__(self, *parts: object, needed: int, held: int, needed_bytes: int) -> None:
@@ -48,7 +48,7 @@ class BudgetError(StorageError):
         self.needed_bytes = needed_bytes
 
     def during(self, what: str) -> BudgetError:
-        """Return this error with `what` needed the rows, such as "step 7", in front."""
+        """Return this error with the operation that needed the rows, such as "step 7", in front."""
         return BudgetError(
             what, self.where, self.problem, needed=self.needed, held=self.held, needed_bytes=self.needed_bytes
         )
@@ -300,7 +300,7 @@ def read_together(levels: Sequence[CachedRows], keys: Tensor, ends: Sequence[int
         StorageError: A level below is damaged.
     """
     with ExitStack() as held:
-        # In one order whoever asks: two readers that each hold a lock for which the other waits would never end.
+        # Always in the same order, to avoid a deadlock of two readers.
         for level in sorted(levels, key=id):
             held.enter_context(level._lock)
         touched = touch_maps([level.slots for level in levels], keys, ends, pins=False)

@@ -17,10 +17,10 @@ _SCANNED_BYTES = 1 << 18
 
 
 class ChangedRows:
-    """A bit for each row of an arena, set by what changes it.
+    """A bit for each row of an arena, which is set when the row changes.
 
     Attributes:
-        since: Id of the checkpoint after which each change was noted; None where that is not known.
+        since: Id of the checkpoint since which all changes were recorded; None if that is not known.
 
     Args:
         num_rows: Number of rows V.
@@ -57,7 +57,7 @@ class ChangedRows:
         self.since = None
 
     def mark(self, rows: Tensor) -> None:
-        """Note that ``rows int64[n]`` changed, which may repeat."""
+        """Record that ``rows int64[n]``, which may repeat, changed."""
         if self.since is None:
             return
         rows = rows[~self.contains(rows)]  # few: most rows of a batch were in those before
@@ -120,7 +120,7 @@ class DirectWrites:
 
 
 class ChangingArena(Protocol):
-    """An arena that notes which of its rows change."""
+    """An arena that records which of its rows change."""
 
     num_rows: int
     changes: ChangedRows | None
@@ -131,7 +131,7 @@ class ChangingArena(Protocol):
 
 
 def follow_changes(arena: ChangingArena, since: str) -> None:
-    """Begin to note which rows of `arena` change after the checkpoint `since`.
+    """Begin to record which rows of `arena` change after the checkpoint `since`.
 
     Raises:
         StorageError: Not enough memory.
@@ -142,7 +142,7 @@ def follow_changes(arena: ChangingArena, since: str) -> None:
 
 
 def mark_changes(arena: ChangingArena, rows: Tensor) -> None:
-    """Note that ``rows int64[n]`` of `arena` changed."""
+    """Record that ``rows int64[n]`` of `arena` changed."""
     if arena.changes is not None:
         arena.changes.mark(rows)
 

@@ -41,7 +41,7 @@ class DynamicTable:
         self.arena = arena
         self._held = KeyRows(spec, arena, implementation)
         self.number = self._held.number
-        # Tiers move rows by their keys when they are made anew, and subtract what indexes of keys take from the budget.
+        # Tiers move rows by their keys when they are created again, and subtract key indexes from the budget.
         if isinstance(arena.data, TieredRows):
             arena.data.find_rows[self.number] = self._find_from_anywhere
             arena.data.stack.sizes.key_bytes[self.number] = self._key_bytes
@@ -195,7 +195,7 @@ class DynamicTable:
             key = int(distinct[times > 1][0])
             raise ConfigError(f"table {self.name!r}", f"got key {key} twice, expected distinct keys")
         with self.arena.lock:
-            # Room first, for `clear` cannot be rolled back.
+            # Allocate first, since `clear` cannot be rolled back.
             self._held.check_room(num_rows)
             self._held.clear()
             self.import_(rows)

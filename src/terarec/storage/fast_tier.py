@@ -50,7 +50,7 @@ class TierUse(NamedTuple):
         return TierUse(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def minus(self, other: TierUse) -> TierUse:
-        """Return what was done since `other`."""
+        """Return the differences from `other`."""
         return TierUse(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -94,7 +94,7 @@ class FastTier:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows that are copied at once on their way between tiers."""
+        """Number of rows that are copied at once between tiers."""
         return max(1, MOVED_BYTES // self.format.num_bytes)
 
     @property

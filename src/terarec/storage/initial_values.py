@@ -29,7 +29,7 @@ def initial_rows(spec: TableSpec, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def initialise(weights: Tensor, spec: TableSpec, seed: int) -> None:
-    """Set ``weights [rows, D]``, all zeros, to a table's first ones; those of 16 bits are rounded from float32."""
+    """Set ``weights [rows, D]``, all zeros, to a table's initial weights; 16-bit ones are rounded from float32."""
     if spec.initializer == "zeros":
         return
     scale = initial_scale(spec)
@@ -84,7 +84,7 @@ class InitialValues:
         seeds: Seed of each table's initial weights.
         fills: State -> its initial value.
         keys_of: Number of a table -> function that gives the keys by which rows are drawn, for tables whose keys here
-            are other numbers; set by whoever gave them these numbers.
+            are other numbers; set by the code that assigned these numbers.
         columns: Number of a table -> width of the whole table and its first column here, where these are some columns.
 
     Args:

@@ -34,7 +34,7 @@ class TakenRows(NamedTuple):
 
 
 class StagedRows:
-    """Distinct rows of one coming batch on their way from a slower tier.
+    """Distinct rows of one coming batch that are read from a slower tier.
 
     Attributes:
         batch: The rows, in the order in which the batch has them.
@@ -54,7 +54,7 @@ class StagedRows:
         self._is_read = threading.Event()
 
     def fill(self, level: RowLevel) -> None:
-        """Read the rows; what goes wrong is left to whoever reads them then."""
+        """Read the rows, ignoring errors: the batch reads the rows itself then."""
         try:
             self._found = level.read(self.batch, self._values)
         except TerarecError:
@@ -122,13 +122,13 @@ class Lookahead:
 
     def reserve_part(self, batch: RowBatch, of: RowFormat) -> StagedRows:
         """Return room for rows of the next part, which stay until they are taken, or others are reserved."""
-        # First: rows of the former part that are requested again would be left out as staged, and then be nowhere.
+        # First: otherwise rows of the former part that are requested again would be skipped as staged, and be lost.
         self._of_part = None
         self._of_part = StagedRows(self._others(batch), of)
         return self._of_part
 
     def take(self, batch: RowBatch) -> Iterator[TakenRows]:
-        """Yield what `StagedRows.take` returns, of all coming batches that have rows of `batch`."""
+        """Yield the results of `StagedRows.take` of all coming batches that have rows of `batch`."""
         for staged in self._all():
             taken = staged.take(batch)
             if taken is not None:
@@ -143,7 +143,7 @@ class Lookahead:
             staged.drop(rows.cpu())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all staged rows."""
         self._staged, self._of_part = [], None
 
     def _all(self) -> list[StagedRows]:

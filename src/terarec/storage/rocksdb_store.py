@@ -1,4 +1,4 @@
-"""RocksDB as a row store, to compare with row files; the extra ``rocksdb`` brings it."""
+"""RocksDB as a row store, for comparison with row files; it needs the extra ``rocksdb``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HEADER = b"terarec.row_store"  # longer than a key
 class RocksDBStore:
     """Rows in a RocksDB database. Changes wait in memory for the commit, which writes them in one synchronous batch.
 
-    So it does what a row file does, at the price of memory for all that a commit changes.
+    It behaves like a row file, but needs memory for all changes of a commit.
 
     Args:
         directory: Directory of the database.

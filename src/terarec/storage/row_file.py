@@ -44,7 +44,7 @@ SEGMENT_BYTES = 64 * 2**20
 class PageReader:
     """Rings of io_uring, or threads, that read pages. Row files may share one, and are then read together.
 
-    Each thread that reads has buffers for 128 runs of ``options.run_bytes``, whatever the number of files.
+    Each thread that reads has buffers for 128 runs of ``options.run_bytes``, for any number of files.
 
     Attributes:
         uses_uring: Whether reads take io_uring.
@@ -149,7 +149,7 @@ class RowFile:
 
         Raises:
             ConfigError: `directory` holds files.
-            FormatError: `source` is no row file, or one of a newer version.
+            FormatError: `source` is not a row file, or one of a newer version.
             StorageError: `source` is damaged, or the disk is full or cannot be written.
         """
         layout = read_description(source)
@@ -167,7 +167,7 @@ class RowFile:
         options: RowFileOptions | None = None,
         reader: PageReader | None = None,
     ) -> Self:
-        """Open a row file at its last commit; what came after it is discarded.
+        """Open a row file at its last commit; later data are discarded.
 
         Args:
             directory: Directory that `create` or `snapshot` made.
@@ -216,7 +216,7 @@ class RowFile:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all segments and the manifest, those that the next commit will remove included."""
+        """Bytes of all segments and the manifest, including segments that the next commit will remove."""
         with self._errors():
             return self._native.file_bytes()
 
@@ -302,7 +302,7 @@ class RowFile:
             return self._native.commit(text)
 
     def items(self, chunk_rows: int = SCAN_ROWS) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-        """Yield all rows, reading the files from front to back; see `RowStore.items`. Compaction rests meanwhile."""
+        """Yield all rows, reading the files from front to back; see `RowStore.items`. Compaction is paused."""
         check_chunk_rows(chunk_rows)
         with self._errors():
             scan = _rowfile.Scan(self._native)
@@ -338,7 +338,7 @@ class RowFile:
             self._native.seal()
 
     def compact(self) -> None:
-        """Move the live rows of all segments of which a sixteenth or more is free; their files go at the next commit.
+        """Move the live rows of all segments that are at least a sixteenth free; the next commit removes their files.
 
         Raises:
             StorageError: A scan is under way, or as `write`.
@@ -347,7 +347,7 @@ class RowFile:
             self._native.compact()
 
     def refresh(self) -> bool:
-        """Move on to the writer's newest commit, if opened for reading only; return whether there was one.
+        """Read the writer's newest commit, if opened for reading only; return whether there was a new one.
 
         Raises:
             StorageError: It was opened for writing, or is damaged.

@@ -36,7 +36,7 @@ class RowLevel(Protocol):
         """Set distinct rows to ``values uint8[n, row_bytes]``."""
 
     def erase(self, batch: RowBatch) -> None:
-        """Remove rows; those that are not there are passed over."""
+        """Remove rows; absent rows are ignored."""
 
     def items(self, table: int, chunk_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys int64[n] and rows uint8[n, row_bytes] of all rows of a table, each once."""
@@ -185,7 +185,7 @@ class TableStores:
 class WrittenBehind:
     """A level whose rows are written by a thread, one batch at a time.
 
-    What is written is visible to all calls but `read_others`. An error of the thread is raised by the next call.
+    Written rows are visible to all calls except `read_others`. An error of the thread is raised by the next call.
 
     Attributes:
         level: The level.
@@ -219,7 +219,7 @@ class WrittenBehind:
 
     def read(self, batch: RowBatch, out: Tensor) -> Tensor:
         """Copy rows; see `RowLevel.read`."""
-        # The rows may be those on their way.
+        # The rows may be the ones that are being written.
         self.wait()
         return self.level.read(batch, out)
 
@@ -228,7 +228,7 @@ class WrittenBehind:
         return self.level.read(batch, out)
 
     def write(self, batch: RowBatch, values: Tensor) -> None:
-        """Begin to write rows, which the caller leaves as they are; see `RowLevel.write`."""
+        """Begin to write rows, which the caller must not change; see `RowLevel.write`."""
         # One batch at a time bounds the memory of rows on their way, and is where an error of the last write is raised.
         self.wait()
         with self._lock:
@@ -265,7 +265,7 @@ class WrittenBehind:
         self.level.take_over(table, store)
 
     def stop(self) -> None:
-        """Wait for the thread, whatever it raised, and end it."""
+        """Wait for the thread, ignoring its errors, and end it."""
         self._thread.shutdown()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows in slots of the fast tier: what brings those of batches, and of coming ones, from where they are.
+"""Placement of rows in slots of the fast tier: moves the rows of present and coming batches there.
 
 A pinned row keeps its slot until all of its pins are released:
 
@@ -215,7 +215,7 @@ class RowPlacement:
             self._release_taken()
 
     def keep(self, batch: RowBatch) -> Pin:
-        """Return what keeps those rows, which may repeat, in the fast tier that are there."""
+        """Pin the rows, which may repeat, that are in the fast tier, and return the pin."""
         with self._stack.lock:
             memory = self._stack.opened()
             return memory.pin(memory.slots.touch(batch.rows, pins=True).used)

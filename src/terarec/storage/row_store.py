@@ -195,7 +195,7 @@ class MemoryRowStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all rows held and their keys, without what Python adds to each."""
+        """Bytes of all rows held and their keys, without Python's overhead per row."""
         return self.live_bytes
 
     @property

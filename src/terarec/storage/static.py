@@ -36,7 +36,7 @@ class Arena(FixedRows):
         weights: dtype[V, D].
         state: Name -> optimizer state float32[V, D] or [V]; empty until `attach_state`.
         attached: Token of the row optimizer that the state belongs to.
-        direct: Writes to weights and states that are no updates.
+        direct: Writes to weights and states that are not updates.
 
     Args:
         specs: The tables.

@@ -185,7 +185,7 @@ class Store(Protocol):
         """Return the keys int64[n], rising, that were removed after `changes_since` and have no row now."""
 
     def remove(self, keys: Tensor) -> None:
-        """Remove ``keys int64[n]`` from a dynamic table; those that it does not hold are passed over.
+        """Remove ``keys int64[n]`` from a dynamic table; absent keys are ignored.
 
         Raises:
             StorageError: A static table.

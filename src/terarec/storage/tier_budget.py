@@ -25,7 +25,7 @@ _RUN_BYTES, _BLOCK_BYTES = 32 << 10, 4 << 10
 _LEAST_QUEUED_BYTES = 1 << 20
 _MIB = 1 << 20
 _STEPS_OF_BUDGET = 64  # in which an arena gives up slots
-_MOST_SLOTS = 1 << 36  # of a tier for tables of which nobody knows how many rows they get
+_MOST_SLOTS = 1 << 36  # of a tier for tables with an unknown number of rows
 
 
 class TierMember(Protocol):
@@ -72,7 +72,7 @@ class TierBudget:
         even = filled(num_bytes / 2, full)
         rest = num_bytes - sum(even)
         weights = [most - part for most, part in zip(full, even, strict=True)]
-        # What is left goes to arenas whose rows are not known alone: nobody can tell what is enough for them.
+        # The rest goes only to arenas whose rows are not known, since it is unknown how much they need.
         if math.inf in weights:
             weights = [
                 held.bytes_of_a_row_each if weight == math.inf else 0.0
@@ -194,7 +194,7 @@ class TierSizes:
         return None if host is None else int(host * self._share())
 
     def fit(self, memory: FastTier, device: torch.device) -> None:
-        """Give up slots in host memory for what the indexes take beyond their allowance.
+        """Give up slots in host memory for the bytes of indexes beyond their allowance.
 
         Args:
             memory: The fast tier.

@@ -172,7 +172,7 @@ class TierFiles:
 
 
 def own_directory(parent: Path, prefix: str) -> Path:
-    """Return the path of a new directory for the files of one model, and remove those that killed processes left.
+    """Return the path of a new directory for the files of one model, and remove directories that killed processes left.
 
     Args:
         parent: Directory to put it in.

@@ -24,7 +24,7 @@ from terarec.storage.tier_files import TierFiles
 
 
 class TierStack:
-    """The tiers of an arena. They are made when they are first needed, and anew for other rows or another device.
+    """The tiers of an arena. They are made when they are first needed, and again for other rows or another device.
 
     Attributes:
         specs: The tables of the arena.
@@ -59,7 +59,7 @@ class TierStack:
         self._defaults: Tensor | None = None
         self._written = TierUse()
         self._files = TierFiles(tiers.file, [spec.name for spec in specs], [rows_of_table(spec) for spec in specs])
-        # Files are working memory: they go with the tables, also when nobody calls `close`.
+        # Files are working memory: they are removed with the tables, even without a call of `close`.
         self._closing = weakref.finalize(self, self._files.close)
 
     @property

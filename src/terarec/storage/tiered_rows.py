@@ -178,7 +178,7 @@ class TieredRows:
         self.stack.drop(former)
 
     def grow(self, rows: int) -> None:
-        """Do nothing: rows take memory as they are used."""
+        """Do nothing: rows take memory when they are first used."""
 
     def begin(self, table: int, rows: Tensor, keys: Tensor) -> None:
         """Let ``rows int64[n]`` be those of other keys from now on, which have their initial values."""
@@ -210,7 +210,7 @@ class TieredRows:
             return weights, state
 
     def write(self, table: int, rows: Tensor, keys: Tensor, weights: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Set distinct rows int64[n] of keys int64[n], wherever they are; without `state` theirs stays as it is.
+        """Set distinct rows int64[n] of keys int64[n], in any tier; without `state`, their states do not change.
 
         Raises:
             BudgetError: No tier has room.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are saved, what they hold, and how a training continues or starts from one."""
+"""Checkpoints of a run: their schedule and content, and the continuation or start of a training from one."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _SAME = {"kind", "tables.kind", "tables.dtype"}
 
 
 class Checkpointing(Callback):
-    """Saves every ``checkpoint_every`` steps or at every epoch's end, the best step, and the last one however it ends.
+    """A callback that saves every ``checkpoint_every`` steps or at every epoch's end, the best step, and the last one.
 
-    With ``delta_every`` those in between hold only what changed since the one before, as do those of the best step and
-    of an interrupted training.
+    The last step is saved for any end of the training. With ``delta_every`` the checkpoints in between, of the best
+    step and of an interrupted training hold only the changes since the previous one.
 
     Args:
         directory: ``RUN/checkpoints``.
@@ -81,11 +81,11 @@ class Checkpointing(Callback):
             follow_changes(tables(trainer.model), newest)
 
     def on_start(self, trainer: Trainer) -> None:
-        """Mark the best checkpoint, which a kill may have prevented."""
+        """Mark the best checkpoint, in case the process was killed before it did so."""
         self._mark_best(trainer)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Mark the best checkpoint if that is this step's, saved before its evaluation."""
+        """Mark this step's checkpoint as the best one if it was saved before its evaluation."""
         if trainer.step == self._saved_step:
             self._mark_best(trainer)
 
@@ -100,16 +100,16 @@ class Checkpointing(Callback):
             self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
-        """Save unless steps are counted instead."""
+        """Save unless checkpoints are due by steps."""
         if self.every is None:
             self._save(trainer, is_whole=True)
 
     def on_interrupt(self, trainer: Trainer) -> None:
-        """Save what would be lost."""
+        """Save the steps since the newest checkpoint."""
         self._save(trainer)
 
     def on_error(self, trainer: Trainer) -> None:
-        """Save what would be lost; of several ranks, the others may not be there any more."""
+        """Save the steps since the newest checkpoint, unless there are several ranks: others may have failed."""
         if trainer.ranks.size == 1:
             self._save(trainer)
 
@@ -260,14 +260,14 @@ def _left_out(old: RunSpec, new: RunSpec) -> list[str]:
 
 
 def _row_kinds(run: RunSpec) -> tuple[object, ...]:
-    """Return what the meaning of the rows' states depends on: the rules, and which tables they move."""
+    """Return the properties that determine the meaning of the rows' states: the rules, and the tables they update."""
     rules = {name: _state_kind(rule) for name, rule in run.row_optimizers.items()}
     assigned = getattr(getattr(run.model, "tables", None), "optimizers", None) or {}
     return _state_kind(run.sparse_optimizer), rules, dict(assigned)
 
 
 def _state_kind(spec: DenseOptimizerSpec | SparseOptimizerSpec) -> tuple[object, ...]:
-    """Return what the meaning of an optimizer's state depends on."""
+    """Return the properties that determine the meaning of an optimizer's state."""
     if isinstance(spec, TorchOptimizerSpec):
         return spec.kind, spec.name
     options = RowOptions() if spec.rows is None else spec.rows
@@ -288,7 +288,7 @@ def _load(trainer: Trainer, checkpoint: Checkpoint, *, with_dense: bool, with_ro
 
 
 def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load `state` but for the options of its groups."""
+    """Load `state` except for the options of its groups."""
     # torch replaces the options of groups, among them the rate, by those that were saved.
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
@@ -297,7 +297,7 @@ def _load_state(optimizer: optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _device_rng(device: torch.device) -> str | None:
-    """Return what dropout on a GPU draws from, as text; None for the CPU, whose state every checkpoint holds."""
+    """Return the random state of a GPU, which dropout uses, as text; None for the CPU, whose state checkpoints hold."""
     if device.type == "cpu":
         return None
     state = torch.get_device_module(device).get_rng_state(device)
@@ -305,7 +305,7 @@ def _device_rng(device: torch.device) -> str | None:
 
 
 def _set_device_rng(device: torch.device, text: str | None) -> None:
-    """Set what `_device_rng` returned; a checkpoint of another kind of device, or an older one, leaves it as it is."""
+    """Set the state of `_device_rng`; a checkpoint of another kind of device, or an older one, does not change it."""
     if text is not None and device.type != "cpu":
         state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
         torch.get_device_module(device).set_rng_state(state, device)

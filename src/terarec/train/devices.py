@@ -1,4 +1,4 @@
-"""The device of a training: batches and rows of tiers that come there ahead of the compute, and the allocator."""
+"""The device of a training: copies of batches and rows of tiers ahead of the compute, and the allocator."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def tier_use(model: nn.Module) -> TierUse | None:
 
 
 def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
-    """Yield `batches`, each with what came with it, drawn by a thread that has their rows read for `model`'s tables."""
+    """Yield `batches` with their states from a thread that also prefetches their rows into `model`'s tables."""
     collections = collections_in_tiers(model)
 
     def drawn() -> Generator[tuple[Batch, T], None, None]:
@@ -152,7 +152,7 @@ def share_of_reader(batches: object) -> RankShare | None:
 
 
 def copied_ahead(batches: Iterable[tuple[Batch, T]], device: torch.device) -> Iterator[tuple[Batch, T]]:
-    """Yield `batches` on `device`, each with what came with it.
+    """Yield `batches` on `device`, each with its state.
 
     On a GPU a thread draws the next batch and copies it from pinned memory, on a stream of its own, while this one is
     computed on: 80 % of the throughput of bare steps, where the thread that launches the steps reached 35 % (DLRM,
@@ -240,7 +240,7 @@ _MOST_KEPT_BYTES = 1 << 30
 def keep_freed_memory() -> bool:
     """Let the C allocator keep freed blocks of up to 256 MiB, at most 1 GiB of them, for this process.
 
-    A block of 32 MiB or more (the output of a layer 1024 wide for 8192 samples) is otherwise mapped anew each time,
+    A block of 32 MiB or more (the output of a layer 1024 wide for 8192 samples) is otherwise mapped again each time,
     and the system clears its pages one by one. Writing such a fresh block took 13 ms, a kept one 1.4 ms; a step of
     DLRM's top MLP had 47,000 page faults without, 3,000 with this, and took 7 % less CPU time (2 Zen 3 cores).
 

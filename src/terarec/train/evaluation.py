@@ -47,7 +47,7 @@ def score(
     ranks: Ranks | None = None,
     columns: Sequence[str] = (),
 ) -> Generator[Scored, None, None]:
-    """Yield the logits of each of `batches`, the model being in evaluation mode meanwhile.
+    """Yield the logits of each of `batches`, with the model in evaluation mode.
 
     The mode that the model had before is restored when the stream ends or is closed.
 
@@ -245,7 +245,7 @@ class Evaluator:
         *,
         ranks: Ranks | None = None,
     ) -> Evaluator:
-        """Make the evaluator that the settings of a training describe.
+        """Create the evaluator of a training's settings.
 
         Args:
             training: Metrics, group, slices and precision.

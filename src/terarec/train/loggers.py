@@ -31,7 +31,7 @@ Point = dict[str, float | int]
 
 
 class PointLogger(Callback):
-    """Makes a point of the training every few steps, and calls `log_training` with it.
+    """A callback that calls `log_training` with a point of the training every few steps.
 
     A training point has ``step``, ``samples``, ``epoch``, ``loss`` (mean over the steps since the last point),
     ``samples_per_second`` (over the same steps, evaluations left out), ``seconds`` (of training since the start or
@@ -102,11 +102,11 @@ class ProgressBar(Callback):
     """Steps, loss and samples a second, redrawn in place; one line per evaluation stays.
 
     Args:
-        console: Console to draw on; stderr by default. Where it is no terminal, only evaluations are printed.
+        console: Console to draw on; stderr by default. Where it is not a terminal, only evaluations are printed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console  # here, so that who trains without a bar needs no rich
+        from rich.console import Console  # imported here, so that training without a bar does not need rich
 
         self.console = console or Console(stderr=True)
         self._bar = Bar(self.console, "training", "steps")
@@ -117,7 +117,7 @@ class ProgressBar(Callback):
         self._bar.start()
 
     def on_step(self, trainer: Trainer) -> None:
-        """Move on."""
+        """Advance the bar."""
         if not self._bar.is_drawn:
             return
         rate = self._bar.speed * trainer.spec.batch_size
@@ -125,7 +125,7 @@ class ProgressBar(Callback):
         self._bar.move(trainer.step, trainer.total_steps, words=f"epoch {trainer.last_epoch}", remark=remark)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        """Print the figures."""
+        """Print the metrics."""
         metrics = ", ".join(f"{name} {value:.5f}" for name, value in evaluation.results.overall.values.items())
         self.console.print(
             f"step {trainer.step:,}: {metrics} ({evaluation.rows:,} rows in {evaluation.seconds:.1f} s)",
@@ -133,7 +133,7 @@ class ProgressBar(Callback):
         )
 
     def on_end(self, trainer: Trainer) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.stop()
 
 

@@ -19,7 +19,7 @@ from terarec.train.loggers import LOG_EVERY, Point, PointLogger
 from terarec.train.trainer import Trainer
 
 _NO_METRICS = frozenset({"step", "samples", "split", "seconds", "labels", "slices"})
-"""Entries of an evaluation line that are no metrics."""
+"""Entries of an evaluation line that are not metrics."""
 
 
 class MetricsLog(PointLogger):
@@ -155,7 +155,7 @@ def _last_of_each_step(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _lines_until(path: Path, step: int) -> list[bytes]:
-    """Return the lines of steps up to `step`; a line cut short by a crash is the last one and goes too."""
+    """Return the lines of steps up to `step`; a last line that a crash truncated is also removed."""
     kept = []
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         if not line.endswith(b"\n") or read_point(path, number, line)["step"] > step:

@@ -30,9 +30,9 @@ class Schedule:
 
     Attributes:
         scheduler: Any scheduler of ``torch.optim.lr_scheduler``.
-        interval: "step" for after every step, "epoch" for after every epoch, "evaluation" for after every evaluation,
-            with a metric where the scheduler takes one.
-        metric: Name of that metric; None for the one by which training compares evaluations.
+        interval: When to advance: after every "step", "epoch" or "evaluation"; after evaluations with a metric if the
+            scheduler takes one.
+        metric: Name of that metric; None for the metric by which training compares evaluations.
     """
 
     scheduler: LRScheduler
@@ -85,7 +85,7 @@ class Optimizers:
         )
 
     def __iter__(self) -> Iterator[optim.Optimizer]:
-        """Iterate over those that are there: rows first, since only they can skip a step by themselves."""
+        """Iterate over the optimizers that exist: rows first, since only they can skip a step by themselves."""
         yield from (optimizer for optimizer in (self.rows, self.dense) if optimizer is not None)
 
     @property
@@ -126,7 +126,7 @@ class Optimizers:
                 schedule.scheduler.step()
 
     def check_metrics(self, metrics: Sequence[str]) -> None:
-        """Check that evaluations compute what plateau schedules wait for.
+        """Check that evaluations compute the metrics of plateau schedules.
 
         Args:
             metrics: Metrics of the evaluations; empty for a training without any.
@@ -157,7 +157,7 @@ class Optimizers:
         return scheduler_states([schedule.scheduler for schedule in self.schedules])
 
     def load_schedule_state(self, states: Sequence[Any]) -> None:
-        """Continue from what `schedule_state` returned.
+        """Continue from the result of `schedule_state`.
 
         Raises:
             ConfigError: Another number of schedules.

@@ -1,4 +1,4 @@
-"""Training part by part: the rows of a part are loaded before its first step, those of the next one meanwhile."""
+"""Training part by part: a part's rows are loaded before its first step, and the next part's rows during its steps."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class PartRows:
 class PartPasses(Callback):
     """Loads the rows of a part's keyset into the fast tiers before its first step, and writes changed ones back.
 
-    A thread reads the keyset of the next part meanwhile, and its rows, as far as they fit next to those of the present
-    one. Tables in memory have nothing to load. The reader checks that keysets hold the keys of their samples.
+    During a part, a thread reads the keyset of the next part, and its rows as far as they fit next to the present
+    part's rows. Tables in memory have nothing to load. The reader checks that keysets hold the keys of their samples.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class MemoryPlan:
         )
 
     def check(self, *, only_known: bool = False) -> None:
-        """Raise `StorageError` if the memory does not suffice; the message says what would fit.
+        """Raise `StorageError` if there is not enough memory; the message suggests what would fit.
 
         Args:
             only_known: Whether tables whose rows depend on the data are left out.
@@ -128,7 +128,7 @@ def plan_run(
 
     Raises:
         ConfigError: A model that does not fit the data, or rows of a table that the model does not have.
-        DataNotFoundError: ``spec.data`` is no data set.
+        DataNotFoundError: ``spec.data`` is not a data set.
     """
     # Before the model is built, whose layers are counted apart.
     program_bytes = memory.peak_bytes()
@@ -210,7 +210,7 @@ def _with_tiers(records: Sequence[RecordedTables], tiers: Tiers) -> list[Recorde
 
 
 def _fitting_tiers(tables: Sequence[TableMemory], host_bytes: int, device_bytes: int | None) -> Tiers | None:
-    """Return tiers with a file with which the tables take at most so much memory; None for none.
+    """Return tiers with a file with which the tables fit in this much memory; None if none do.
 
     Args:
         tables: The tables in tiers that have no room in memory: their indexes have to be there.

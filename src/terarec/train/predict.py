@@ -93,7 +93,7 @@ def predict(
     Raises:
         ConfigError: The data set lacks the split, or its columns are not those of the run; the run holds no such
             checkpoint; a name of `keep` is unknown; `out` is there, or its name has another end.
-        DataNotFoundError: `run_dir` is no run, or holds no complete checkpoint.
+        DataNotFoundError: `run_dir` is not a run, or holds no complete checkpoint.
         FormatError: A damaged file.
         StorageError: The disk is full.
     """
@@ -121,11 +121,11 @@ def predict_with(
     replace: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> PredictReport:
-    """Do what `predict` does with scores that something else computes, such as an executor.
+    """Write a file as `predict` does, with scores from another source, such as an executor.
 
     Args:
         scorer: Scorer of batches.
-        run_dir: The run that it is of.
+        run_dir: Run of the scorer.
         dataset: Data set as in `predict`.
         split: Its split.
         out: File as in `predict`.
@@ -134,8 +134,8 @@ def predict_with(
         progress: Called after every batch with the samples done.
 
     Raises:
-        ConfigError: As in `predict`, but for a checkpoint.
-        DataNotFoundError: `run_dir` is no run.
+        ConfigError: As in `predict`, except for a checkpoint.
+        DataNotFoundError: `run_dir` is not a run.
         FormatError: A damaged file.
         StorageError: The disk is full.
     """

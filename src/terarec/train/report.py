@@ -239,7 +239,7 @@ def _table_grid(sizes: Mapping[str, _TableSize]) -> Grid:
 
 
 def _start_rows(log: RunLog) -> Iterator[tuple[str, str]]:
-    """Yield what the training ran on; of several starts that differ, all in their order."""
+    """Yield the hardware and software of the training, for each different start in order."""
     for name in ("device", "threads", "precision", "compile"):
         held = dict.fromkeys(setting_text(start[name]) for start in log.starts if name in start)
         if held:
@@ -271,7 +271,7 @@ def _machine_rows() -> list[tuple[str, str]]:
 
 
 def draw_curves(log: RunLog, best_auc: float | None) -> list[Plot]:
-    """Draw loss, metrics and throughput over the samples seen, as far as they were logged.
+    """Draw the logged loss, metrics and throughput by the number of samples.
 
     Args:
         log: Log of the run.

@@ -196,7 +196,7 @@ class Run:
             log: Function called with lines about the run, such as the placement of tables, before the first step.
 
         Raises:
-            ConfigError: The directory holds a run and `resume` is false, or something that is no run; another training
+            ConfigError: The directory holds a run and `resume` is false, or other files than a run; another training
                 runs there; or the run to resume, or the one that ``spec.init_from`` names, has another model, other
                 columns or another workflow.
             FormatError: The data set or a checkpoint is damaged.
@@ -230,8 +230,8 @@ class Run:
         else:
             if self.spec.init_from is not None:
                 self.initial = start_from(self.trainer, self.spec, self.dataset)
-            # For dropout, after all that building and loading has drawn: the same numbers whatever the model started
-            # from.
+            # For dropout, after all random draws of building and loading: the same numbers for any start of the
+            # model.
             torch.manual_seed(training.seed)
         if self.ranks.size > 1:
             self._check_same(train_reader)
@@ -258,7 +258,7 @@ class Run:
         return dataclasses.replace(report, checkpoint=self._checkpointing.newest)
 
     def _check_same(self, train_reader: BatchReader) -> None:
-        """Check that all ranks have the same data, place in them, and layers.
+        """Check that all ranks have the same data, reader position and layers.
 
         Raises:
             CollectiveError: A rank has others; the message has the first differences.
@@ -301,7 +301,7 @@ def build(
         plan: Placements of the tables on several ranks; None for one by their sizes.
 
     Raises:
-        DataNotFoundError: ``spec.data`` is no data set.
+        DataNotFoundError: ``spec.data`` is not a data set.
         FormatError: Its description is damaged.
     """
     if init_from is not None:

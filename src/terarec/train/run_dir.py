@@ -91,7 +91,7 @@ class RunDirectory:
         Raises:
             ConfigError: `path` holds something else than a run, or another training runs there.
         """
-        # Before the directory is made or locked: what is no run gets no lock file.
+        # Before the directory is made or locked: what is not a run gets no lock file.
         self._check_is_run_or_empty()
         is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class RunDirectory:
         """Raise `ConfigError` if training `spec` here would overwrite or mix with existing content.
 
         That is so if there are checkpoints and `resume` is false, if `spec` differs from the run to resume in anything
-        but how long to go on, how often to save and score, and how many threads to use, or if `dataset`, that of
+        but how long to continue, how often to save and score, and how many threads to use, or if `dataset`, that of
         `spec`, has other columns or another workflow.
         """
         if not self.has_checkpoint:
@@ -139,7 +139,7 @@ class RunDirectory:
         check_columns(dataset, Path(spec.data), read_dataset(self.dataset), self.dataset)
 
     def begin(self, spec: RunSpec, dataset: DatasetSpec) -> None:
-        """Write ``run.json`` and the description of the data, as serving needs it: columns and what encodes them."""
+        """Write ``run.json`` and the description of the data for serving: the columns and their encoding."""
         # Before `run.json`, by which a directory counts as a run.
         for file in workflow_files(dataset, Path(spec.data)):
             _copy(Path(spec.data) / file, self.dataset / file)
@@ -161,7 +161,7 @@ class RunDirectory:
             )
 
     def _remove_all_but(self, names: set[str]) -> None:
-        """Remove what a run consists of, save what is named."""
+        """Remove all files of a run except the named ones."""
         for name in {entry.name for entry in self.path.iterdir()} & _NAMES - names - {_LOCK_FILE}:
             path = self.path / name
             if path.is_dir():
@@ -174,7 +174,7 @@ def check_run(path: Path) -> None:
     """Raise unless `path` looks like a RUN.
 
     Raises:
-        DataNotFoundError: There is no such directory, or it is no run; names the run if `path` lies within one.
+        DataNotFoundError: There is no such directory, or it is not a run; names the run if `path` lies within one.
     """
     if not path.is_dir():
         raise DataNotFoundError(

@@ -117,14 +117,14 @@ def fit_seeds(
         count: Number of seeds.
         split: Split of the data that is evaluated.
         callbacks: Function from the directory of a run to its callbacks; None for none.
-        resume: Whether finished runs are kept and an interrupted one goes on; so does a finished one if `spec` requests
-            more steps.
+        resume: Whether finished runs are kept and interrupted ones are continued, including finished ones if `spec`
+            requests more steps.
         allow_import: Packages from which the model may come by name.
         on_result: Function called after each run.
 
     Raises:
         ConfigError: See `Run.fit`.
-        RunInterruptedError: A signal; the run goes on with `resume`.
+        RunInterruptedError: A signal; the run continues with `resume`.
     """
     if (out / RUN_FILE).is_file():
         raise ConfigError(out, "holds a run, expected a new directory for the runs of several seeds")
@@ -135,12 +135,12 @@ def fit_seeds(
         training = dataclasses.replace(spec.training, seed=seed)
         watching = () if callbacks is None else callbacks(directory)
         run = build(dataclasses.replace(spec, training=training), directory, watching, allow_import=allow_import)
-        # A finished run whose settings differ, such as by more epochs, goes on below.
+        # A finished run whose settings differ, such as by more epochs, continues below.
         if resume and file.is_file() and _is_same(run):
             result = _read(file, seed, directory)
         else:
             result = _fit(run, split, resume=resume, allow_import=allow_import)
-            # Written last: without it the run counts as unfinished, and goes on with `resume`.
+            # Written last: without it the run counts as unfinished, and continues with `resume`.
             _write(file, result)
         results.append(result)
         if on_result is not None:

@@ -62,7 +62,7 @@ def plan_sharding(
         ConfigError: A model that does not fit the data, a plan that does not fit the model or the number of ranks, or
             an unknown table.
         StorageError: No placement that fits into `rank_bytes`, or a plan that does not fit into its own.
-        DataNotFoundError: ``spec.data`` is no data set.
+        DataNotFoundError: ``spec.data`` is not a data set.
     """
     loads = table_loads(spec, world_size, rows=rows or {}, allow_import=allow_import)
     if plan is not None:
@@ -188,8 +188,8 @@ _FEWEST = 3  # repeats of each measurement, however long one takes
 def probe(ranks: Ranks, *, seconds: float = PROBE_SECONDS) -> MachineCosts:
     """Measure lookups and updates of rows in memory and, with several ranks, the links between them.
 
-    All ranks call it; all get what is the slowest on any of them. Links that are not there, such as those between
-    machines where all ranks are on one, keep the assumed speed.
+    All ranks call it, and all get the slowest values of any rank. Links that do not exist, such as between machines if
+    all ranks are on one, keep the assumed speed.
 
     Args:
         ranks: The ranks.
@@ -261,7 +261,7 @@ def _fit_line(seconds: list[float], bytes_per_column: int) -> tuple[float, float
 
 
 def _time_message(ranks: Ranks, others: list[int], num_bytes: int, seconds: float) -> float:
-    """Return the median seconds of an exchange in which this rank sends and gets so many bytes to and from `others`."""
+    """Return the median seconds of an exchange of this many bytes, in both directions, with each of `others`."""
     sizes = [num_bytes if rank in others and rank != ranks.rank else 0 for rank in range(ranks.size)]
     values = torch.zeros(sum(sizes), dtype=torch.uint8)
 

@@ -97,7 +97,7 @@ class TrainingStep:
         is_own: bool,
         is_interrupted: bool,
     ) -> None:
-        """Run a step; `Trainer.train_step` says of what, and what it raises.
+        """Run a step; see `Trainer.train_step`, also for errors.
 
         Args:
             batches: Batches whose gradients are added up.
@@ -132,13 +132,13 @@ class TrainingStep:
         if self._checks_loss and self._device.type != "cpu" and before is not None:
             self._check_finite(before, number - 1)
         if self._spec.clip_norm is not None:
-            # A norm of scaled gradients says nothing. The rows of tables count in it by the parameters that represent
-            # them.
+            # The norm of scaled gradients would be wrong. It includes the rows of tables, by the parameters that
+            # represent them.
             self.scaler.unscale_(self._stepped)
             clip_grad_norm_(self._parameters, self._spec.clip_norm)
         is_done = self.scaler.step(self._stepped)
         self.scaler.update()
-        # A skipped step is no step of a schedule.
+        # A skipped step is not a step of a schedule.
         if is_done:
             self._optimizers.advance("step")
         self.loss = loss
@@ -165,7 +165,7 @@ class TrainingStep:
     ) -> Tensor:
         """Call `_backward` for this rank's samples of a batch of `size`, while the keys of the following one travel."""
         known = self._own_next
-        # The keys of this batch were announced during the step before, unless the caller changed its mind.
+        # The keys of this batch were announced during the previous step, unless the caller passes another batch.
         own = known[1] if known is not None and known[0] is batch else self._own_share(batch, is_own=is_own)
         # All ranks call the collectives in the same order, also a rank without samples.
         for collection in self._exchanged:
@@ -197,7 +197,7 @@ class TrainingStep:
     def _check_finite(self, loss: Tensor, step: int) -> None:
         value = loss.item()
         if not math.isfinite(value):
-            # A caller that goes on must not find half of a step in the gradients.
+            # A caller that continues must not find half of a step in the gradients.
             self._optimizers.zero_grad()
             raise TrainingError(
                 f"step {step} (epoch {self._epoch})",

@@ -1,4 +1,4 @@
-"""The end of a training: after evaluations without improvement, by a signal, and the report of what was done."""
+"""The end of a training: early stopping, signals, and the report."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class EarlyStopping:
         return patience is not None and self._num_without_improvement >= patience
 
     def update(self, step: int, value: float, *, counts: bool) -> None:
-        """Take in the metric `value` after `step` steps; NaN is no improvement.
+        """Take in the metric `value` after `step` steps; NaN is not an improvement.
 
         Args:
             step: Steps done.
@@ -91,12 +91,12 @@ class EarlyStopping:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from the result of `state_dict`."""
         self.best_step, self.best_value = state["best_step"], state["best_value"]
         self._reference, self._num_without_improvement = state["reference"], state["num_without_improvement"]
 
     def _is_better(self, value: float, than: float | None, by: float) -> bool:
-        # An infinite metric is no best one: nothing could improve on it.
+        # An infinite metric is not a best one: nothing could improve on it.
         if not math.isfinite(value):
             return False
         if than is None:
@@ -131,7 +131,7 @@ class Interrupts:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         # Only noted, as a handler runs between any two bytecodes, also within a step.
         self.received = signal.Signals(number).name
-        # The next signal acts at once: whoever sends a second one does not want to wait for the step.
+        # The next signal acts at once: a user who sends a second one does not want to wait for the step.
         self._restore()
 
     def _restore(self) -> None:

@@ -77,7 +77,7 @@ class TableMemory:
 
 
 class KeyCounts:
-    """Distinct keys of columns in the training data, as far as they are known without reading it."""
+    """Distinct keys of columns in the training data that are known without reading it."""
 
     def __init__(self, spec: RunSpec, dataset: DatasetSpec, *, reads_keysets: bool) -> None:
         self._columns = {column.name: column for column in dataset.categorical}
@@ -96,7 +96,7 @@ class KeyCounts:
             # Columns that share a table share its keys, which are counted once.
             pieces = [keys[column.name] for keys in self._keysets for column in known if column.name in keys]
             return len(np.unique(np.concatenate(pieces))) if pieces else 0, "keysets"
-        # No sample has more keys than the column allows, so a column has at most so many distinct ones.
+        # No sample has more keys than the column allows, which bounds the distinct keys of the column.
         seen = sum(self._samples * column.hotness for column in known)
         ids = [column.rows for column in known]
         if known and None not in ids:
@@ -192,7 +192,7 @@ class _ArenaInTiers:
 def planned_tables(
     spec: RunSpec, records: Sequence[RecordedTables], *, counts: KeyCounts, given: Mapping[str, int], is_gpu: bool
 ) -> list[TableMemory]:
-    """Return what each table of a run takes.
+    """Return the memory of each table of a run.
 
     Args:
         spec: The run.
@@ -235,7 +235,7 @@ def _rows_of(
     table: TableSpec | DynamicTableSpec, given: Mapping[str, int], counts: KeyCounts, readers: Sequence[str]
 ) -> tuple[int, RowsFrom]:
     if isinstance(table, TableSpec) and table.tiers is None:
-        return table.rows, "table"  # all of them have memory, whatever the data
+        return table.rows, "table"  # all of them have memory, for any data
     most = table.rows if isinstance(table, TableSpec) else table.max_rows
     count, source = (given[table.name], "given") if table.name in given else counts.of(readers)
     # A table never has more rows than its maximum, however many keys the data have.

@@ -198,7 +198,7 @@ class Trainer:
     def fit(self, train_reader: BatchReader, valid_reader: BatchReader | None = None) -> FitReport:
         """Train until ``spec.epochs``, ``spec.max_steps`` or the end of ``spec.patience``, whichever comes first.
 
-        Training goes on from where this trainer is. The validation split is scored after every epoch, every
+        Training continues from where this trainer is. The validation split is scored after every epoch, every
         ``spec.eval_every`` steps, and at the end. The first SIGINT (Ctrl-C) or SIGTERM lets the running step finish; a
         second one acts at once.
 
@@ -231,7 +231,7 @@ class Trainer:
         except RunInterruptedError:
             raise
         except Exception as error:
-            # A step that failed midway has updated a part of the rows and layers: that is no state to save.
+            # A step that failed midway has updated a part of the rows and layers: that is not a state to save.
             if not self._is_in_step:
                 try:
                     self._call_all("on_error")
@@ -337,7 +337,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned, or an older version's, which held less.
+        """Continue from the result of `state_dict`, or of an older version's, which has fewer fields.
 
         Raises:
             ConfigError: Another number of schedules.
@@ -465,7 +465,7 @@ class Trainer:
     def _call_all(self, hook: str) -> None:
         """Call `hook` of every callback, whatever one of them raises."""
         with ExitStack() as stack:
-            # An `ExitStack` runs what it holds in reverse order, and goes on after an exception.
+            # An `ExitStack` runs what it holds in reverse order, and continues after an exception.
             for callback in reversed(self.callbacks):
                 stack.callback(getattr(callback, hook), self)
 

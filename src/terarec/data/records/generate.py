@@ -165,7 +165,7 @@ class RowSource:
 
     def draw(self, split: str, first: int, count: int) -> DrawnRows:
         """Draw the samples `first` to ``first + count`` of `split`; `first` and `count` are part of the seed."""
-        # Not hash(), which Python salts anew in every process.
+        # Not hash(), which Python salts again in every process.
         random = self._random(_ROW_STREAM, zlib.crc32(split.encode()), first, count)
         dense, keys = self._features(random, count)
         probabilities = None

@@ -21,7 +21,7 @@ class RecordReader:
 
     The order depends on `seed`, the epoch and the shuffling alone, never on `threads` or `prefetch`. Records with a
     wrong checksum are left out. An epoch that was left early starts over at the next ``iter()``; to continue instead,
-    load the state that was saved. One iteration at a time: a new one ends the one before.
+    load the state that was saved. One iteration at a time: a new one ends the previous one.
 
     Each batch has one feature a slot, with the names and in the order of `source`, and int64 keys.
 
@@ -33,7 +33,7 @@ class RecordReader:
             records, or row groups of Parquet files), which costs nothing.
         seed: Shuffle seed.
         drop_last: Whether a last batch of fewer samples is left out.
-        repeat: Whether each epoch follows the one before without an end. Then every batch is full.
+        repeat: Whether each epoch follows the previous one without an end. Then every batch is full.
         threads: Threads that read and decode ahead.
         prefetch: Batches that one more thread puts together ahead; 0 puts them together in the caller's thread. Most
             are views of decoded rows, so it is worth a thread only where a GPU trains on large batches.
@@ -120,7 +120,7 @@ class RecordReader:
         Raises:
             FormatError: No records to repeat; the source before stays.
         """
-        # The share stays: a rank goes on with its part of the new files.
+        # The share stays: a rank continues with its part of the new files.
         self._stream.replace_feed(dataclasses.replace(self._feed(source), share=self.share))
         self.source = source
 
@@ -140,7 +140,7 @@ class RecordReader:
         """Continue at the next ``iter()`` with the batch after the one at which `state` was saved.
 
         Raises:
-            ConfigError: The state is of other data, another batch size or another type of order, or is no state.
+            ConfigError: The state is of other data, another batch size or another type of order, or is not a state.
         """
         self._stream.load_state_dict(state)
 

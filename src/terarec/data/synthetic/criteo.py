@@ -43,7 +43,7 @@ def generate(
     r"""Write ``out/day_0.tsv`` to ``out/day_{days-1}.tsv`` and ``out/generated.json``.
 
     A line is ``label \t 13 integers \t 26 categories of 8 hexadecimal digits``; a missing value is empty. The same
-    `rows`, `days` and `seed` give the same bytes. Memory stays flat but for 4 bytes a row that the AUC needs.
+    `rows`, `days` and `seed` give the same bytes. Memory stays flat except for 4 bytes a row that the AUC needs.
 
     Args:
         out: Directory to create; it must not exist, or be empty.

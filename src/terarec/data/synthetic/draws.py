@@ -1,4 +1,4 @@
-"""Random numbers of any part of a log, none of which depends on others; and users who like groups of items."""
+"""Independent random numbers for any part of a log; and users who like groups of items."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _APPEAL = 0.9
 _LEANING = 0.3
 """Deviation of what a user adds for every item: small, since a model needs many rows of a user to fit it."""
 MET_FAVOURITES = 0.6
-"""Share of the items that a user comes upon because their group is a favourite."""
+"""Share of the items that a user sees because their group is a favourite."""
 _FIRST, _SECOND, _ITEM, _USER, _APPEAL_STREAM, _LEANING_STREAM = 1_000, 1_001, 1_002, 1_003, 1_010, 1_020
 """Streams of the traits: of users, of encounters, of items."""
 

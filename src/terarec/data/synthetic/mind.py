@@ -102,7 +102,7 @@ class _Site:
         count = _FEWEST_SHOWN + draws.choices(seed, _SHOWN, pages, _MOST_SHOWN + 1 - _FEWEST_SHOWN)
         offsets = offsets_of(count)
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
-        # A number of its own for each article on each page, whatever the number of articles on the pages before.
+        # A unique number for each article on each page, independent of the articles on earlier pages.
         encounters = np.repeat(pages, count) * _MOST_SHOWN + place
         readers = np.repeat(users, count)
         shown = self.tastes.draw_items(readers, encounters)

@@ -117,7 +117,7 @@ def packed_auc(packed: NDArray[np.uint32]) -> float:
 
 
 def _end_of_ties(packed: NDArray[np.uint32], stop: int) -> int:
-    """Return the first index at or after `stop` whose score differs from the one before it."""
+    """Return the first index at or after `stop` whose score differs from the preceding one."""
     if stop >= len(packed):
         return len(packed)
     last_of_score = packed[stop - 1] | np.uint32(1)

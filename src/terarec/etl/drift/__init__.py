@@ -1,4 +1,4 @@
-"""Distance of data from those that a model was trained on. Described in docs/drift.md."""
+"""Drift of data from a model's training data. See docs/drift.md."""
 
 from terarec.etl.drift.compare import ColumnDrift, DriftReport, compare, write_drift_report
 from terarec.etl.drift.summary import DataSummary, names_apart, summarize, summarize_dataset, summarize_raw

@@ -1,4 +1,4 @@
-"""Column by column, how far current data are from a reference, as figures and as a page. See docs/drift.md."""
+"""Drift of current data from a reference for each column, as figures and as a page. See docs/drift.md."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _names_of(column: CategoricalColumn, workflow: Workflow) -> IdNames:
 
 
 def in_raw_units(workflow: Workflow, name: str, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what numbers of the dense column `name` were before logarithms and scales, which keep their order.
+    """Undo the logarithms and scales of numbers of the dense column `name`; these keep the order of numbers.
 
     It goes back to the source, or to the step that made a number of something else. What `Clip` cut off and
     `FillMissing` filled in stays so.

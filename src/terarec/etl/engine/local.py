@@ -68,7 +68,7 @@ JoinedOutputs: TypeAlias = Callable[[Pass], GroupedRows | None]
 
 
 def _keep_files(directory: Path, kept: set[Path]) -> None:
-    """Remove what a run that was killed in the write phase left in `directory`, except complete shards."""
+    """Remove the files of a run that was killed in the write phase from `directory`, except complete shards."""
     if not any(path.parent == directory for path in kept):
         shutil.rmtree(directory, ignore_errors=True)
         return
@@ -124,7 +124,7 @@ class LocalRun:
         partitions = 0
         if self._plan.grouped_steps:
             grouped = self._phases.run("group", partial(self._group, pipeline), self._source.num_bytes)
-            partitions = grouped["partitions"]  # of an interrupted run, whatever its memory was
+            partitions = grouped["partitions"]  # of an interrupted run, which may have had another memory bound
         joined = partial(self._joined, partitions)
         # Steps that drop or add rows would make these numbers wrong.
         if isinstance(bounds, RowBounds) and not any(code.stage == "rows" for code in self._plan.operators):
@@ -194,7 +194,7 @@ class LocalRun:
         return self._phases.run("write", write, self._source.num_bytes)
 
     def finish(self) -> None:
-        """Remove what phases passed on; see `EngineRun`."""
+        """Remove the temporary files of the phases; see `EngineRun`."""
         shutil.rmtree(self._work)
 
     def _num_passes(self) -> int:

@@ -56,7 +56,7 @@ class InvalidRowHandler:
 
         Args:
             function: Work on rows; it raises `RowFaultError` for invalid ones.
-            rows: Rows of the block, or what steps made of them.
+            rows: Rows of the block, possibly after some steps.
             is_exploded: Whether the steps that explode rows, if there are any, are done.
 
         Raises:

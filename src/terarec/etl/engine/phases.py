@@ -166,7 +166,7 @@ class EngineRun(Protocol):
         ...
 
     def finish(self) -> None:
-        """Remove what phases passed on."""
+        """Remove the temporary files of the phases."""
         ...
 
 

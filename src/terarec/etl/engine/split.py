@@ -159,7 +159,7 @@ def counted_bounds(split: SplitByFiles | SplitByFraction, passes: Passes, counts
 
 
 def row_bounds(split: SplitByFiles | SplitByFraction, counts: Sequence[int], item_bits: int) -> RowBounds:
-    """Return the bounds of the rows of files that hold so many.
+    """Return the bounds of the split of files with these numbers of rows.
 
     Raises:
         ConfigError: No row would be left for training.

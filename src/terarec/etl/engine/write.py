@@ -43,7 +43,7 @@ def write_rows(
     positives: PositiveRows,
     checkpoints: WriteCheckpoints,
 ) -> WriteTotals:
-    """Write every row, or those that an interrupted run left.
+    """Write every row, or after an interrupted run the remaining rows.
 
     Args:
         passes: The sources.

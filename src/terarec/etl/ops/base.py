@@ -111,7 +111,7 @@ class Operator(OperatorSpec):
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Inputs with the outputs that are made of them alone."""
+        """Inputs with the outputs that depend on no other input."""
         return ()
 
     @property
@@ -186,7 +186,7 @@ class Operator(OperatorSpec):
             types: Types of the columns before the step.
             state: State of a fitted step.
         """
-        # A record brings what a grouped step makes, is never left out, and keeps its values under new names.
+        # A record contains the outputs of grouped steps, is never left out, and keeps its values under new names.
         if self.stage in ("grouped", "rows") or self.renames or not self.writes:
             return ()
         return [RecordFunction(self.serving_reads, self.writes, partial(self._transform_records, types, state))]
@@ -194,13 +194,13 @@ class Operator(OperatorSpec):
     def _transform_records(self, types: ColumnTypes, state: State | None, *inputs: Any) -> Sequence[Any]:
         kinds = [types[name].kind for name in self.serving_reads]
         arrays = [from_arrow(arrow_of_values(values, kind), kind) for values, kind in zip(inputs, kinds, strict=True)]
-        # Positions in the place of row ids, which records do not have.
+        # Positions in place of row ids, which records do not have.
         ids = np.arange(len(arrays[0]), dtype=np.int64)
         rows = self.transform(Rows(dict(zip(self.serving_reads, arrays, strict=True)), ids), state)
         return [values_of_array(rows.columns[name]) for name in self.writes]
 
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
-        """Return a function from rows on a device to `writes`, which equals `transform` (logarithms: but for rounding).
+        """Return a function from rows on a device to `writes`, equal to `transform` (up to rounding for logarithms).
 
         Args:
             state: State of a fitted step.
@@ -213,7 +213,7 @@ class Operator(OperatorSpec):
         raise NotImplementedError(f"{type(self).__name__} is not fitted")
 
     def load_state(self, directory: Path, name: str) -> State:
-        """Read what `State.save` wrote (fitted steps only).
+        """Read the files of `State.save` (fitted steps only).
 
         Raises:
             DataNotFoundError: No such file.
@@ -235,13 +235,13 @@ class Operator(OperatorSpec):
         return pairs.get(output) if self.renames or self.keeps_values else None
 
     def input_of(self, output: str) -> str | None:
-        """Return the one input that `output` is made of; None where there are several."""
+        """Return the only input of `output`; None if it has several."""
         return next((name for name, made in self.pairs if made == output), None)
 
     def inverse(
         self, column: str, numbers: NDArray[np.float64], state: State | None, *, is_float32: bool = False
     ) -> NDArray[np.float64]:
-        """Return the numbers of the input `column` that `numbers` were made of, unchanged where nothing scales them.
+        """Return the numbers of the input `column` from its outputs `numbers`, unchanged if nothing scales them.
 
         Args:
             column: An input.
@@ -260,7 +260,7 @@ class Operator(OperatorSpec):
         return {}
 
     def describe_ids(self, column: str, ids: NDArray[np.int64], state: State | None) -> Sequence[str]:
-        """Return what ids made of the input `column` mean, as text."""
+        """Return the meaning of ids of the input `column`, as text."""
         return [MISSING if number == MISSING_ID else f"(bucket {number})" for number in ids]
 
 
@@ -336,7 +336,7 @@ class MappedColumns(ColumnsOperator):
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Each input and the output that is made of it."""
+        """Each input with its output."""
         return tuple(zip(self.columns, self.outputs or self.columns, strict=True))
 
 
@@ -383,7 +383,7 @@ def value_of(kind: Kind, value: float | str, where: str = "") -> Any:
 
 
 def is_among(array: pa.Array, spelled: Sequence[str]) -> NDArray[np.bool_]:
-    """Return which of n values, no numbers, are among those that a field spells, bool[n]; a missing one never is."""
+    """Return which of n values (not numbers) equal a value of a field, bool[n]; missing values never do."""
     wanted = pa.array([value_of(kind_of(array), value) for value in spelled], type=array.type)
     found: NDArray[np.bool_] = pc.is_in(array, value_set=wanted).to_numpy(zero_copy_only=False)
     return found

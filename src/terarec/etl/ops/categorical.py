@@ -164,7 +164,7 @@ class Categorify(MappedColumns):
             values, counts[part] = (column.combine_chunks() for column in table.columns)
             ids[part] = ValueIds(VALUE_TYPES[values.type], values, self.hash_buckets)
             try:
-                # Made now, as it is what finds a value that occurs twice.
+                # Built now, since this finds values that occur twice.
                 _ = ids[part].table
             except ValueError as error:
                 raise FormatError(path, error) from error

@@ -72,7 +72,7 @@ class Rename(Operator):
 
     @property
     def removes(self) -> tuple[str, ...]:
-        """Old names that are no new ones."""
+        """Old names that are not new ones."""
         return tuple(name for name in self.names if name not in self.names.values())
 
     @property
@@ -202,7 +202,7 @@ class LambdaOp(ColumnsOperator):
 @register("keep_rows")
 @dataclass(frozen=True, kw_only=True)
 class KeepRows(Operator):
-    """Rows are kept whose `column` is one of `values`, or lies within the bounds; a missing value is not kept.
+    """Keep the rows whose `column` is one of `values` or within the bounds; rows with a missing value are dropped.
 
     At serving every record is kept.
 
@@ -352,7 +352,7 @@ class DistinctStatistic:
     def observe(self, rows: Rows) -> Mapping[str, pa.Array]:
         """Return the first distinct values of the columns that do not have enough yet."""
         enough = self._op.min_distinct
-        # `merge` adds to the sets meanwhile, in another thread: at worst a column is looked at once more.
+        # `merge` may add to the sets at the same time, in another thread: at worst a column is read once more.
         short = [name for name, seen in self._seen.items() if len(seen) < enough]
         return {name: lookup_values(rows.columns[name]).drop_null().unique().slice(0, enough) for name in short}
 

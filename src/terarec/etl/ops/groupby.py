@@ -109,7 +109,7 @@ class JoinGroupby(ColumnsOperator):
         return dict.fromkeys(self.writes, ColumnType("number"))
 
     def outputs_of(self, column: str) -> tuple[str, ...]:
-        """Return those of `writes` that are made of the input `column`."""
+        """Return the outputs of the input `column`."""
         each = len(self.writes) // len(self.columns)
         first = self.columns.index(column) * each
         return self.writes[first : first + each]
@@ -242,7 +242,7 @@ class GroupbyStatistic:
         return self._sums[name].sums()
 
     def _summands(self, values: Sequence[NDArray[np.float64]]) -> dict[str, pa.Array]:
-        """Return the columns that are summed, made of the numbers of each column."""
+        """Return the columns to sum, which are computed from the numbers of each column."""
         summed: dict[str, pa.Array] = {}
         for place, (name, x) in enumerate(zip(self._op.values, values, strict=True)):
             present = ~np.isnan(x)

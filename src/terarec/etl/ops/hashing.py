@@ -163,7 +163,7 @@ class GivenIds(MappedColumns):
             array = rows.columns[name]
             if num_ids is not None:
                 ids = numpy_values(flat(array))
-                # Under a null lies any number, mostly 0, which would be an id.
+                # The number under a null is arbitrary, mostly 0, which would be an id.
                 wrong = (ids < 0) | (ids >= num_ids) | is_missing(array)
                 if wrong.any():
                     raise rejected(rows, name, wrong, accepted_id(num_ids))

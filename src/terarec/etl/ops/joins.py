@@ -151,7 +151,7 @@ class JoinTable(Operator):
 
 
 def read_side_table(directory: Path, name: str, key: str, columns: Sequence[str]) -> SideTable:
-    """Read what `SideTable.save` wrote.
+    """Read the file of `SideTable.save`.
 
     Raises:
         DataNotFoundError: No such file.
@@ -261,8 +261,8 @@ class NegativeSampling(Operator):
     """Each row, then `negatives` copies of it with other values of `column`, drawn from a side table.
 
     Draw i of row r has the row id ``r << 16 | i``, and takes value ``hash(row id) mod m`` of the m values of the side
-    table other than the row's own, in the order of the table: draws are uniform, with replacement, and the same
-    whatever blocks and threads. Served and scored records stay single.
+    table other than the row's own, in the order of the table: draws are uniform, with replacement, and
+    independent of blocks and threads. Served and scored records have no draws.
 
     Attributes:
         table: Name in ``WorkflowSpec.tables`` of the table of candidates, one row each.
@@ -343,7 +343,7 @@ class NegativeSampling(Operator):
         return Rows({**repeated.columns, **made}, ids, repeated.split)
 
     def _draw(self, rows: NDArray[np.int64], own: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return positions of candidates, other than `own`, which is `count` where a row's value is no candidate."""
+        """Return positions of candidates, other than `own`, which is `count` where a row's value is not a candidate."""
         # Unsigned, as the remainder of a negative hash would be no position.
         hashes = xxh64_int64(rows, self.seed).view(np.uint64)
         others = (count - (own < count)).astype(np.uint64)

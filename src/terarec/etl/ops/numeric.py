@@ -67,7 +67,7 @@ class NumberOperator(MappedColumns):
         }
 
     def params(self, name: str, state: State | None) -> tuple[float, ...]:
-        """Return the parameters of the formula for the input `name`: those that are fitted, unless there are others."""
+        """Return the parameters of the formula for the input `name`; by default the fitted ones."""
         if not self.fitted_params:
             return ()
         assert isinstance(state, FittedNumbers)
@@ -270,7 +270,7 @@ def _to_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rounded(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round away the digits that float32 did not hold, so that 38 is 38 whatever mean and deviation scaled it."""
+    """Round away the digits that float32 did not hold, so that 38 is 38 after scaling by any mean and deviation."""
     width = float(np.ptp(numbers)) if len(numbers) else 0.0
     if not width > 0.0:
         return numbers
@@ -353,7 +353,7 @@ def _range_params(found: NumberRange) -> dict[str, float]:
 @register("clip")
 @dataclass(frozen=True, kw_only=True)
 class Clip(NumberOperator):
-    """min(max(x, low), high); None is no bound."""
+    """min(max(x, low), high); None is not a bound."""
 
     keeps_integers: ClassVar[bool] = True
     runs_on_tensors: ClassVar[bool] = True

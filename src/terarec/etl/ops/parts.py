@@ -85,7 +85,7 @@ class SplitText(ColumnsOperator):
         """Split the texts.
 
         Raises:
-            RowFaultError: A part is no value of its type.
+            RowFaultError: A part is not a value of its type.
         """
         (name,) = self.columns
         split = pc.split_pattern(rows.columns[name].fill_null(""), self.separator)
@@ -114,7 +114,7 @@ class SplitText(ColumnsOperator):
     def _read(self, rows: Rows, part: pa.Array, kind: Kind, place: int) -> pa.Array:
         if kind == "text":
             return part.cast(pa.large_string())
-        # Arrow's casts also take 0x10 and nan, which are no values here.
+        # Arrow's casts also take 0x10 and nan, which are not values here.
         well_formed = pc.fill_null(pc.match_substring_regex(part, f"^({_FORMS[kind]})$"), True)
         try:
             if pc.all(well_formed, min_count=0).as_py():
@@ -130,7 +130,7 @@ class SplitText(ColumnsOperator):
 
 
 def accepted_part(op: SplitText, place: int) -> str:
-    """Describe the part at `place`, which is no text."""
+    """Describe the part at `place`, which is not a text."""
     return f"{_NAMES[op.types[place]]} as part {place + 1} between {op.separator!r}"
 
 

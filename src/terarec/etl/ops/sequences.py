@@ -229,7 +229,7 @@ def accepted_length(first: str) -> str:
 def _rejected(
     rows: Rows, name: str, lengths: NDArray[np.int64], wrong: NDArray[np.bool_], accepted: str
 ) -> RowFaultError:
-    """Return the error that the lists of these `lengths` in `wrong` rows are not what is `accepted`."""
+    """Return the error for lists of these `lengths` in `wrong` rows, which should be `accepted`."""
     got = [f"got a list of {length}" for length in lengths[wrong][:REJECTED_SHOWN].tolist()]
     return RowFaultError(name, rows.ids[wrong], got, accepted)
 

@@ -1,7 +1,7 @@
 """States of fitted operators: how they are gathered, their files, and exact sums and ranges of numbers.
 
-Parameters are saved as JSON, what has a row for each value as Parquet. Sums are exact, so that block sizes and threads
-change no bit of a state. Described in docs/workflows.md.
+Parameters are saved as JSON, and tables with a row for each value as Parquet. Sums are exact, so that block sizes and
+threads change no bit of a state. Described in docs/workflows.md.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ STATE_VERSION = 1
 
 
 def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]) -> None:
-    """Write ``<name>.json``: the parameters of the step `name` of this `kind`; numbers come back bit for bit.
+    """Write ``<name>.json``: the parameters of the step `name` of this `kind`; numbers are restored bit for bit.
 
     Raises:
         StorageError: The disk is full.
@@ -107,7 +107,7 @@ def write_params(directory: Path, name: str, kind: str, state: Mapping[str, Any]
 
 
 def read_params(directory: Path, name: str, kind: str) -> Mapping[str, Any]:
-    """Read what `write_params` wrote.
+    """Read the file of `write_params`.
 
     Raises:
         DataNotFoundError: No such file.
@@ -142,7 +142,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: Path, types: Mapping[str, Sequence[pa.DataType]], nullable: Sequence[str] = ()) -> pa.Table:
-    """Read what `write_table` wrote.
+    """Read the file of `write_table`.
 
     Args:
         path: Path of the file.
@@ -269,7 +269,7 @@ class Moments:
         # In fractions: float64 would cancel where numbers lie far from 0.
         variance = self.squares / self.count - (self.total / self.count) ** 2
         halves = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
-        # The square of a large deviation is no float64: the root is taken near 1.
+        # The square of a large deviation is not a float64: the root is taken near 1.
         deviation = math.ldexp(math.sqrt(variance / Fraction(4) ** halves), halves)
         return deviation if deviation > 0.0 else 1.0
 
@@ -337,7 +337,7 @@ class FittedNumbers:
 
         Raises:
             DataNotFoundError: No such file.
-            FormatError: Another kind, another parameter, or one that is no finite number.
+            FormatError: Another kind, another parameter, or one that is not a finite number.
         """
         columns = read_params(directory, name, spec.kind).get("columns")
         for column in spec.reads:
@@ -406,6 +406,6 @@ class SummedStatistic(Generic[SummandT]):
 
 
 def _summands(array: pa.Array) -> NDArray[Any]:
-    """Return the m numbers of an array; integers as they are where none is missing, which spares a copy."""
+    """Return the m numbers of an array; integers without a copy if none is missing."""
     values = flat(array)
     return numbers_of(values) if values.null_count else numpy_values(values)

@@ -52,7 +52,7 @@ class TargetMeans:
         counts[place], sums[place] = rows.column("count").to_numpy(), rows.column("sum").to_numpy()
         self.encoded = np.empty((folds + 1, self.ids.num_ids))
         for left_out in range(folds + 1):
-            # Summed anew and not by subtraction, which would leave a trace of the fold in the last bits.
+            # Summed again and not by subtraction, which would leave a trace of the fold in the last bits.
             others = [fold for fold in range(folds) if fold != left_out]
             weight = counts[others].sum(axis=0) + smoothing
             prior = totals.prior(others)

@@ -55,7 +55,7 @@ HEX_DIGITS = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
 
 
 def rejected(rows: Rows, name: str, wrong: NDArray[np.bool_], accepted: str) -> RowFaultError:
-    """Return the error that the `wrong` values, bool[m], of the m of the column `name` are not what is `accepted`.
+    """Return the error for the `wrong` values, bool[m], of the m values of column `name`, which should be `accepted`.
 
     At least one of them is.
     """
@@ -80,7 +80,7 @@ def accepted_list(max_length: int) -> str:
 
 
 def hashes_of(array: pa.Array, seed: int) -> NDArray[np.int64]:
-    """Compute hashes int64[m] of m values that are no numbers, as in docs/workflows.md; a null gets any."""
+    """Compute hashes int64[m] of m values that are not numbers, as in docs/workflows.md; a null gets any."""
     values = flat(array)
     if kind_of(values) == "text":
         return xxh64_text(*text_buffers(values), seed)
@@ -211,7 +211,7 @@ def python_of_values(values: Any, kind: Kind) -> list[Any]:
 
 
 def values_of_python(values: list[Any], kind: Kind) -> Any:
-    """Return the values that `python_of_values` makes such Python values of, which are no lists.
+    """Return the values that `python_of_values` makes such Python values of, which are not lists.
 
     Raises:
         InvalidValueError: A value of another kind.
@@ -233,7 +233,7 @@ def result_array(where: str, array: object, expected: ColumnType, num_rows: int)
     """Return an array that user code returned as that of its kind.
 
     Raises:
-        ConfigError: It is no array of `num_rows` values of the `expected` type; begins with `where`.
+        ConfigError: It is not an array of `num_rows` values of the `expected` type; begins with `where`.
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray) or len(array) != num_rows:
         shown = f"{len(array)} values" if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__

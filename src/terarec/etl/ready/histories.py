@@ -122,7 +122,7 @@ _MIND_SPLIT = SplitByFiles(valid=1)
 
 
 def mind(*, min_count: int = 2, history: int = 50, split: Split | None = _MIND_SPLIT) -> WorkflowSpec:
-    """Prepare ``behaviors.tsv``: every article on a page is a sample, with what its reader has read before.
+    """Prepare ``behaviors.tsv``: every article on a page is a sample, with the articles that its reader read before.
 
     The side table "news" is ``news.tsv``, with every article once.
 
@@ -175,7 +175,7 @@ def movielens(
     history: int = 50,
     split: Split | None = _MOVIELENS_SPLIT,
 ) -> WorkflowSpec:
-    """Prepare the ratings: does a user like a film, after those that he rated before?
+    """Prepare the ratings: does a user like a film, given the films rated before?
 
     The side table "movies" is ``movies.csv`` or ``movies.dat``; that of ml-1m has a table "users", too, ``users.dat``.
 
@@ -276,7 +276,7 @@ def amazon(
     history: int = 50,
     valid: float = 0.1,
 ) -> WorkflowSpec:
-    """Prepare reviews, JSON lines: does a user like a product, after those that he reviewed before?
+    """Prepare reviews, JSON lines: does a user like a product, given the products reviewed before?
 
     The side table "meta" is the file of products.
 

@@ -231,7 +231,7 @@ def _type(options: CsvOptions, column: str) -> SourceType:
 
 
 def _steps(options: CsvOptions) -> tuple[Operator, ...]:
-    """Return the steps: those that make further columns before those that replace columns."""
+    """Return the steps: first those that add columns, then those that replace columns."""
     steps: list[Operator] = []
     for count in sorted(set(options.buckets.values())):
         cut = tuple(column for column, intervals in options.buckets.items() if intervals == count)

@@ -118,7 +118,7 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
         last = 2**63 - 1
         if column.type == "hex32":
             kind, last = "hex", 2**32 - 1
-        # uint64 is compared as it is, since its upper half is no int64.
+        # uint64 is compared as it is, since its upper half is not an int64.
         wide = array if array.type == pa.uint64() else array.cast(pa.int64())
         beyond = pc.or_(pc.less(wide, pa.scalar(0, wide.type)), pc.greater(wide, pa.scalar(last, wide.type)))
         bad = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
@@ -132,7 +132,7 @@ def _read_values(array: Any, column: SourceColumn, spec: SourceSpec) -> _Read:
 
 
 def _times_of(seconds: pa.Array) -> _Read | None:
-    """Return seconds without those that are no time; None if there are none."""
+    """Return seconds without those that are out of range; None if there are none."""
     late = beyond_years(numpy_values(seconds))
     missing = null_mask(seconds)
     if missing is not None:
@@ -308,7 +308,7 @@ class IpcReader(_TypedReader):
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """Open what PyArrow reads from; a damaged file is a `FormatError`."""
+    """Open a file for PyArrow; a damaged file is a `FormatError`."""
     source = locate(path).open()
     try:
         yield source

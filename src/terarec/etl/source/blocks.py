@@ -164,7 +164,7 @@ class RawPart:
         num_rows: Rows.
         read_bytes: Bytes of the file that were read for them.
         content: Input of the format's parser.
-        text_end: End of the rows in the text of the file; 0 in files that are no text.
+        text_end: End of the rows in the text of the file; 0 in files that are not text.
     """
 
     path: str
@@ -176,7 +176,7 @@ class RawPart:
 
     def cut(self, rows: int, content: Any) -> RawPart:
         """Return the part with `content` alone, its first rows."""
-        # Bytes in proportion, since nobody knows which of them hold the rows.
+        # Bytes in proportion, since it is not known which bytes hold the rows.
         return replace(self, num_rows=rows, read_bytes=self.read_bytes * rows // self.num_rows, content=content)
 
 
@@ -201,7 +201,7 @@ class RawBlock:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the file, as it is stored, that were read for it."""
+        """Bytes of the stored file that were read for it."""
         return self.part.read_bytes
 
 

@@ -45,13 +45,13 @@ from terarec.spec.codec import parse_json
 _TYPES = {"text": pa.string(), "hex32": pa.string(), "integer": pa.int64(), "number": pa.float64()}
 
 _DEEP = 500
-"""Levels that Python's parser reads, whatever the stack below it."""
+"""Levels that Python's parser reads at any stack depth."""
 
 
 WELL_FORMED = re.compile(
     r"(?:[^\\]|\\[^u]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
 )
-"""JSON text without lone surrogates, which are no text. Java reads the expression alike."""
+"""JSON text without lone surrogates, which are not text. Java reads the expression alike."""
 
 
 class _FaultError(Exception):

@@ -146,7 +146,7 @@ class Source:
         self._log.add(raw.first_row, counts, faults, is_read=True)
 
     def blocks(self) -> Generator[Rows]:
-        """Yield all rows in order. Each call gives the same blocks, whatever the number of threads.
+        """Yield all rows in order. Each call gives the same blocks, for any number of threads.
 
         Raises:
             ConfigError, FormatError: As `raw_blocks` and `read_block`.
@@ -300,7 +300,7 @@ def _unreadable(error: OSError) -> NoReturn:
 def _local_file(path: Path) -> SourceFile:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(path, f"is no regular file, expected one: {_READ_SEVERAL_TIMES}")
+        raise ConfigError(path, f"is not a regular file, expected one: {_READ_SEVERAL_TIMES}")
     return SourceFile(str(path), status.st_size, str(status.st_mtime_ns))
 
 

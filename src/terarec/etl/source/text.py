@@ -1,4 +1,4 @@
-"""Text files as blocks of complete lines; the content says whether and how they are compressed."""
+"""Text files as blocks of complete lines; compression is detected by the content."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def first_rows(text: bytes, rows: int, quoting: Quoting = UNQUOTED) -> bytes:
 
 @contextmanager
 def open_text(file: SourceFile) -> Iterator[tuple[Any, Any]]:
-    """Yield the file as it is stored, and its text; both are one unless it is compressed."""
+    """Yield the stored file, and its text; both are the same stream unless the file is compressed."""
     compression: str | None = None
     try:
         with ExitStack() as opened:

@@ -106,7 +106,7 @@ def spark_session(master: str | None, settings: Mapping[str, str]) -> Iterator[S
         yield session
     finally:
         if running is None:
-            # An application of the caller goes on.
+            # An application of the caller continues.
             base.stop()
 
 

@@ -1,13 +1,13 @@
 """Forks the Python workers of one machine, as ``python -m terarec.etl.spark.daemon``, which Spark runs.
 
-Workers inherit the modules that tasks need. With PySpark's own daemon each imports them anew: 0.75 s of a core each.
+Workers inherit the modules that tasks need. With PySpark's own daemon each imports them again: 0.75 s of a core each.
 """
 
 from __future__ import annotations
 
 import sys
 
-# Spark puts its archives of PySpark first, which are compiled anew by each process, for 0.7 s. They lie in the package.
+# Spark puts its archives of PySpark first, which each process compiles again, in 0.7 s. The package has the same code.
 sys.path[:] = [entry for entry in sys.path if not entry.endswith(("pyspark.zip", "-src.zip"))]
 
 from pyspark.daemon import manager  # noqa: E402

@@ -155,7 +155,7 @@ class _Observed(NamedTuple):
 def _observe_piece(
     phase: FitPhase, parts: int, directory: Path, opened: OpenJob, number: int, piece: Piece
 ) -> Iterator[Row]:
-    """Write the partial states of a piece that are tables; yield the small ones, and what the driver must know."""
+    """Write the partial states of a piece that are tables; yield the small ones, and the reports for the driver."""
     statistics = {step: _statistic(opened.plan, step) for step in phase.steps}
     found = _Observed(PieceReport(), {}, [])
 
@@ -200,7 +200,7 @@ def _observe_piece(
 
 
 def _merge_small(opened: OpenJob, key: str, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield what the small partial states that share `key` come to; pass on what is for the driver."""
+    """Yield the merged small partial states that share `key`; pass on the states for the driver."""
     if key == REPORT:
         yield from rows
         return
@@ -268,7 +268,7 @@ def _statistic(plan: Plan, step: int) -> Statistic:
 
 
 def _merge_rest(statistic: Statistic, rest: Any) -> None:
-    """Add what the driver merges itself: the rest of keyed partial states, or those that only it can merge."""
+    """Merge states on the driver: the rest of keyed partial states, or states that only the driver can merge."""
     if isinstance(statistic, KeyedStatistic):
         statistic.merge_rest(rest)
     else:

@@ -208,7 +208,7 @@ def _translated(text: str) -> TerarecError:
 
 
 def _first_line(text: str) -> str:
-    """Return the line of Spark's message that says what happened; later ones say where in Spark's code."""
+    """Return the line of Spark's message that describes the error; later lines are Spark's stack trace."""
     lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")] or ["no reason was given"]
     line = lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]
     if _IN_PYTHON in line or "PythonException" in line:

@@ -1,7 +1,7 @@
-"""Files cut into pieces: Spark counts the rows of all files first, then a task reads each piece by the local reader.
+"""Files split into pieces: Spark counts the rows of all files first, then a task reads each piece by the local reader.
 
-A piece is a range of bytes of plain text, some row groups of a Parquet file, or a file that cannot be cut: compressed
-text and Arrow files. Row ids and line numbers are those of the local engine, whatever the pieces.
+A piece is a range of bytes of plain text, some row groups of a Parquet file, or a file that cannot be split: compressed
+text and Arrow files. Row ids and line numbers equal those of the local engine for any pieces.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def count_range(reader: FormatReader, spec: SourceSpec, file: SourceFile, found:
         is_plain = stored is stream
         cut = None
         if is_plain and found.end is not None:
-            # From the byte before: a line that begins right at the cut belongs to this range, not to the one before.
+            # From the byte before: a line that begins right at the cut belongs to this range, not to the previous one.
             first = _line_end(stream, found.begin - 1) if found.begin else 0
             last = _line_end(stream, found.end - 1) if found.end < file.bytes else file.bytes
             counted = count_lines(file, first, last, spec.quote) if last > first else LineCount(0, 0)

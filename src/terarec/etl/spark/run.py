@@ -128,7 +128,7 @@ class SparkRun:
         return self._phase("write", write, _WRITING_PASSES)
 
     def finish(self) -> None:
-        """Remove what phases passed on; see `EngineRun`."""
+        """Remove the temporary files of the phases; see `EngineRun`."""
         # The last tasks of a run that was killed may still write here.
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -238,7 +238,7 @@ class SparkRun:
         return result
 
     def _check_positives(self, reports: Sequence[PieceReport]) -> None:
-        """Raise where a label that is made of certain values has no such row for training."""
+        """Raise if no training row has one of the `positives` of a label."""
         if self._workflow.states:
             return
         found = set[int]().union(*(report.positives for report in reports))
@@ -262,7 +262,7 @@ def _piece_bytes(size: str) -> int:
 
 
 def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int, found: Range) -> Sequence[Row]:
-    """Yield what a range holds, or the error that ended counting."""
+    """Yield the counts of a range, or the error that ended counting."""
     try:
         # An error is a result here: the driver raises the first one in the order of the files.
         result: Any = count_range(reader_of(spec), spec, files[found.file], found, piece_bytes)

@@ -126,7 +126,7 @@ class OpenJob:
     def map(
         self, piece: Piece, report: PieceReport, function: Callable[[ReadRows], T], until_row: int | None = None
     ) -> Iterator[T]:
-        """Yield `function` of the rows of a piece, block by block; an error ends the piece and goes to `report`.
+        """Yield `function` of the rows of a piece, block by block; an error ends the piece and is passed to `report`.
 
         Args:
             piece: The piece.
@@ -195,7 +195,7 @@ def raise_first(reports: Iterable[PieceReport]) -> None:
 
 
 def merged_bad_input(reports: Sequence[PieceReport]) -> dict[str, Any]:
-    """Return the bad input of pieces in their order as it goes into the journal."""
+    """Return the bad input of pieces in their order, in the form of the journal."""
     counts: dict[str, int] = {}
     for report in reports:
         for kind, number in report.bad_input.items():

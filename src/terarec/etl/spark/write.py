@@ -200,7 +200,7 @@ def _hashes(rows: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
 
 
 def _note_labels(plan: Plan, rows: Rows, encoded: ColumnBlock, report: PieceReport) -> None:
-    """Note which labels that are made of certain values have such a row for training, and else their values."""
+    """Record for labels with `positives` whether a training row has one, or else the values of their columns."""
     assert rows.split is not None
     training = rows.split == TRAIN
     for place, label in enumerate(plan.spec.labels):

@@ -166,7 +166,8 @@ def producer(
     Args:
         operators: Steps of a workflow.
         column: Column after the last step.
-        source_of: Function that returns the input whose values an output still holds, or None where it is made anew.
+        source_of: Function that returns the input whose values an output still holds, or None if the step computes new
+            values.
         steps: Steps to look at; None for all.
 
     Returns:
@@ -348,7 +349,7 @@ def _num_row_steps(spec: WorkflowSpec, steps: Sequence[Operator], types: Sequenc
 
 
 def _check_order(steps: Sequence[Operator], rows: int) -> None:
-    """Raise if a step that is fitted or needs other rows comes before the rows are what they will be."""
+    """Raise if a step that is fitted or needs other rows comes before the last step that changes the rows."""
     last_grouped = max((step for step, operator in enumerate(steps) if operator.stage == "grouped"), default=-1)
     for step, operator in enumerate(steps):
         name = f"steps[{step}] {type(operator).__name__}"
@@ -386,7 +387,7 @@ def _fit_phases(steps: Sequence[Operator]) -> tuple[tuple[int, ...], ...]:
 def _row_validation(
     spec: WorkflowSpec, steps: Sequence[Operator], rows: int, columns: Collection[str]
 ) -> RowValidation:
-    """Return what can be validated after the first `rows` steps, where there are `columns`."""
+    """Return the columns that can be validated after the first `rows` steps, among `columns`."""
     known, known_steps = set(columns), set[int]()  # what needs nothing fitted or grouped
     for step, operator in enumerate(steps[rows:], rows):
         if operator.stage == "stateless" and known.issuperset(operator.reads):

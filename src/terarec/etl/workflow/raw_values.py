@@ -56,7 +56,7 @@ def _mistyped(values: Any, accepted: str) -> _RejectedError:
 
 
 def few_as_list(values: Any) -> Any:
-    """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else as it is."""
+    """Return a NumPy or Arrow array of at most `SMALL_ROWS` values as a list; anything else unchanged."""
     if isinstance(values, pa.Array | pa.ChunkedArray | np.ndarray) and len(values) <= SMALL_ROWS:
         return values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     return values
@@ -103,7 +103,7 @@ def _flattened(values: Any, max_length: int | None) -> Ragged[Any, NDArray[np.in
 
 
 def _listed(item: Any) -> Sequence[Any] | None:
-    """Return a list as it is, () for a missing one, None for anything else."""
+    """Return a list unchanged, () for a missing one, None for anything else."""
     if item is None:
         return ()
     if isinstance(item, np.ndarray):
@@ -215,7 +215,7 @@ def _numbers(values: Any) -> NDArray[np.float64]:
 
 
 def _read_each(values: Any, read: Callable[[Any], int], accepted: str, dtype: Any) -> pa.Array:
-    """Return the integers that `read` makes of Python values; it raises ValueError for a value it does not accept."""
+    """Return the results of `read` for Python values, as integers; it raises ValueError for an invalid value."""
     values = values.to_pylist() if isinstance(values, pa.Array) else values
     integers = np.zeros(len(values), dtype=dtype)
     missing = np.zeros(len(values), dtype=np.bool_)

@@ -109,7 +109,7 @@ def metadata_name(index: int) -> str:
 
 
 def with_metadata(rows: Rows, metadata: Sequence[str]) -> Rows:
-    """Return `rows`, as they were read, with the columns `metadata` under names that no step touches, too."""
+    """Return `rows` as read, with additional copies of the columns `metadata` under names that no step uses."""
     if not metadata:
         return rows
     return rows.with_columns({metadata_name(index): rows.columns[name] for index, name in enumerate(metadata)})
@@ -207,7 +207,7 @@ def label_values(label: LabelSpec, rows: Rows) -> NDArray[np.float32]:
     """Return the values of a label, float32[n].
 
     Raises:
-        FormatError: A missing one, a number that float32 does not hold, or one that is no probability and has to be.
+        FormatError: A missing one, a number that float32 does not hold, or one that is not a probability and has to be.
     """
     array = rows.columns[label.source]
     missing = null_mask(array)

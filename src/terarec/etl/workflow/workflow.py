@@ -77,7 +77,7 @@ def read_workflow(path: Path, allow_import: Sequence[str] = ()) -> WorkflowSpec:
 
 
 def _add_cleaning(workflow: Any) -> None:
-    """Add to the sources of a workflow of version 1 how they clean values; the codec reports what is no source."""
+    """Add the cleaning of values to the sources of a workflow of version 1; the codec reports invalid sources."""
     if not isinstance(workflow, dict):
         return
     tables = workflow.get("tables")
@@ -87,7 +87,7 @@ def _add_cleaning(workflow: Any) -> None:
 
 
 def _remove_spark_functions(workflow: Any) -> None:
-    """Remove what older workflows name for Spark, which calls `function`; the codec reports what is no workflow."""
+    """Remove Spark's own functions of older workflows; it now calls `function`. The codec reports invalid workflows."""
     steps = workflow.get("steps") if isinstance(workflow, dict) else None
     for step in steps if isinstance(steps, list) else ():
         if isinstance(step, dict) and step.get("kind") == "lambda_op":
@@ -103,7 +103,7 @@ def save_states(plan: Plan, states: Mapping[int, State], directory: Path) -> Non
 
 
 def load_states(plan: Plan, directory: Path) -> dict[int, State]:
-    """Read what `save_states` wrote; nothing where there is no ``states/``.
+    """Read the files of `save_states`; return no states if there is no ``states/``.
 
     Raises:
         DataNotFoundError: The file of a step is missing.
@@ -254,7 +254,7 @@ class Workflow:
 
     @classmethod
     def load(cls, directory: Path | str, *, allow_import: Sequence[str] = ()) -> Workflow:
-        """Read what `save` wrote; without states the workflow is unfitted.
+        """Read the files of `save`; without states the workflow is unfitted.
 
         Args:
             directory: Directory with ``workflow.json``.
@@ -276,7 +276,7 @@ class Workflow:
             StorageError: The disk is full.
         """
         save_states(self.plan, self.states, Path(directory))
-        # Last: a directory without it is no workflow.
+        # Last: a directory without it is not a workflow.
         self.to_json(Path(directory) / WORKFLOW_FILE)
 
     def with_split(self, split: Split | None) -> Workflow:

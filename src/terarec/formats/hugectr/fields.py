@@ -197,7 +197,7 @@ def open_plain(path: Path, dtype: np.dtype[Any], *, header_bytes: int = 0) -> Pl
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: A size that no integer number of records has.
+        FormatError: A size that is not a multiple of the record size.
     """
     if not path.is_file():
         raise DataNotFoundError(path, "no such file")

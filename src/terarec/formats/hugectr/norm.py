@@ -51,7 +51,7 @@ class NormFile:
         group_rows: Records of a group.
 
     Attributes:
-        num_records: Records that its header promises.
+        num_records: Number of records in its header.
         group_rows: Records of each group; a file without records has one group without.
 
     Raises:
@@ -145,7 +145,7 @@ class NormFile:
         """Return a group, if all of it and those before have the size that the file's size implies."""
         with self._walks:
             # A group starts where the size of a record says only if no record before has another size. Threads may ask
-            # for groups in any order, so those that nobody has read yet are looked at here.
+            # for groups in any order, so unread groups are read here.
             while self._even_groups < group and self._is_even(self._even_groups):
                 self._even_groups += 1
             if self._even_groups < group:
@@ -225,7 +225,7 @@ class NormFile:
     def _check_end(self) -> None:
         if self._bounds[-1] != self._file.size:
             size, end = self._file.size, self._bounds[-1]
-            # Forgets the last bound, so that a second request finds the damage, too.
+            # Remove the last bound, so that a second request finds the damage, too.
             self._bounds.pop()
             raise FormatError(self._file.name, f"holds {size} bytes, its {self.num_records} records end at byte {end}")
 
@@ -293,7 +293,7 @@ def _encode(
     if framed:
         # Running sums modulo 256: that of a record is the difference of two, without a loop over records.
         running = np.concatenate([[0], np.cumsum(content, dtype=np.uint8)]).astype(np.uint8)
-        # What the frames' own bytes hold cancels out: the sum runs from a record's first byte to its last.
+        # The bytes of frames cancel out: the sum runs from a record's first byte to its last.
         content[position] = running[position] - running[begins + 4]
     return content
 

@@ -56,7 +56,7 @@ class RowGroupPieces:
 
     def take(self, piece: int) -> pa.Table:
         """Return the rows of a piece; a second request decodes the row group again from its start."""
-        # One stream for all threads: whoever comes first decodes for the others.
+        # One stream for all threads: the first one decodes for the others.
         with self._lock:
             if piece not in self._waiting:
                 self._decode_to(piece)

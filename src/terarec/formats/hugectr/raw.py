@@ -105,7 +105,7 @@ class FixedRecordFile:
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: The size is no whole number of records, or of fewer than `num_records`.
+        FormatError: The size is not a whole number of records, or of fewer than `num_records`.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class FixedRecordFile:
         """Return the records ``start <= i < stop``, keys int64, with the slots' offsets where the format has them.
 
         Raises:
-            FormatError: The file was cut short meanwhile, or holds an integer dense number below 0.
+            FormatError: The file was truncated since it was opened, or holds an integer dense number below 0.
         """
         layout, types = self._layout, self._types
-        # Bytes rather than a memory map, which a file that is cut short meanwhile would turn into a crash.
+        # Bytes rather than a memory map, which would crash if the file is truncated at the same time.
         content = self._file.read(start * self._stride, stop * self._stride)
         records = Strided(content, 0, self._stride, stop - start)
         label = records.matrix(0, types.label, layout.label_dim).astype(np.float32)
@@ -138,7 +138,7 @@ class FixedRecordFile:
         )
 
     def _numbers(self, dense: NDArray[Any], first: int) -> NDArray[np.float32]:
-        """Return dense numbers float32[n, F]: as they are, or ln(x + 1) of integers x."""
+        """Return dense numbers float32[n, F]: unchanged floats, or ln(x + 1) of integers x."""
         numbers = dense.astype(np.float32)
         if self._types.dense == FLOAT:
             return numbers
@@ -190,7 +190,7 @@ class FixedRecordWriter(RecordStream):
         self._types = types
 
     def write(self, label: NDArray[Any], dense: NDArray[Any], keys: Sequence[Keys]) -> None:
-        """Append n records. Keys are written as they are: a reader adds the offsets of the slots.
+        """Append n records. Keys are written without changes: a reader adds the offsets of the slots.
 
         Args:
             label: numbers[n, L]; integers where the file holds integers.

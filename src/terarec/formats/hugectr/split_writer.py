@@ -31,7 +31,7 @@ def read_keyset(path: str | Path, key_bytes: int) -> NDArray[np.int64]:
 
     Raises:
         DataNotFoundError: No such file.
-        FormatError: The size is no multiple of `key_bytes`.
+        FormatError: The size is not a multiple of `key_bytes`.
     """
     file = locate(path)
     if file.size % key_bytes:
@@ -105,7 +105,7 @@ class RecordWriter(Protocol):
 
 
 def create_writer(path: Path, spec: RecordsSpec) -> RecordWriter:
-    """Create a writer of one file of `spec`'s type, layout and names. Keys are written as they are.
+    """Create a writer of one file of `spec`'s type, layout and names. Keys are written without changes.
 
     Raises:
         ConfigError: A layout that the format cannot have.
@@ -267,7 +267,7 @@ class _Part:
         # Norm files hold the keys of HugeCTR's tables; readers of Raw and Parquet files add the offsets themselves.
         self._writer.write(block.label, block.dense, final if self._records.kind == "norm" else block.keys)
         if self._keys is not None:
-            # The cache looks keys up as a batch has them: with offsets, but for RawAsync, whose reader adds none.
+            # The cache looks keys up as a batch has them: with offsets, except for RawAsync, whose reader adds none.
             self._keys.add(final if has_offsets(self._records.kind) else block.keys)
 
     def close(self) -> None:

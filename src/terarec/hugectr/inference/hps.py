@@ -100,7 +100,7 @@ class HPS:
             got = f"{target.dtype}{list(target.shape)}"
             expected = f"torch.float32 of {rows.numel()} elements in one piece"
             raise WrongInputError("lookup_fromdlpack", "out_tensor", f"got {got}, expected {expected}")
-        # Into the caller's memory, which DLPack shares: a script goes on with its own tensor.
+        # Into the caller's memory, which DLPack shares: a script continues with its own tensor.
         target.copy_(rows.view(target.shape))
 
     def refresh_embedding_cache(self, model_name: str, device_id: int = 0) -> None:

@@ -29,7 +29,7 @@ from terarec.spec import (
     TLSSpec,
 )
 
-# HugeCTR's default margin is the largest uint64; what reaches half of it is no bound.
+# HugeCTR's default margin is the largest uint64; what reaches half of it is not a bound.
 _NO_BOUND = 2**63
 _EVICT: dict[DatabaseOverflowPolicy_t, Any] = {
     DatabaseOverflowPolicy_t.evict_oldest: "lru",

@@ -113,7 +113,7 @@ class Scorer:
     def tensors(self) -> Mapping[str, Tensor] | None:
         """Return the tensors of the last batch by name, or None before the first one.
 
-        Those that losses read hold the probabilities in the place of the logits.
+        Those that losses read hold the probabilities in place of the logits.
         """
         if self._inputs is None:
             return None

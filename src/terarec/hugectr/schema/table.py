@@ -82,7 +82,7 @@ class Parameter:
     aliases: tuple[str, ...] = ()
 
     def accept(self, owner: str, value: object) -> Any:
-        """Return `value` as it is kept.
+        """Return `value` in the form that is stored.
 
         Raises:
             WrongInputError: The value has another type, or is rejected.
@@ -289,7 +289,7 @@ def _derive(version: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping
 def _parameters(
     version: Mapping[str, Any], raw: Mapping[str, list[dict[str, dict[str, Any]]]]
 ) -> dict[str, dict[str, Any]]:
-    """Return name -> keys of each parameter of a form, with those that it takes from others."""
+    """Return the keys of each parameter of a form by name, including inherited ones."""
     renames, common = version.get("renames", {}), version.get("common", {})
     found: dict[str, dict[str, Any]] = {}
     if "like" in version:

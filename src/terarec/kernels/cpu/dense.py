@@ -14,7 +14,7 @@ def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
 
     See `terarec.kernels.ref.dense`; the columns are added in another order than there.
     """
-    # In float32, whatever the type: a column sums thousands of rows, of which bfloat16 would keep 8 bits.
+    # In float32 for any type: a column sums thousands of rows, of which bfloat16 would keep 8 bits.
     masked, sums = torch.empty(part.shape, dtype=part.dtype), torch.empty(part.shape[1])
     kernel = _embedding.mask_bfloat16 if part.dtype is torch.bfloat16 else _embedding.mask_float
     kernel(grad, part, masked, sums, torch.get_num_threads())
@@ -22,7 +22,7 @@ def mask_gradient(grad: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_pair_dots(is_narrow: bool) -> bool:
-    """Return whether `pair_dots` runs here, for bfloat16 if `is_narrow`, and by instructions faster than torch.
+    """Return whether `pair_dots` runs on this processor and is faster than torch; for bfloat16 if `is_narrow`.
 
     bfloat16 needs AVX512-BF16; float32 needs fused multiply-add, which all sets but the generic ones of x86 have.
     """

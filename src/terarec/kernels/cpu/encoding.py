@@ -310,7 +310,7 @@ def numbers_of_list(values: list[Any], *, whole: bool = False) -> NDArray[np.flo
         whole: Whether only Python integers of 64 bits and None are accepted.
 
     Raises:
-        InvalidValueError: Text, truth values, infinity, or anything else that is no number.
+        InvalidValueError: Text, truth values, infinity, or anything else that is not a number.
     """
     return numbers_of_lists([values], whole=whole)
 

@@ -22,7 +22,7 @@ from terarec.kernels.hash_index import (
 class HashIndex:
     """Index from int64 keys to rows, 0 <= row < 2^36: some 21 bytes a key, on torch's threads.
 
-    It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results whatever the number of threads.
+    It does what `terarec.kernels.ref.hash_index.HashIndex` does, with the same results for any number of threads.
     Each index hashes with a seed of its own, so that keys cannot be chosen to collide in it; the order of `items`
     follows the hash, so it differs from index to index.
 

@@ -42,7 +42,7 @@ def select(name: str) -> None:
 
 
 def _use_one_thread() -> None:
-    """Leave the team of threads that a fork does not bring along; OpenMP would wait for it for ever."""
+    """Use one thread after a fork, which does not copy OpenMP's threads: OpenMP would wait for them forever."""
     torch.set_num_threads(1)
 
 

@@ -104,7 +104,7 @@ def _error_of(report: Report, held: Sequence[KernelGradient]) -> Exception:
 # A schedule makes a new rule at each step: bounded, so that a long run does not keep all of them.
 @lru_cache(maxsize=256)
 def _compiled(rule: RowRule) -> _embedding.RowRule:
-    """Return the rule as the core takes it, field by field."""
+    """Convert the rule to the core's structure, field by field."""
     # By name, not by position: a field that the core lacks raises here.
     compiled = _embedding.RowRule(rule.kind)
     for name in (*number_names(type(rule)), "updates_all_rows", "catches_up"):

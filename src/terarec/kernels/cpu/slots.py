@@ -18,7 +18,7 @@ _CPU = torch.device("cpu")
 
 
 class SlotMap:
-    """The slots of rows in host memory: what `terarec.kernels.ref.slots.SlotMap` does, without its temporary tensors.
+    """The slots of rows in host memory; equals `terarec.kernels.ref.slots.SlotMap`, without its temporary tensors.
 
     Attributes:
         capacity: Number of slots C.
@@ -139,7 +139,7 @@ class SlotMap:
         return Admitted(slots, *counted)
 
     def release(self, slots: Tensor) -> None:
-        """Take the rows of ``slots int64[n]``, distinct, away; a pinned slot can be assigned once it is not."""
+        """Remove the rows from ``slots int64[n]``, distinct; a pinned slot can be assigned after it is unpinned."""
         self.core.release(*_span(slots), torch.get_num_threads())
 
     def victims(self, count: int, batch: int, *, keeps_dirty: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ _NUMBERS_AT_ONCE = 1 << 22  # converted to float32 at once, in addition to the r
 
 
 def quantize_rows(weights: Tensor) -> Tensor:
-    """Pack rows. No value changes by more than range / 510 of its row, but for the rounding of float32.
+    """Pack rows. No value changes by more than range / 510 of its row, except for the rounding of float32.
 
     Args:
         weights: float32, bfloat16 or float16 [V, D].
@@ -122,7 +122,7 @@ def pool(vectors: Tensor, located: Located, num_features: int, key_weights: Tens
 
 
 def row_dots(weights: Tensor, keys: Tensor, offsets: Tensor, grad: Tensor, layout: Tensor) -> Tensor:
-    """Return the dot product of each key's row with the gradient of its bag: what `key_weight_gradient` starts from.
+    """Return the dot product of each key's row with the gradient of its bag, the input of `key_weight_gradient`.
 
     Args:
         weights: [V, D], of any floating type.
@@ -244,7 +244,7 @@ def first_maxima(vectors: Tensor, bags: Tensor, num_bags: int) -> Tensor:
 
 
 def widened(vectors: Tensor) -> Tensor:
-    """Return `vectors` of a narrow floating type as float32; others as they are."""
+    """Return `vectors` of a narrow floating type as float32; others unchanged."""
     return vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
 
 

@@ -198,7 +198,7 @@ def _split(line: bytes, layout: DelimitedLayout) -> list[bytes]:
 
 
 def _next_field(rest: bytes, layout: DelimitedLayout) -> tuple[bytes, bytes | None]:
-    """Return the first field of `rest`, and what follows its delimiter, None if it has none."""
+    """Return the first field of `rest`, and the text after its delimiter, None if it has no delimiter."""
     start = _past_space(rest, layout) if layout.quote else rest
     if layout.quote and start.startswith(b'"'):
         whole = re.match(rb'"((?:[^"]|"")*)"(?!")', start)

@@ -225,7 +225,7 @@ class _Ids:
             raise ValueError("a value occurs twice")
 
     def _read(self, value: Any) -> Any:
-        """Return what the dict holds for `value`, None if it is missing; raises ValueError for another type."""
+        """Return the key of `value` in the dict, None if it is missing; raise ValueError for another type."""
         raise NotImplementedError
 
     def _id_of(self, key: int | str | None) -> int:

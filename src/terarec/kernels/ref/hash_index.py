@@ -23,8 +23,8 @@ _ENTRY_BYTES = 140
 class HashIndex:
     """Index from int64 keys to rows, 0 <= row < 2^36; any key, the extremes included.
 
-    Every call does what taking its keys one by one in their order would do, so results depend neither on the
-    implementation nor on the number of threads. An index takes one call at a time, but for finds, which may overlap.
+    Every call equals a loop over its keys in order, so results depend neither on the
+    implementation nor on the number of threads. An index takes one call at a time, except for finds, which may overlap.
 
     Attributes:
         device: Device of keys and results.

@@ -163,7 +163,7 @@ def row_update_(
         held[-1].fill_(step)
     rule.update_(moved, held, grad, lr, step)
     is_narrow = weights.dtype in (torch.bfloat16, torch.float16)
-    # Rounded by arena row, not by place, so that a row in a slot of a fast tier gets the same bits.
+    # Rounded by arena row, not by position, so that a row in a slot of a fast tier gets the same bits.
     weights[places] = round_rows(moved, weights.dtype, rows, seed=rounding_seed, step=step) if is_narrow else moved
     for tensor, values in zip(state, held, strict=True):
         tensor[places] = values

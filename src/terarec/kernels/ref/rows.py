@@ -81,7 +81,7 @@ def fill_keyed_rows(
     seed: int,
     scale: float,
 ) -> None:
-    """Fill row ``targets[i]`` of ``float32[R, D]`` with what `fill_rows` writes to row number ``keys[i]``.
+    """Fill row ``targets[i]`` of ``float32[R, D]`` with the values of `fill_rows` for row number ``keys[i]``.
 
     Args:
         rows: Written in place.

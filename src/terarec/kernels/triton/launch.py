@@ -40,7 +40,7 @@ def on_its_device(launcher: Callable[P, Result]) -> Callable[P, Result]:
 
 def new_status(device: torch.device) -> Tensor:
     """Return the status of a call without a fault."""
-    # The faults are minima, so that the first one is reported whatever the order of the programs.
+    # The faults are minima, so that the first one is reported for any order of the programs.
     return torch.full((2,), NOTHING.value, dtype=torch.int64, device=device)
 
 

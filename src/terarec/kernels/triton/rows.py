@@ -14,7 +14,7 @@ from terarec.kernels.triton.launch import on_its_device, table_stream, whole_row
 
 @on_its_device
 def fill_keyed_rows(weights: Tensor, rows: Tensor, keys: Tensor, kind: str, seed: int, scale: float) -> None:
-    """Fill row ``rows[i]`` with what `terarec.kernels.ref.rows.fill_rows` writes to row number ``keys[i]``.
+    """Fill row ``rows[i]`` with the values of `terarec.kernels.ref.rows.fill_rows` for row number ``keys[i]``.
 
     Uniform values are equal bit for bit; normal ones differ by the last bit where a GPU's logarithm or cosine of a
     double does.

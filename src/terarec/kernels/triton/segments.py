@@ -218,7 +218,7 @@ _INT32_KEYS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segments:
-    """N keys by rows; what the fused update reads.
+    """N keys grouped by rows, the input of the fused update.
 
     Attributes:
         grads: float32[R, D].

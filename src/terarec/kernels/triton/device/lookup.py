@@ -71,7 +71,7 @@ def load_keys(keys, position, is_key, rows, bad):
 
 @triton.jit
 def report_bad_keys(status, bad):
-    """Write the first of the positions ``bad [BAGS]`` to the status; `NOTHING` stands for no fault."""
+    """Write the first of the positions ``bad [BAGS]`` to the status; `NOTHING` means no fault."""
     first_bad = tl.min(bad, 0)
     if first_bad < NOTHING:
         tl.atomic_min(status + 1, first_bad)

@@ -231,12 +231,12 @@ def key_parts_kernel(
     IS_PLAIN: tl.constexpr,
     HAS_MAX: tl.constexpr,
 ):
-    """Sum the block's part of the long segment that comes in, or starts with it, and of the one that goes out."""
+    """Sum the block's part of the long segment that enters or starts it, and of the one that continues after it."""
     block = tl.program_id(0).to(tl.int64)
     first = block * CHUNK
     stop = tl.minimum(first + CHUNK, num_keys)
     column = tl.arange(0, BLOCK)
-    # The first segment of the block may have come in from the one before; `other` below is the last one.
+    # The first segment of the block may have come in from the previous one; `other` below is the last one.
     one = tl.load(segments + first).to(tl.int64) - 1
     start, end = tl.load(starts + one), tl.load(starts + one + 1)
     if end - start > CHUNK:
