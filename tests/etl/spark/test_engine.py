@@ -26,6 +26,7 @@ from terarec.etl.ops import (
     SplitText,
 )
 from terarec.etl.spark.fit import _FAN_IN
+from terarec.etl.spark.run import even_pieces
 from terarec.etl.workflow import Workflow
 from terarec.spec import (
     FieldError,
@@ -104,6 +105,20 @@ def test_pieces_of_no_size_are_reported_before_any_work(tmp_path: Path, size: st
     assert caught.value.field == "spark_conf"
     assert "spark.sql.files.maxPartitionBytes" in caught.value.problem
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "most", "parallelism", "expected"),
+    [
+        (1 << 30, 1 << 27, 3, -(-(1 << 30) // 9)),  # 8 of the largest size would leave one core idle
+        (1 << 30, 1 << 27, 8, 1 << 27),
+        (1 << 20, 1 << 27, 8, 1 << 22),
+        (0, 1 << 27, 8, 1 << 22),
+        (1 << 30, 300, 2, 300),
+    ],
+)
+def test_pieces_keep_all_cores_busy(num_bytes: int, most: int, parallelism: int, expected: int) -> None:
+    assert even_pieces(num_bytes, most, parallelism) == expected
 
 
 def test_exploded_rows_split_by_time_are_the_same(tmp_path: Path) -> None:

