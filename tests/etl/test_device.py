@@ -266,3 +266,19 @@ def test_normalize_min_max_of_one_value_is_zero() -> None:
     step = NormalizeMinMax(columns=("x",))
     block = block_of(x=("number", [4.0, 4.0]))
     check_same(step, fit_step(step, [block]), block_of(x=("number", [4.0, 5.0, None])))
+
+
+def test_a_transform_that_cannot_be_recorded_runs_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU, where a step that waits for the device ends the recording; torch for CPUs records nothing."""
+    step = Clip(columns=("x",), low=0.0)
+    transform = DeviceTransform(small(step, SourceColumn(name="x", type="number"), dense=["x"]), "cpu")
+    block = transform.load(pa.record_batch({"y": [1.0, 0.0], "x": [-1.0, 2.0]}))
+    streams: list[object] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "own stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    for _ in range(4):
+        assert transform._recordings.repeat(block).dense.tolist() == [[0.0], [2.0]]
+    assert streams == ["own stream"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -202,6 +202,9 @@ class Operator(OperatorSpec):
     def tensor_function(self, state: State | None, device: TensorDevice) -> TensorFunction:
         """Return a function from rows on a device to `writes`, equal to `transform` (up to rounding for logarithms).
 
+        Calls that wait for the device, such as `Tensor.tolist`, keep a GPU from recording the work, which takes longer
+        then.
+
         Args:
             state: State of a fitted step.
             device: Device of the rows; the function keeps its parameters there.
