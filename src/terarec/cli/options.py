@@ -131,7 +131,9 @@ def _field(spec_type: type, name: str) -> dataclasses.Field[Any] | None:
 def _sentence(text: str) -> str:
     """Return the first sentence, without the marks of code."""
     first = re.split(r"(?<=\.) (?=[A-Z\"])", text)[0].replace("`", "").removeprefix("Whether to ")
-    return re.sub(r"\bNone\b", "none", first[:1].upper() + first[1:])
+    # On the command line None is an option that is not given.
+    unset = re.sub(r"\bNone for\b", "if unset,", first[:1].upper() + first[1:])
+    return re.sub(r"\bNone\b", "none", unset)
 
 
 def spec_option(

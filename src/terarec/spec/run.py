@@ -156,7 +156,7 @@ class TrainingSpec:
         delta_every: Steps between checkpoints that hold only what changed since the one before; None for none.
         keep_checkpoints: Number of the newest checkpoints that stay, with those that they build on.
         keep_best: Whether the step of the best evaluation is saved, too, and stays.
-        threads: CPU threads of the compute; None leaves torch's setting.
+        threads: CPU threads of the compute; None for the setting of torch.
         reader_threads: Threads that read and decode ahead.
     """
 
