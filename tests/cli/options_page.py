@@ -41,7 +41,7 @@ def tables() -> dict[str, str]:
     return {name: table for name, table in found.items() if table}
 
 
-def _group_tables(group: Any, name: str, shared: frozenset[str]) -> dict[str, str]:
+def _group_tables(group: Any, name: str, shared: frozenset[tuple[str, ...]]) -> dict[str, str]:
     found = {}
     if name in SHARING:
         first, *_ = members = list(leaves(commands(group)))
@@ -73,20 +73,22 @@ def fields_of_runs() -> dict[str, str]:
 
 
 def _table(command: Any, options: Iterable[Any], fields: Mapping[str, str] | None = None) -> str:
-    lines = [row(command, option, fields) for option in options]
-    if not lines:
+    """Return the table of the options, without columns that are empty."""
+    rows = [row(command, option, fields) for option in options]
+    if not rows:
         return ""
-    columns = ("option", *(() if fields is None else ("field of the run",)), "default", "")
-    return "\n".join([f"| {' | '.join(columns)} |".replace("  |", " |"), "|" + "---|" * len(columns), *lines])
+    chosen = [column for column in range(len(COLUMNS)) if any(row[column] for row in rows)]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows]
+    return "\n".join(f"| {' | '.join(line[column] for column in chosen)} |" for line in lines)
 
 
-def row(command: Any, option: Any, fields: Mapping[str, str] | None = None) -> str:
-    """Return the row of an option or an argument."""
-    cells = [_name(command, option)]
-    if fields is not None:
-        cells.append(f"`{fields[option.name]}`" if option.name in fields else "")
-    cells += [_default(option), _meaning(option)]
-    return f"| {' | '.join(cells)} |"
+COLUMNS = ("option", "field of the run", "default", "meaning")
+
+
+def row(command: Any, option: Any, fields: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the cells of an option or an argument, one for each of `COLUMNS`."""
+    field = f"`{fields[option.name]}`" if fields is not None and option.name in fields else ""
+    return _name(command, option), field, _default(option), _meaning(option)
 
 
 def _name(command: Any, option: Any) -> str:
