@@ -1,0 +1,256 @@
+// A device named "simulated" whose memory is the host's, for tests on machines without a GPU.
+//
+// It is a backend of PyTorch with the dispatch key PrivateUse1. Operators run on the CPU, but raise where CUDA raises:
+// for tensors on different devices, for a random number generator of the CPU, and for operators of other libraries that
+// have a kernel for the CPU alone. PyTorch itself refuses to make NumPy arrays of the tensors. Two kinds of mistakes do
+// not show: code that passes the address of a tensor to a library finds its memory, and work is synchronous, so that
+// none is read before it is written.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using at::IntArrayRef;
+using at::Scalar;
+using at::ScalarType;
+using at::Tensor;
+using c10::SymIntArrayRef;
+using MaybeTensor = std::optional<Tensor>;
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+const c10::Device kDevice(kType, 0);
+
+// ---- Memory
+
+class HostMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* memory = c10::alloc_cpu(bytes);
+    return {memory, memory, &c10::free_cpu, kDevice};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+HostMemory memory;
+REGISTER_ALLOCATOR(kType, &memory);
+
+// Returns a tensor of the CPU over the memory of `tensor`.
+Tensor on_host(const Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
+                       at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
+}
+
+// ---- The device itself, as PyTorch asks for it
+
+class Guard final : public c10::impl::NoOpDeviceGuardImpl<kType> {
+ public:
+  // C10_REGISTER_GUARD_IMPL reads this name.
+  static constexpr c10::DeviceType static_type = kType;
+
+  c10::Device getDevice() const override { return kDevice; }
+  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
+  c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream exchangeStream(c10::Stream) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+class Hooks final : public at::PrivateUse1HooksInterface {
+ public:
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return kDevice.index(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
+
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::DataPtr resized = memory.allocate(bytes);
+    const size_t kept = std::min(storage.nbytes(), bytes);
+    if (kept) std::memcpy(resized.get(), storage.data(), kept);
+    c10::StorageImpl* held = storage.unsafeGetStorageImpl();
+    held->set_data_ptr_noswap(std::move(resized));
+    held->set_nbytes(bytes);
+  }
+};
+
+Hooks hooks;
+[[maybe_unused]] const bool are_hooks_registered = (at::RegisterPrivateUse1HooksInterface(&hooks), true);
+
+// ---- Operators that make, copy and view tensors, which every backend has to have
+
+Tensor empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  return at::detail::empty_generic(size, &memory, keys, c10::dtype_or_default(dtype), format);
+}
+
+Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype,
+                     std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  const c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
+  return at::detail::empty_strided_generic(size, stride, &memory, keys, c10::dtype_or_default(dtype));
+}
+
+Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+  on_host(to).copy_(on_host(from));
+  return to;
+}
+
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  // Only then: a resized tensor is contiguous, and `to` may be a view with other strides.
+  if (to.sizes() != from.sizes()) to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+Scalar item(const Tensor& tensor) { return on_host(tensor).item(); }
+
+Tensor as_strided(const Tensor& tensor, SymIntArrayRef size, SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  const auto first = offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt;
+  return at::cpu::as_strided(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), first);
+}
+
+Tensor view(const Tensor& tensor, SymIntArrayRef size) {
+  return at::native::view(tensor, C10_AS_INTARRAYREF_SLOW(size));
+}
+
+Tensor reshape_alias(const Tensor& tensor, SymIntArrayRef size, SymIntArrayRef stride) {
+  return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+const Tensor& resize_(const Tensor& tensor, SymIntArrayRef size, std::optional<at::MemoryFormat>) {
+  const IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);
+  const size_t bytes = (c10::multiply_integers(sizes) + tensor.storage_offset()) * tensor.itemsize();
+  if (tensor.storage().nbytes() < bytes) hooks.resizePrivateUse1Bytes(tensor.storage(), bytes);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+Tensor& set_part_of_storage(Tensor& tensor, at::Storage storage, c10::SymInt offset, SymIntArrayRef size,
+                            SymIntArrayRef stride) {
+  at::TensorImpl* held = tensor.unsafeGetTensorImpl();
+  held->set_storage_keep_dtype(std::move(storage));
+  held->set_storage_offset(offset.expect_int());
+  held->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+  return tensor;
+}
+
+Tensor& set_storage(Tensor& tensor, at::Storage storage) {
+  const auto count = static_cast<int64_t>(storage.nbytes() / tensor.itemsize());
+  return set_part_of_storage(tensor, std::move(storage), 0, {count}, {1});
+}
+
+// ---- All other operators
+
+// Returns whether an argument may be on the CPU next to tensors on the device: CUDA takes from there the numbers in
+// tensors without dimensions and the indices of `tensor[indices]`.
+bool may_be_on_cpu(const std::string& op, const c10::Argument& argument, const Tensor& tensor) {
+  const bool is_written = argument.alias_info() && argument.alias_info()->isWrite();
+  const bool is_list = argument.type()->kind() == c10::TypeKind::ListType;
+  const bool is_index = argument.name() == "indices" && op.find("index") != std::string::npos;
+  return is_list ? is_index : tensor.dim() == 0 && !is_written;
+}
+
+// Raises unless the arguments of an operator are on one device.
+void check_devices(const std::string& op, const std::vector<c10::Argument>& arguments,
+                   c10::ArrayRef<c10::IValue> values) {
+  std::optional<c10::Device> device;
+  const auto check = [&](const c10::Argument& argument, const Tensor& tensor) {
+    if (!tensor.defined() || (tensor.is_cpu() && may_be_on_cpu(op, argument, tensor))) return;
+    if (!device) device = tensor.device();
+    TORCH_CHECK(*device == tensor.device(), op, ": expected all tensors to be on the same device, got ", *device,
+                " and ", tensor.device(), " for argument ", argument.name());
+  };
+  for (size_t i = 0; i < values.size(); i++) {
+    if (values[i].isTensor()) {
+      check(arguments[i], values[i].toTensor());
+    } else if (values[i].isList()) {
+      for (const c10::IValue& each : values[i].toListRef()) {
+        if (each.isTensor()) check(arguments[i], each.toTensor());
+      }
+    } else if (values[i].isGenerator()) {
+      // It is of the CPU: the device makes none.
+      TORCH_CHECK(false, op, ": expected a generator of ", kDevice, ", got one of ", values[i].toGenerator().device());
+    }
+  }
+}
+
+// Runs an operator on copies of its arguments on the CPU, and copies the results back.
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string name = op.schema().name();
+  TORCH_CHECK_NOT_IMPLEMENTED(name.rfind("aten::", 0) == 0, name, " has no kernel for ", kDevice);
+  if (name != "aten::is_pinned" && name != "aten::_pin_memory") {
+    check_devices(name, op.schema().arguments(), torch::jit::last(*stack, op.schema().arguments().size()));
+  }
+  at::native::cpu_fallback(op, stack);
+}
+
+// The schema does not say that it writes the running mean and variance, so `run_on_host` would change copies of them.
+std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
+                                              const MaybeTensor& mean, const MaybeTensor& variance, bool is_training,
+                                              double momentum, double eps) {
+  const auto checked = [&](const MaybeTensor& tensor) -> MaybeTensor {
+    if (!tensor || !tensor->defined()) return std::nullopt;
+    TORCH_CHECK(tensor->device() == input.device(), "aten::native_batch_norm: expected all tensors to be on the same ",
+                "device, got ", input.device(), " and ", tensor->device());
+    return on_host(*tensor);
+  };
+  const auto [output, batch_mean, inverse_deviation] =
+      at::native_batch_norm(on_host(input), checked(weight), checked(bias), checked(mean), checked(variance),
+                            is_training, momentum, eps);
+  return {output.to(kDevice), batch_mean.to(kDevice), inverse_deviation.to(kDevice)};
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &item);
+  library.impl("as_strided", &as_strided);
+  library.impl("view", &view);
+  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("resize_", &resize_);
+  library.impl("set_.source_Storage", &set_storage);
+  library.impl("set_.source_Storage_storage_offset", &set_part_of_storage);
+  library.impl("native_batch_norm", &batch_norm);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+// ---- Autocast, with PyTorch's lists of operators, which are those of CUDA
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+// The macros of PyTorch name the library "m".
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define IN_16_BITS(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define IN_FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define IN_FLOAT32_UNLESS_GIVEN(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
+#define IN_THE_WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+  AT_FORALL_LOWER_PRECISION_FP(IN_16_BITS)
+  AT_FORALL_FP32(IN_FLOAT32)
+  AT_FORALL_FP32_SET_OPT_DTYPE(IN_FLOAT32_UNLESS_GIVEN)
+  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
+  AT_FORALL_PROMOTE(IN_THE_WIDEST)
+}
+
+}  // namespace

@@ -1,0 +1,84 @@
+"""Mistakes that the simulated device reports, so that a case with one fails, and what it allows, both as CUDA does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.on_device import Case, assert_on, keep_in
+
+CASES: dict[str, Case] = {}
+case = keep_in(CASES)
+
+MIXES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "a sum": lambda there, here: there + here,
+    "a sum that begins on the CPU": lambda there, here: here + there,
+    "a sum that is written to the CPU": lambda there, here: here.add_(there),
+    "a number that is added on the CPU": lambda there, here: torch.tensor(0.0).add_(there.sum()),
+    "an output": lambda there, here: torch.add(there, there, out=torch.empty(3)),
+    "tensors in a list": lambda there, here: torch.cat([there, here]),
+    "numbers in a list": lambda there, here: torch.stack([there.sum(), here.sum()]),
+    "rows selected by keys": lambda there, here: there.index_select(0, torch.tensor([1])),
+    "indices into a tensor of the CPU": lambda there, here: here[there.long()],
+    "a mask": lambda there, here: torch.where(here > 0, there, 0.0),
+    "batch norm": lambda there, here: torch.nn.functional.batch_norm(there[None], here, here),
+    "parameters and gradients": lambda there, here: torch._foreach_add_([there], [here]),
+}
+"""Operators on tensors of the device and of the CPU."""
+
+
+def mixing_devices_raises(mix: Callable[[Tensor, Tensor], Any], device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="same device"):
+        mix(torch.ones(3, device=device), torch.ones(3))
+
+
+CASES |= {f"{name} mixes devices": partial(mixing_devices_raises, mix) for name, mix in MIXES.items()}
+
+
+@case
+def no_numpy_array_is_made(device: torch.device) -> None:
+    there = torch.ones(3, device=device)
+    for convert in (Tensor.numpy, np.asarray):
+        with pytest.raises(TypeError, match="can't convert"):
+            convert(there)  # type: ignore[operator]
+
+
+@case
+def a_generator_of_the_cpu_is_rejected(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="generator"):
+        torch.rand(3, device=device, generator=torch.Generator())
+
+
+@case
+def an_operator_with_a_kernel_for_the_cpu_alone_is_rejected(device: torch.device) -> None:
+    @torch.library.custom_op("simulated_device::doubled", mutates_args=(), device_types="cpu")
+    def doubled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(NotImplementedError, match="doubled"):
+        doubled(torch.ones(3, device=device))
+
+
+@case
+def numbers_and_indices_may_be_on_the_cpu(device: torch.device) -> None:
+    there = torch.arange(3.0, device=device)
+    results = [there + torch.tensor(2.0), there[torch.tensor([2, 1])], there.masked_fill(there > 1, torch.tensor(5.0))]
+    assert_on(device, *results)
+    assert [result.tolist() for result in results] == [[2.0, 3.0, 4.0], [2.0, 1.0], [0.0, 1.0, 5.0]]
+
+
+@case
+def copies_keep_values_and_strides(device: torch.device) -> None:
+    here = torch.arange(6.0).view(2, 3)
+    there = here.to(device)
+    there.t()[1:].mul_(2)
+    here.t()[1:].mul_(2)
+    assert torch.equal(there.cpu(), here)
+    assert there.t().to("cpu").stride() == here.t().stride()
