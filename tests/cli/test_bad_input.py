@@ -297,3 +297,15 @@ def test_deep_json_is_reported(tmp_path: Path, name: str) -> None:
             assert ended.code in (1, 2)
             assert ended.err.count("\n") == 1
             assert len(ended.err) < 2000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("generate", "criteo", "--rows", "1.5"), "--rows"),
+        (("generate", "criteo", "--rows", "5", "--seed", "-1"), "--seed"),
+        (("train", "--data", "d", "--epochs", "two"), "--epochs"),
+    ],
+)
+def test_a_value_of_another_type_is_shown(arguments: tuple[str, ...], option: str, tmp_path: Path) -> None:
+    rejected(*arguments, "--out", tmp_path / "out", where=option, problem=repr(arguments[-1]))

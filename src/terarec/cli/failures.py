@@ -95,8 +95,21 @@ def _usage(error: Any) -> str:
     if context is not None and hasattr(error, "option_name") and hasattr(error, "possibilities"):
         message = f"{error.message.rstrip('.')}{_near_options(error.option_name, context.command.params)}"
     else:
-        message = error.format_message().rstrip(".")
+        message = _rejected_value(error) or error.format_message().rstrip(".")
     return f"{message}; see {context.command_path} --help" if context is not None else message
+
+
+def _rejected_value(error: Any) -> str | None:
+    """Return the message for a value that Typer rejected by Pydantic, whose own message leaves the value out."""
+    from terarec.spec.checks import quoted
+
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return None
+    first = details()[0]
+    expected = first["msg"].removeprefix("Input should be ").partition(",")[0]
+    expected = expected if expected.startswith(("a ", "an ")) else f"a value {expected}"
+    return f"{_parameter(error)}: got {quoted(first['input'])}, expected {expected}"
 
 
 def _near_options(typed: str, parameters: Sequence[Any]) -> str:
