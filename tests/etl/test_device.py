@@ -1,6 +1,7 @@
 """Rows on a device become what they become on the CPU. Devices are those of torch here; a GPU has the same code."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,7 @@ def test_a_transform_that_cannot_be_recorded_runs_step_by_step(
     transform = DeviceTransform(small(step, SourceColumn(name="x", type="number"), dense=["x"]), "cpu")
     block = transform.load(pa.record_batch({"y": [1.0, 0.0], "x": [-1.0, 2.0]}))
     streams: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "own stream")
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
     for _ in range(4):

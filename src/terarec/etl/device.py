@@ -71,7 +71,7 @@ class DeviceTransform:
         # Here and not in each transform: constants of the host are copied to the device, which a recording cannot do.
         self._positives = [self._positive_values(label) for label in workflow.spec.labels]
         self._offsets = torch.arange(1, device=self._device.device)
-        self._recordings = _Recordings(self._run)
+        self._recordings = _Recordings(self._run, self._device.device)
 
     def _positive_values(self, label: LabelSpec) -> Tensor | None:
         if not label.positives:
@@ -170,7 +170,9 @@ class DeviceTransform:
         if not any(isinstance(column, Ragged) for column in columns):
             # Every bag holds one key.
             if self._offsets.shape[0] <= num_bags:
-                self._offsets = torch.arange(num_bags + 1, device=self._device.device)
+                # Kept for later batches, to which a caller's inference mode must not apply.
+                with torch.inference_mode(False):
+                    self._offsets = torch.arange(num_bags + 1, device=self._device.device)
             offsets = self._offsets[: num_bags + 1]
         else:
             offsets = torch.zeros(num_bags + 1, dtype=torch.int64, device=self._device.device)
@@ -223,10 +225,12 @@ class _Recordings:
 
     Args:
         run: The transform.
+        device: Its device.
     """
 
-    def __init__(self, run: Callable[[TensorBlock], _Result]) -> None:
+    def __init__(self, run: Callable[[TensorBlock], _Result], device: torch.device) -> None:
         self._run = run
+        self._device = device
         self._records = True
         self._seen: set[Shape] = set()
         self._recorded: dict[Shape, tuple[torch.cuda.CUDAGraph, list[Tensor], _Result]] = {}
@@ -242,25 +246,29 @@ class _Recordings:
         if shape not in self._seen or not block.num_rows:
             self._seen.add(shape)
             return self._run(block)
+        # A recording takes longer than many transforms, so that none is dropped for another.
+        if shape not in self._recorded and len(self._recorded) == _MOST_RECORDINGS:
+            return self._run(block)
         tensors = [tensor for _, column in columns for tensor in (column.values, column.missing) if tensor is not None]
-        if shape not in self._recorded:
-            while len(self._recorded) >= _MOST_RECORDINGS:
-                self._recorded.pop(next(iter(self._recorded)))
-            stream = torch.cuda.current_stream()
-            try:
-                self._recorded[shape] = self._record(block, tensors)
-            except RuntimeError as error:
-                # torch leaves its own stream as the current one when a recording fails.
-                torch.cuda.set_stream(stream)
-                self._records = False
-                reason = str(error).splitlines()[0]
-                _LOGGER.warning("the transform runs step by step on the device, as it cannot be recorded: %s", reason)
-                return self._run(block)
-        graph, inputs, result = self._recorded[shape]
-        torch._foreach_copy_(inputs, tensors)
-        graph.replay()
-        return result.copied()
+        with torch.cuda.device(self._device):
+            if shape not in self._recorded:
+                stream = torch.cuda.current_stream()
+                try:
+                    self._recorded[shape] = self._record(block, tensors)
+                except RuntimeError as error:
+                    # torch leaves its own stream as the current one when a recording fails.
+                    torch.cuda.set_stream(stream)
+                    self._records = False
+                    reason = str(error).splitlines()[0]
+                    _LOGGER.warning("the transform runs step by step, as it cannot be recorded: %s", reason)
+                    return self._run(block)
+            graph, inputs, result = self._recorded[shape]
+            torch._foreach_copy_(inputs, tensors)
+            graph.replay()
+            return result.copied()
 
+    # The tensors of a recording serve all later blocks, so a caller's inference mode must not apply to them.
+    @torch.inference_mode(False)
     def _record(self, block: TensorBlock, tensors: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], _Result]:
         inputs = [tensor.clone() for tensor in tensors]
         parts = iter(inputs)
@@ -270,7 +278,8 @@ class _Recordings:
             values = next(parts)
             columns[name] = TensorColumn(column.type, values, None if column.missing is None else next(parts))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads may allocate in the meantime, such as one that trains.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = self._run(TensorBlock(columns, block.num_rows))
         return graph, inputs, result
 
