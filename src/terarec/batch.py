@@ -272,9 +272,11 @@ def to_device(batch: Batch, device: torch.device | str, *, pin: bool = False, of
     def moved(held: Tensor) -> Tensor:
         if not (pin and held.is_cpu):
             return held.to(device)
+        if held.dtype == torch.bfloat16:  # which NumPy lacks
+            return held.pin_memory().to(device, non_blocking=True)
         pinned = torch.empty(held.shape, dtype=held.dtype, pin_memory=True)
         # By NumPy, in this thread: torch's copy waits for a team of threads on cores that the reader's threads use.
-        pinned.numpy()[...] = held.numpy()
+        pinned.numpy()[...] = held.detach().numpy()
         return pinned.to(device, non_blocking=True)
 
     held = batch.sparse

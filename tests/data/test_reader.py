@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from terarec.data import InMemorySource, Reader
+from terarec.data.decode import has_shared_offsets
 from terarec.data.reader import DatasetSource
 from terarec.errors import ConfigError, DataNotFoundError, FormatError
 from terarec.formats import PARTS_FILE, write_dataset, write_parts
@@ -279,3 +280,11 @@ def test_reading_by_parts_needs_parts_of_these_shards(parted, tmp_path):
     (other / "train" / PARTS_FILE).write_bytes((parted / "train" / PARTS_FILE).read_bytes())
     with pytest.raises(FormatError):
         by_parts(other)
+
+
+@pytest.mark.parametrize(("hotness", "are_shared"), [((1, 1), True), ((1, 3), False)])
+def test_batches_of_one_key_in_every_bag_share_their_offsets(hotness, are_shared):
+    for batch in Reader(TinyGroups((9, 8), hotness), batch_size=6):
+        assert has_shared_offsets(batch) is are_shared
+        copied = dataclasses.replace(batch.sparse, offsets=batch.sparse.offsets.clone())
+        assert not has_shared_offsets(dataclasses.replace(batch, sparse=copied))

@@ -111,6 +111,12 @@ def _first_integers(count: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64)
 
 
+def has_shared_offsets(batch: Batch) -> bool:
+    """Return whether a batch has the offsets that all batches of as many bags of one key share."""
+    offsets = batch.sparse.offsets
+    return offsets.data_ptr() == _first_integers(offsets.shape[0]).ctypes.data
+
+
 def _jagged(
     num_features: int, pieces: Sequence[ColumnBlock], key_offsets: Sequence[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -14,6 +14,7 @@ from torch import nn
 
 import terarec
 from terarec.batch import Batch, to_device
+from terarec.data.decode import has_shared_offsets
 from terarec.data.reader import BatchReader
 from terarec.data.sampling import RankShare
 from terarec.dist.shard import ShardedCollection
@@ -80,15 +81,19 @@ def batches_on(
 ) -> Iterator[tuple[Batch, ReadBatch]]:
     """Yield the batches of `reader` on `device`, each with the state of the reader after it.
 
-    On a GPU the reader is one batch ahead (`copied_ahead`), so its state is noted before that. The same holds where
+    On a GPU the reader is some batches ahead (`copied_ahead`), so its state is noted before that. The same holds if
     `model` has tables in tiers, whose rows are read ahead, and if `is_ahead` says that the caller takes batches before
     it needs them.
     """
     # Triton's interpreter runs in one thread at a time.
     is_interpreted = triton_interprets() and active("HashIndex", device.type).implementation == "triton"
     if model is not None and collections_in_tiers(model) and not is_interpreted:
-        ahead = read_ahead if share_of_reader(reader) is None else read_ahead_on_ranks
-        return copied_ahead(ahead(_read(reader, with_state=True), model), device)
+        read = _read(reader, with_state=True)
+        if share_of_reader(reader) is not None:
+            return copied_ahead(read_ahead_on_ranks(read, model), device)
+        # The thread that copies to a GPU takes as many batches ahead again.
+        distance = (_AHEAD + 1) * (2 if device.type == "cuda" else 1)
+        return copied_ahead(read_ahead(read, model, distance), device)
     return copied_ahead(_read(reader, with_state=device.type == "cuda" or is_ahead), device)
 
 
@@ -112,14 +117,16 @@ def tier_use(model: nn.Module) -> TierUse | None:
     return reduce(TierUse.plus, uses) if uses else None
 
 
-def read_ahead(batches: Iterable[tuple[Batch, T]], model: nn.Module) -> Generator[tuple[Batch, T], None, None]:
+def read_ahead(
+    batches: Iterable[tuple[Batch, T]], model: nn.Module, distance: int
+) -> Generator[tuple[Batch, T], None, None]:
     """Yield `batches` with their states from a thread that also prefetches their rows into `model`'s tables."""
     collections = collections_in_tiers(model)
 
     def drawn() -> Generator[tuple[Batch, T], None, None]:
         for batch, payload in batches:
             for collection in collections:
-                collection.prefetch(batch.sparse, _AHEAD + 1)
+                collection.prefetch(batch.sparse, distance)
             yield batch, payload
 
     return prefetched(drawn(), _AHEAD)
@@ -180,20 +187,17 @@ def _copies(
 ) -> Generator[tuple[Batch, T, torch.cuda.Event], None, None]:
     """Yield each batch on a GPU, as soon as its copy has begun, with the event after the copy."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    offsets: tuple[torch.Tensor, torch.Tensor] | None = None
+    shared: torch.Tensor | None = None
     for batch, payload in batches:
-        host = batch.sparse.offsets
-        # Readers give all batches of one key in every bag the same offsets, two fifths of the bytes of Criteo's.
-        known = offsets[1] if offsets is not None and _is_same_memory(offsets[0], host) else None
+        # Two fifths of the bytes of Criteo's batches.
+        is_shared = has_shared_offsets(batch)
+        is_there = is_shared and shared is not None and shared.shape == batch.sparse.offsets.shape
         # Only copies from pinned memory run next to the compute; others wait for it.
         with torch.cuda.stream(stream):
-            there, copied = to_device(batch, device, pin=True, offsets=known), stream.record_event()
-        offsets = host, there.sparse.offsets
+            there = to_device(batch, device, pin=True, offsets=shared if is_there else None)
+            copied = stream.record_event()
+        shared = there.sparse.offsets if is_shared else None
         yield there, payload, copied
-
-
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
 def batch_tensors(batch: Batch) -> list[torch.Tensor]:
