@@ -305,7 +305,14 @@ def test_deep_json_is_reported(tmp_path: Path, name: str) -> None:
         (("generate", "criteo", "--rows", "1.5"), "--rows"),
         (("generate", "criteo", "--rows", "5", "--seed", "-1"), "--seed"),
         (("train", "--data", "d", "--epochs", "two"), "--epochs"),
+        (("generate", "movielens", "--rows", "5", "--layout", "2m"), "--layout"),
     ],
 )
-def test_a_value_of_another_type_is_shown(arguments: tuple[str, ...], option: str, tmp_path: Path) -> None:
-    rejected(*arguments, "--out", tmp_path / "out", where=option, problem=repr(arguments[-1]))
+def test_a_rejected_value_is_shown(arguments: tuple[str, ...], option: str, tmp_path: Path) -> None:
+    reported = rejected(*arguments, "--out", tmp_path / "out", where=option, problem=repr(arguments[-1]))
+    assert "Value error" not in reported["error"]
+
+
+def test_a_rejected_choice_is_shown_with_the_accepted_ones(tmp_path: Path) -> None:
+    arguments = ("generate", "movielens", "--rows", "5", "--layout", "2m", "--out", tmp_path / "out")
+    rejected(*arguments, where="--layout", problem="latest")

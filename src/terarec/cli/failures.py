@@ -107,9 +107,14 @@ def _rejected_value(error: Any) -> str | None:
     if details is None:
         return None
     first = details()[0]
-    expected = first["msg"].removeprefix("Input should be ").partition(",")[0]
-    expected = expected if expected.startswith(("a ", "an ")) else f"a value {expected}"
-    return f"{_parameter(error)}: got {quoted(first['input'])}, expected {expected}"
+    # "Input should be a valid integer, unable to parse string as an integer", "Input should be greater than or equal to
+    # 0", and by Typer "Value error, 'foo' is not one of 'latest', '1m'."
+    found = re.fullmatch(r"Input should be (.*?)(, unable .*)?|Value error, .* is not (one of .*?)\.?", first["msg"])
+    if found is None:
+        return None
+    expected = found[1] or found[3]
+    value = f"a value {expected}" if expected.startswith(("greater", "less")) else expected
+    return f"{_parameter(error)}: got {quoted(first['input'])}, expected {value}"
 
 
 def _near_options(typed: str, parameters: Sequence[Any]) -> str:

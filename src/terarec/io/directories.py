@@ -222,17 +222,17 @@ def remove_abandoned(directory: Path) -> bool:
         Whether it was removed.
     """
     try:
-        import fcntl  # noqa: F401 - without it `file_lock` holds nothing
+        import fcntl  # noqa: F401 - without it every caller of `file_lock` counts as the holder
     except ModuleNotFoundError:
         return False
     try:
         with ExitStack() as locks:
-            held = list(directory.glob("*.lock"))
-            if not all(locks.enter_context(file_lock(path)) for path in held):
+            found = list(directory.glob("*.lock"))
+            if not all(locks.enter_context(file_lock(path)) for path in found):
                 return False  # of a living process
             # Without a lock file nobody says whether the owner lives: then only an empty directory is removed.
-            if held:
-                for entry in set(directory.iterdir()) - set(held):
+            if found:
+                for entry in set(directory.iterdir()) - set(found):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         directory.rmdir()  # last, so that a removal that ends early leaves the locks to the next one
     except OSError:  # another removal

@@ -31,7 +31,7 @@ _REFRESH_PER_SECOND = 4  # a redraw takes about a millisecond of the cores that 
 _GAP = 2
 """Spaces between columns."""
 _WIDEST = 1_000_000
-"""Columns of a terminal that is none."""
+"""Columns if the output is not a terminal."""
 
 
 def label(name: str) -> str:
@@ -248,7 +248,7 @@ class Show:
 
     @contextmanager
     def progress(self, words: str, unit: str) -> Iterator[Advance]:
-        """Draw a progress bar on stderr while the block runs; nothing is drawn where stderr is no terminal."""
+        """Draw a progress bar on stderr while the block runs; nothing is drawn if stderr is not a terminal."""
         bar = Bar(self.progress_console, words, unit)
 
         def advance(position: int, total: int, *, words: str | None = None, rate: str | None = None) -> None:
@@ -263,7 +263,7 @@ class Show:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Print `data` as one line of JSON on stdout; numbers that JSON has no words for become null."""
+    """Print `data` as one line of JSON on stdout; NaN and infinity, which JSON lacks, become null."""
     sys.stdout.write(json.dumps(finite_data(data), allow_nan=False, default=str) + "\n")
     # Now, as a server runs on, and whoever started it waits for its address.
     sys.stdout.flush()

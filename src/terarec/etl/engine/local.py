@@ -270,8 +270,8 @@ class LocalRun:
     def _fit_while_counting(self, split: SplitByFraction | SplitByFiles) -> tuple[Statistics, Result]:
         """Fit the first phase in the pass that counts the rows of text files; see `_fits_while_counting`.
 
-        Rows that are for training however many follow are observed while the rest is read and counted, the others
-        after.
+        The first rows, which are for training whatever the number of all rows is, are observed in this pass, the other
+        training rows after it.
         """
         passes, plan = self._passes, self._plan
         new_statistics = partial(self._statistics.new, plan.fit_phases[0])
@@ -348,7 +348,7 @@ class _SpillingStatistics:
 
     Args:
         plan: Plan of the workflow.
-        directory: Directory for what does not fit in memory; made anew for each phase.
+        directory: Directory for what does not fit in memory; created for each phase.
         memory_bytes: Bound of the memory of all statistics of a phase together.
     """
 
