@@ -73,7 +73,7 @@ FITTED = [
 
 def check_same(step: Operator, state: State | None, block: Rows, device: TensorDevice = CPU) -> None:
     """Check that the step does the same to tensors; logarithms may differ in the last place."""
-    columns = {name: device.column(block.columns[name], kind_of(block.columns[name])) for name in step.reads}
+    columns = dict(zip(step.reads, device.columns([block.columns[name] for name in step.reads]), strict=True))
     expected = step.transform(block, state)
     made = step.tensor_function(state, device)(TensorBlock(columns, block.num_rows))
     assert set(made) == set(step.writes)
@@ -119,7 +119,8 @@ def test_hashes_are_those_of_the_core() -> None:
 def test_every_hash_index_finds_the_ids(implementation: str, hash_buckets: int) -> None:
     ids = ValueIds("hex32", pa.array([7, 2**32 - 1, 0], type=pa.uint32()), hash_buckets)
     array = pa.array([0, None, 5, 2**32 - 1, 7, 123_456], type=pa.uint32())
-    found = TensorDevice("cpu", implementation).ids(ids).find(CPU.column(array, "hex32"))
+    (column,) = CPU.columns([from_arrow(array, "hex32")])
+    found = TensorDevice("cpu", implementation).ids(ids).find(column)
     assert found.values.tolist() == ids.find(from_arrow(array, "hex32")).tolist()
 
 

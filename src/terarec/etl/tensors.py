@@ -18,7 +18,6 @@ from terarec.etl.columns import (
     Kind,
     RowFaultError,
     flat,
-    from_arrow,
     kind_of,
     list_offsets,
     numpy_values,
@@ -186,10 +185,6 @@ class TensorDevice:
         """Return a vocabulary of integers or hex32."""
         return DeviceIds(ids, self.device, self._implementation)
 
-    def column(self, array: pa.Array, kind: Kind) -> DeviceColumn:
-        """Return the column of one Arrow array; see `columns`."""
-        return self.columns([from_arrow(array, kind)])[0]
-
     def columns(self, arrays: Sequence[pa.Array]) -> list[DeviceColumn]:
         """Return the columns of Arrow arrays of `terarec.etl.columns.from_arrow`, other than text."""
         hosts = [_HostColumn.of(array) for array in arrays]
@@ -243,7 +238,7 @@ def _moved(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     The arrays of a type go as one buffer, from pinned memory to a GPU: 40 copies and conversions of columns of 65,536
     rows take longer to launch than to run, and the host waits for copies from other memory (20 ms instead of 5, H100).
     """
-    moved: list[Tensor | None] = [None] * len(arrays)
+    moved: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         chosen = [position for position, array in enumerate(arrays) if array.dtype == dtype]
         step = _ALIGNMENT // dtype.itemsize
@@ -264,7 +259,7 @@ def _moved(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
             there &= 0xFFFFFFFF
         for position, start, length in zip(chosen, starts, lengths, strict=True):
             moved[position] = there[start : start + length]
-    return [tensor for tensor in moved if tensor is not None]
+    return [moved[position] for position in range(len(arrays))]
 
 
 _TENSOR_TYPES = {
